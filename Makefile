@@ -1,0 +1,44 @@
+# Everything a developer runs. A fresh machine needs Python (3.11 or newer) and make only: the first target
+# that needs it makes .venv, and it is brought up to date when pyproject.toml or constraints.txt change.
+# Another Python: `make clean && make test PYTHON=python3.12`. One test: `.venv/bin/pytest tests/test_types.py`.
+
+PYTHON ?= python3
+WORKERS ?= 2
+
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+
+.PHONY: help test check format bench clean
+
+help:
+	@echo "make test    all tests, then make check"
+	@echo "make check   formatting, lint, types, import order"
+	@echo "make format  let ruff format and fix what it can"
+	@echo "make bench   benchmarks"
+	@echo "make clean   remove .venv and caches"
+
+$(INSTALLED): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest -n $(WORKERS)
+	$(MAKE) check
+
+check: $(INSTALLED)
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/lint-imports
+
+format: $(INSTALLED)
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+bench: $(INSTALLED)
+	$(BIN)/python benchmarks/overhead.py
+
+clean:
+	rm -rf .venv .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,102 @@
+"""The only module that touches JAX interfaces without a stability promise.
+
+Everything else in Replicax uses JAX's public API. What lives here, and why there is no public way:
+
+* whether a backend has started (virtual CPU devices must be asked for before);
+* which trace is current (a `Variable` must know whether it would be baked into somebody's `jax.jit`);
+* JAX's thread-local settings (eager replicas share one thread and must not see each other's);
+* a view of a device buffer as an *uncommitted* array, which mixes freely with arrays on any device.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from jax._src import config as _config
+from jax._src import core as _core
+from jax._src import xla_bridge as _xla_bridge
+from jax._src.array import ArrayImpl as _ArrayImpl
+from jax._src.interpreters.partial_eval import DynamicJaxprTrace as _JaxprTrace
+
+__all__ = [
+    "ThreadSettings",
+    "backends_are_initialized",
+    "current_program",
+    "current_trace",
+    "is_staging",
+    "is_transforming",
+    "staged_for",
+    "uncommitted",
+]
+
+
+def backends_are_initialized() -> bool:
+    """Whether JAX has started a backend, after which the number of devices is fixed."""
+    return _xla_bridge.backends_are_initialized()
+
+
+def current_trace() -> Any:
+    """The trace that the next JAX operation would go to; compare with `is`."""
+    return _core.trace_ctx.trace
+
+
+def _enclosing_traces() -> list[Any]:
+    traces, trace = [], current_trace()
+    while trace is not None:
+        traces.append(trace)
+        trace = getattr(trace, "parent_trace", None)
+    return traces
+
+
+def current_program() -> Any:
+    """The innermost program (`jit`, `shard_map`, `scan`, ...) being recorded, or None."""
+    return next((t for t in _enclosing_traces() if isinstance(t, _JaxprTrace)), None)
+
+
+def is_transforming() -> bool:
+    """Whether any trace is active: JAX differentiates, maps or records what is called."""
+    return current_trace() is not _core.eval_trace
+
+
+def is_staging() -> bool:
+    """Whether operations are being recorded into a program (`jit`, `scan`, ...) rather than run."""
+    return current_program() is not None
+
+
+def staged_for() -> str:
+    """What the innermost program being recorded belongs to: "jit", "scan", "cond", ..."""
+    program = current_program()
+    return "nothing" if program is None else str(program.frame.debug_info.traced_for)
+
+
+def uncommitted(array: jax.Array) -> jax.Array:
+    """A view of a single-device array that JAX may combine with arrays on other devices."""
+    return _ArrayImpl(array.aval, array.sharding, [array], committed=False, _skip_checks=True)
+
+
+class ThreadSettings:
+    """JAX's thread-local settings (default device, matmul precision, mesh, ...) at one moment.
+
+    `with jax.default_device(...)` and its like set state of the *thread*. Replicas that take turns in
+    one thread therefore save theirs when they stop and put them back when they go on.
+    """
+
+    __slots__ = ("_locals",)
+
+    _STATES = tuple(
+        {
+            id(state): state
+            for state in (*_config.config_states.values(), *vars(_config).values())
+            if isinstance(state, _config.config_ext.Config)
+        }.values()
+    )
+
+    def __init__(self) -> None:
+        self._locals = [state.get_local() for state in self._STATES]
+
+    def restore(self) -> None:
+        """Make the settings of this moment the current ones."""
+        for state, value in zip(self._STATES, self._locals, strict=True):
+            if state.get_local() is not value:
+                state.set_local(value)

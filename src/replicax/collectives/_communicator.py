@@ -1,0 +1,169 @@
+"""One strategy's way of combining values: its mesh and its cross-device operations together.
+
+Every reduction and gather of a strategy ends here, whether a replica or the cross-replica context asked
+for it. The rule for values that are the same everywhere is also here: each replica contributes what it
+holds, so their sum is N times the value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, final
+
+import jax.numpy as jnp
+import numpy as np
+
+from replicax.collectives._cross_device_ops import CrossDeviceOps
+from replicax.collectives._local import AllGather, FirstReplica
+from replicax.collectives._options import CommunicationOptions
+from replicax.collectives._programs import combine
+from replicax.collectives._timeout import await_or_limit
+from replicax.errors import CollectiveError
+from replicax.topology import ReplicaMesh
+from replicax.types import ReduceOp
+from replicax.values import Mirrored, PerReplica, is_number
+
+__all__ = ["Communicator", "checked_axis"]
+
+
+@final
+class Communicator:
+    """Combines values over the replicas of `mesh` by means of `ops`."""
+
+    def __init__(self, mesh: ReplicaMesh, ops: CrossDeviceOps) -> None:
+        """Check that `ops` can work on `mesh`."""
+        ops.check_devices(mesh)
+        self.mesh = mesh
+        self.ops = ops
+        self.num_replicas = mesh.num_replicas
+
+    def reduce(
+        self,
+        op: ReduceOp,
+        values: Sequence[Any],
+        options: CommunicationOptions | None = None,
+        destinations: Sequence[Any] | None = None,
+    ) -> list[Any]:
+        """The sum or mean of each value over the replicas, all in one go.
+
+        Results are mirrored; with `destinations`, one for each value, they are where those are.
+        """
+        values = [v.on(self.mesh) if isinstance(v, PerReplica) else v for v in values]
+        wanted = zip(values, destinations or values, strict=True)
+        pairs = [(v, where) for v, where in wanted if isinstance(v, PerReplica)]
+        reduced = iter(self.ops.batch_reduce(op, pairs, options) if pairs else ())
+        return [
+            next(reduced) if isinstance(v, PerReplica) else self._reduce_same(op, v) for v in values
+        ]
+
+    def _reduce_same(self, op: ReduceOp, value: Any) -> Any:
+        number = value.to_plain() if isinstance(value, Mirrored) else value
+        if not is_number(number):
+            raise CollectiveError(
+                f"Only arrays and numbers can be reduced across replicas, got {value!r}."
+            )
+        if self.num_replicas == 1:
+            return _as_mean(value) if op is ReduceOp.MEAN else value
+        if op is ReduceOp.MEAN:
+            return value
+        if isinstance(value, Mirrored):
+            return Mirrored.from_whole(value.whole * self.num_replicas, value.mesh)
+        return value * self.num_replicas
+
+    def first(self, values: Sequence[Any]) -> list[Any]:
+        """The first replica's part of each value, mirrored."""
+        own = [v.on(self.mesh) for v in values if isinstance(v, PerReplica)]
+        sent = iter(combine(FirstReplica(), own, self.mesh))
+        return [next(sent) if isinstance(v, PerReplica) else v for v in values]
+
+    def gather(
+        self, value: Any, axis: int, options: CommunicationOptions | None = None
+    ) -> tuple[Any, Any]:
+        """`value` joined along `axis` over the replicas, and where each replica's part begins."""
+        if isinstance(value, Mirrored) and self.num_replicas > 1:
+            whole = jnp.concatenate([value.whole] * self.num_replicas, axis)
+            return Mirrored.from_whole(whole, value.mesh), None
+        if not isinstance(value, PerReplica):
+            checked_axis(axis, value)
+            return value, 0
+        value = value.on(self.mesh)
+        uniform = value.uniform
+        if uniform is None:
+            whole, offsets = self._gather_uneven(value, axis)
+        else:
+            axis = checked_axis(axis, uniform)
+            (whole,) = combine(AllGather(axis), [value], self.mesh)
+            starts = [i * uniform.shape[axis] for i in self.mesh.local_replica_ids]
+            offsets = None if value.is_local else PerReplica(starts)
+        await_or_limit([whole], options, "A gather across replicas")
+        return whole, offsets
+
+    def _gather_uneven(self, value: PerReplica, axis: int) -> tuple[Any, Any]:
+        for component in value.values:
+            if not is_number(component):
+                raise CollectiveError(f"Only arrays can be gathered, got {component!r}.")
+            checked_axis(axis, component)
+        shapes = _other_axes(value, axis)
+        if len(shapes) > 1:
+            raise CollectiveError(
+                f"gather(axis={axis}) needs values that differ only in their size along that axis, "
+                f"got {', '.join(str(np.shape(c)) for c in value.values)}."
+            )
+        if value.is_traced_apart:
+            sizes = [c.shape[axis] for c in value.values]
+            whole = Mirrored.from_whole(jnp.concatenate(value.values, axis), self.mesh)
+        else:
+            sizes, whole = self._gather_padded(value, axis)
+        starts = np.cumsum([0, *sizes[:-1]])
+        return whole, PerReplica([int(starts[i]) for i in self.mesh.local_replica_ids])
+
+    def _gather_padded(self, value: PerReplica, axis: int) -> tuple[list[int], Mirrored]:
+        """Gather the sizes, then arrays padded to the largest; works across processes too."""
+        lengths = [jnp.asarray(np.shape(c)[axis], jnp.int32) for c in value.values]
+        (sizes,) = combine(AllGather(None), [PerReplica(lengths, mesh=self.mesh)], self.mesh)
+        all_sizes = [int(size) for size in np.asarray(sizes.to_plain())]
+        largest = max(all_sizes)
+        padded = []
+        for component in map(jnp.asarray, value.values):
+            widths = [(0, 0)] * component.ndim
+            widths[axis] = (0, largest - component.shape[axis])
+            padded.append(jnp.pad(component, widths))
+        (stack,) = combine(AllGather(None), [PerReplica(padded, mesh=self.mesh)], self.mesh)
+        parts = [
+            jnp.take(stack.whole[i], jnp.arange(size), axis=axis)
+            for i, size in enumerate(all_sizes)
+        ]
+        return all_sizes, Mirrored.from_whole(jnp.concatenate(parts, axis), self.mesh)
+
+
+def _other_axes(value: PerReplica, axis: int) -> set[Any]:
+    kinds = set()
+    for component in value.values:
+        shape = list(np.shape(component))
+        del shape[axis]
+        kinds.add((tuple(shape), jnp.result_type(component)))
+    return kinds
+
+
+def _as_mean(value: Any) -> Any:
+    """What averaging makes of a value: integers become float32."""
+    if isinstance(value, bool | int | float | complex):
+        return value
+    if jnp.issubdtype(value.dtype, jnp.inexact):
+        return value
+    return value.astype(jnp.float32)
+
+
+def checked_axis(axis: Any, value: Any, what: str = "gather") -> int:
+    """`axis` of `value`, counted from the front."""
+    shape = np.shape(value) if is_number(value) else tuple(value.shape)
+    ndim = len(shape)
+    if not isinstance(axis, int | np.integer):
+        raise TypeError(f"{what}: axis must be an int, got {axis!r}.")
+    if not -ndim <= axis < ndim:
+        allowed = f"Pass {-ndim} <= axis < {ndim}." if ndim else "A scalar has no axes."
+        raise CollectiveError(
+            f"{what}(axis={axis}) got a value of shape {shape} on each replica, which has no axis "
+            f"{axis}. {allowed}"
+        )
+    return int(axis) % ndim

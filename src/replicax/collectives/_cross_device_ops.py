@@ -1,0 +1,338 @@
+"""How replicas' values are combined: the algorithms a `MirroredStrategy` can be given.
+
+`CrossDeviceOps` is the interface, which users may subclass. The ones below differ only in the recipe
+that each replica follows; `_RecipeOps` does the rest.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+import jax
+import jax.numpy as jnp
+
+from replicax.collectives._local import AllReduce, OneDeviceReduce, Recipe
+from replicax.collectives._options import (
+    CommunicationImplementation,
+    CommunicationOptions,
+    merge_options,
+)
+from replicax.collectives._programs import combine
+from replicax.collectives._timeout import await_or_limit
+from replicax.errors import CollectiveError
+from replicax.topology import ReplicaMesh, device_name, find_device
+from replicax.types import ReduceOp
+from replicax.values import (
+    DistributedValues,
+    Mirrored,
+    PerReplica,
+    is_tracer,
+)
+
+__all__ = [
+    "CrossDeviceOps",
+    "DefaultAllReduce",
+    "HierarchicalCopyAllReduce",
+    "NcclAllReduce",
+    "ReductionToOneDevice",
+    "broadcast",
+    "deliver",
+]
+
+Pairs = Sequence[tuple[Any, Any]]
+
+
+class CrossDeviceOps:
+    """Combines values across the devices of a `MirroredStrategy`; subclass it to do so your way.
+
+    Override `reduce_implementation`, `batch_reduce_implementation` and `broadcast_implementation`. They
+    are called in eager and in compiled code, with `PerReplica` values whose `values` are the replicas'
+    parts, and return a `Mirrored` (or one array that is the same for all).
+
+    >>> class Loudest(rx.CrossDeviceOps):
+    ...     def reduce_implementation(self, reduce_op, per_replica_value, destinations, options):
+    ...         return jnp.stack(per_replica_value.values).max(axis=0)
+    ...     def batch_reduce_implementation(self, reduce_op, value_destination_pairs, options):
+    ...         return [self.reduce_implementation(reduce_op, value, where, options)
+    ...                 for value, where in value_destination_pairs]
+    >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"], cross_device_ops=Loudest())
+    >>> x = strategy.run(lambda: rx.get_replica_context().replica_id_in_sync_group * 5.0)
+    >>> strategy.reduce("SUM", x, axis=None)
+    Array(5., dtype=float32)
+    """
+
+    def reduce(
+        self,
+        reduce_op: ReduceOp | str,
+        per_replica_value: PerReplica,
+        destinations: Any,
+        options: CommunicationOptions | None = None,
+    ) -> Any:
+        """Reduce one value to `destinations`.
+
+        Args:
+            reduce_op: "SUM" or "MEAN".
+            per_replica_value: the value to combine.
+            destinations: a variable or distributed value (the result is mirrored there), or a device.
+            options: a `CommunicationOptions`.
+        """
+        op, options = ReduceOp.parse(reduce_op), merge_options(options, None)
+        _require_per_replica(per_replica_value)
+        return self.reduce_implementation(op, per_replica_value, destinations, options)
+
+    def batch_reduce(
+        self,
+        reduce_op: ReduceOp | str,
+        value_destination_pairs: Pairs,
+        options: CommunicationOptions | None = None,
+    ) -> list[Any]:
+        """Reduce many values at once: a list with one result for each (value, destinations) pair."""
+        op, options = ReduceOp.parse(reduce_op), merge_options(options, None)
+        for value, _ in value_destination_pairs:
+            _require_per_replica(value)
+        return self.batch_reduce_implementation(op, value_destination_pairs, options)
+
+    def broadcast(self, tensor: Any, destinations: Any) -> Any:
+        """Copy `tensor` to all devices of `destinations`."""
+        return self.broadcast_implementation(tensor, destinations)
+
+    def reduce_implementation(
+        self,
+        reduce_op: ReduceOp,
+        per_replica_value: PerReplica,
+        destinations: Any,
+        options: CommunicationOptions,
+    ) -> Any:
+        """What `reduce` does with checked arguments. To be overridden."""
+        raise NotImplementedError(
+            f"{type(self).__name__} does not define `reduce_implementation(reduce_op, "
+            "per_replica_value, destinations, options)`."
+        )
+
+    def batch_reduce_implementation(
+        self, reduce_op: ReduceOp, value_destination_pairs: Pairs, options: CommunicationOptions
+    ) -> list[Any]:
+        """What `batch_reduce` does with checked arguments. To be overridden."""
+        raise NotImplementedError(
+            f"{type(self).__name__} does not define `batch_reduce_implementation(reduce_op, "
+            "value_destination_pairs, options)`."
+        )
+
+    def broadcast_implementation(self, tensor: Any, destinations: Any) -> Any:
+        """What `broadcast` does: by default a copy to every device of `destinations`."""
+        return broadcast(tensor, destinations)
+
+    def check_devices(self, mesh: ReplicaMesh) -> None:
+        """Raise if these operations can't run on `mesh`; called when a strategy is given them."""
+
+
+def _require_per_replica(value: Any) -> None:
+    if not isinstance(value, PerReplica):
+        raise CollectiveError(
+            f"Expected a PerReplica value (as `strategy.run` returns it), got {value!r}."
+        )
+
+
+def deliver(result: Mirrored, destinations: Any) -> Any:
+    """`result` where `destinations` says: mirrored like a distributed value, or on one device."""
+    if isinstance(destinations, DistributedValues):
+        return result
+    device = _device_of(destinations)
+    whole = result.to_plain()
+    return whole if device is None or is_tracer(whole) else jax.device_put(whole, device)
+
+
+def _device_of(destinations: Any) -> Any:
+    """The device that a destination names; None for "wherever" (a traced or a NumPy value)."""
+    if isinstance(destinations, str | jax.Device):
+        return find_device(destinations)
+    if isinstance(destinations, list | tuple) or destinations is None:
+        raise CollectiveError(
+            f"destinations must be a variable, a distributed value, an array or one device, got "
+            f"{destinations!r}. To mirror the result on all devices pass the value itself."
+        )
+    if is_tracer(destinations):
+        return None
+    return getattr(destinations, "device", None)
+
+
+def broadcast(tensor: Any, destinations: Any) -> Any:
+    """Copy `tensor` to the devices of `destinations`."""
+    mesh = destinations.mesh if isinstance(destinations, DistributedValues) else None
+    if mesh is None:
+        return deliver(Mirrored.from_whole(jnp.asarray(tensor)), destinations)
+    whole = tensor if is_tracer(tensor) else mesh.replicate(tensor)
+    return Mirrored.from_whole(whole, mesh)
+
+
+class _RecipeOps(CrossDeviceOps, abc.ABC):
+    """Operations defined by what each replica does."""
+
+    @abc.abstractmethod
+    def _recipe(self, op: ReduceOp, options: CommunicationOptions, mesh: ReplicaMesh) -> Recipe:
+        """The part of one replica."""
+
+    @final
+    def reduce_implementation(
+        self,
+        reduce_op: ReduceOp,
+        per_replica_value: PerReplica,
+        destinations: Any,
+        options: CommunicationOptions,
+    ) -> Any:
+        """Reduce one value."""
+        pairs = [(per_replica_value, destinations)]
+        return self.batch_reduce_implementation(reduce_op, pairs, options)[0]
+
+    @final
+    def batch_reduce_implementation(
+        self, reduce_op: ReduceOp, value_destination_pairs: Pairs, options: CommunicationOptions
+    ) -> list[Any]:
+        """Reduce all values in one program."""
+        if not value_destination_pairs:
+            return []
+        values = [value for value, _ in value_destination_pairs]
+        mesh = values[0].mesh
+        if mesh is None:
+            raise CollectiveError(
+                "These PerReplica values belong to no strategy. Make them with "
+                "`strategy.distribute_values_from_function`, or reduce them with `strategy.reduce`."
+            )
+        _refuse_missing_nccl(options, mesh)
+        _refuse_booleans(values)
+        reduced = combine(self._recipe(reduce_op, options, mesh), values, mesh)
+        await_or_limit(reduced, options, "A reduction across replicas")
+        pairs = zip(reduced, value_destination_pairs, strict=True)
+        return [deliver(result, destinations) for result, (_, destinations) in pairs]
+
+
+def _refuse_missing_nccl(options: CommunicationOptions, mesh: ReplicaMesh) -> None:
+    if options.implementation is CommunicationImplementation.NCCL and mesh.platform != "gpu":
+        raise CollectiveError(
+            f"CommunicationOptions(implementation=NCCL) needs GPUs, but the replicas run on {mesh}. "
+            "Use AUTO (XLA's own collectives) or RING."
+        )
+
+
+def _refuse_booleans(values: Sequence[PerReplica]) -> None:
+    for value in values:
+        uniform = value.uniform
+        if uniform is not None and uniform.dtype == jnp.bool_:
+            raise CollectiveError(
+                "Booleans can't be summed or averaged across replicas. Convert them to the numbers "
+                "that you mean: `value.astype(jnp.int32)`."
+            )
+
+
+@final
+class DefaultAllReduce(_RecipeOps):
+    """XLA's all-reduce, with small values packed together: what strategies use by default."""
+
+    def _recipe(self, op: ReduceOp, options: CommunicationOptions, mesh: ReplicaMesh) -> Recipe:
+        return AllReduce(op, mesh.platform, options)
+
+
+@final
+class ReductionToOneDevice(_RecipeOps):
+    """Sends all values to one device, accumulates them there and sends the result back.
+
+    Args:
+        reduce_to_device: the device that accumulates; None takes the first replica's. It must be one
+            of the strategy's.
+        accumulation_fn: combines the list of the replicas' values, in replica order; None adds them.
+
+    >>> ops = rx.ReductionToOneDevice(accumulation_fn=lambda parts: jnp.maximum(*parts))
+    >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"], cross_device_ops=ops)
+    >>> x = strategy.run(lambda: rx.get_replica_context().replica_id_in_sync_group + 1.0)
+    >>> strategy.reduce("SUM", x, axis=None)
+    Array(2., dtype=float32)
+    """
+
+    def __init__(
+        self,
+        reduce_to_device: Any = None,
+        accumulation_fn: Callable[[Sequence[Any]], Any] | None = None,
+    ) -> None:
+        """Choose the device and how it accumulates."""
+        self._device = None if reduce_to_device is None else find_device(reduce_to_device)
+        self._accumulate = accumulation_fn
+
+    def check_devices(self, mesh: ReplicaMesh) -> None:
+        """Refuse a device that none of the replicas has."""
+        self._replica(mesh)
+
+    def _replica(self, mesh: ReplicaMesh) -> int:
+        if self._device is None:
+            return 0
+        for replica, devices in enumerate(mesh.replica_devices):
+            if self._device in devices:
+                return replica
+        raise CollectiveError(
+            f"ReductionToOneDevice(reduce_to_device={device_name(self._device)!r}): the replicas run "
+            f"on {mesh}, and the device that accumulates must be one of theirs."
+        )
+
+    def _recipe(self, op: ReduceOp, options: CommunicationOptions, mesh: ReplicaMesh) -> Recipe:
+        return OneDeviceReduce(op, self._replica(mesh), self._accumulate)
+
+
+@final
+class NcclAllReduce(_RecipeOps):
+    """NVIDIA's NCCL, which is what XLA uses on GPUs anyway; refused on other devices.
+
+    Args:
+        num_packs: values are reduced in this many packs; 0 reduces each by itself.
+
+    >>> rx.MirroredStrategy(["CPU:0", "CPU:1"], cross_device_ops=rx.NcclAllReduce())
+    Traceback (most recent call last):
+        ...
+    replicax.errors.CollectiveError: NcclAllReduce needs GPUs, but the replicas run on ...
+    """
+
+    def __init__(self, num_packs: int = 1) -> None:
+        """Choose the number of packs."""
+        self._num_packs = _checked_packs("NcclAllReduce", num_packs)
+
+    def check_devices(self, mesh: ReplicaMesh) -> None:
+        """Refuse devices other than GPUs."""
+        if mesh.platform != "gpu":
+            raise CollectiveError(
+                f"NcclAllReduce needs GPUs, but the replicas run on {mesh}. Leave cross_device_ops "
+                "out, or use HierarchicalCopyAllReduce or ReductionToOneDevice."
+            )
+
+    def _recipe(self, op: ReduceOp, options: CommunicationOptions, mesh: ReplicaMesh) -> Recipe:
+        return AllReduce(op, mesh.platform, options, num_packs=self._num_packs)
+
+
+@final
+class HierarchicalCopyAllReduce(_RecipeOps):
+    """Reduces within groups of devices first, then across the groups.
+
+    Worth trying where devices are linked in groups. Without such groups (a prime number of replicas)
+    it is a plain all-reduce.
+
+    Args:
+        num_packs: values are reduced in this many packs; 0 reduces each by itself.
+
+    >>> devices = ["CPU:0", "CPU:1", "CPU:2", "CPU:3"]
+    >>> strategy = rx.MirroredStrategy(devices, rx.HierarchicalCopyAllReduce())
+    >>> x = strategy.run(lambda: rx.get_replica_context().replica_id_in_sync_group + 1)
+    >>> strategy.reduce("SUM", x, axis=None)
+    Array(10, dtype=int32)
+    """
+
+    def __init__(self, num_packs: int = 1) -> None:
+        """Choose the number of packs."""
+        self._num_packs = _checked_packs("HierarchicalCopyAllReduce", num_packs)
+
+    def _recipe(self, op: ReduceOp, options: CommunicationOptions, mesh: ReplicaMesh) -> Recipe:
+        return AllReduce(op, mesh.platform, options, hierarchical=True, num_packs=self._num_packs)
+
+
+def _checked_packs(name: str, num_packs: int) -> int:
+    if num_packs < 0:
+        raise ValueError(f"{name}(num_packs={num_packs}): pass 0 (no packing) or more.")
+    return num_packs

@@ -1,0 +1,231 @@
+"""What one replica does in a collective, written for the SPMD program that all replicas share.
+
+Each class is a small frozen recipe: called with the name of a mapped axis and this replica's values,
+it returns the combined values. The same recipe serves an eager reduction (`jit(shard_map(recipe))`),
+a compiled step (called inline) and a step traced replica by replica (under `vmap`). Being hashable,
+it is also the key under which its compiled program is kept.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from replicax.collectives._options import CommunicationImplementation, CommunicationOptions
+from replicax.types import ReduceOp
+
+__all__ = ["AllGather", "AllReduce", "FirstReplica", "OneDeviceReduce", "Recipe", "Spread"]
+
+# On CPU XLA runs one rendezvous for each all-reduce, so values below this size travel together;
+# larger ones are bound by memory, where the copy into a pack would cost more than it saves.
+_SMALL_BYTES = 1 << 18
+
+Sum = Callable[[Any, str], Any]
+
+
+class Recipe(Protocol):
+    """What a replica computes from its own values and its peers on `axis`."""
+
+    def __call__(self, axis: str, *values: Any) -> Sequence[Any]:
+        """Combine `values` with the other replicas'."""
+        ...
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class AllReduce:
+    """The sum or mean of each value over all replicas, in packs."""
+
+    op: ReduceOp
+    platform: str
+    options: CommunicationOptions = CommunicationOptions()
+    hierarchical: bool = False
+    num_packs: int | None = None
+
+    def __call__(self, axis: str, *values: Any) -> list[Any]:
+        """Reduce `values`, small ones of one dtype together."""
+        arrays = [jnp.asarray(value) for value in values]
+        sums: list[Any] = [None] * len(arrays)
+        for pack in self._packs(arrays):
+            reduced = _reduce_packed([arrays[i] for i in pack], lambda x: self._sum(x, axis))
+            for i, array in zip(pack, reduced, strict=True):
+                sums[i] = array
+        return [_mean(s, axis) for s in sums] if self.op is ReduceOp.MEAN else sums
+
+    def _sum(self, array: Any, axis: str) -> Any:
+        if self.hierarchical:
+            return _hierarchical_sum(array, axis)
+        if self.options.implementation is CommunicationImplementation.RING:
+            return _ring_sum(array, axis)
+        return lax.psum(array, axis)
+
+    def _packs(self, arrays: Sequence[Any]) -> list[list[int]]:
+        by_dtype: dict[Any, list[int]] = {}
+        for i, array in enumerate(arrays):
+            by_dtype.setdefault(array.dtype, []).append(i)
+        packs: list[list[int]] = []
+        for indices in by_dtype.values():
+            sizes = [arrays[i].size * arrays[i].dtype.itemsize for i in indices]
+            packs += _fill(indices, sizes, self._limit(sizes))
+        return packs
+
+    def _limit(self, sizes: Sequence[int]) -> int:
+        if self.num_packs is not None:
+            return math.ceil(sum(sizes) / self.num_packs) if self.num_packs else 0
+        if self.options.bytes_per_pack:
+            return self.options.bytes_per_pack
+        return _SMALL_BYTES if self.platform == "cpu" else 0
+
+
+def _fill(indices: Sequence[int], sizes: Sequence[int], limit: int) -> list[list[int]]:
+    """Group neighbours while they fit into `limit` bytes; what is larger goes alone."""
+    packs: list[list[int]] = []
+    room = 0
+    for index, size in zip(indices, sizes, strict=True):
+        if size <= room:
+            packs[-1].append(index)
+            room -= size
+        else:
+            packs.append([index])
+            room = limit - size
+    return packs
+
+
+def _reduce_packed(arrays: Sequence[Any], reduce: Callable[[Any], Any]) -> list[Any]:
+    if len(arrays) == 1:
+        return [reduce(arrays[0])]
+    offsets = np.cumsum([0, *(a.size for a in arrays)])
+    # Updates in place: on CPU a concatenate would be fused with what computes the parts, and crawl.
+    buffer = jnp.zeros((int(offsets[-1]),), arrays[0].dtype)
+    for array, offset in zip(arrays, offsets[:-1], strict=True):
+        buffer = lax.dynamic_update_slice(buffer, array.reshape(-1), (int(offset),))
+    buffer = reduce(buffer)
+    return [
+        lax.slice(buffer, (int(start),), (int(stop),)).reshape(array.shape)
+        for array, start, stop in zip(arrays, offsets[:-1], offsets[1:], strict=True)
+    ]
+
+
+def _mean(total: Any, axis: str) -> Any:
+    count = lax.axis_size(axis)
+    if jnp.issubdtype(total.dtype, jnp.inexact):
+        return total / jnp.asarray(count, total.dtype)
+    return total.astype(jnp.float32) / count
+
+
+def _hierarchical_sum(array: Any, axis: str) -> Any:
+    """Sum within groups, then across them: the second stage moves between fewer neighbours."""
+    count = lax.axis_size(axis)
+    group = max(d for d in range(1, math.isqrt(count) + 1) if count % d == 0)
+    if group == 1:
+        return lax.psum(array, axis)
+    within = [list(range(i, i + group)) for i in range(0, count, group)]
+    across = [list(range(i, count, group)) for i in range(group)]
+    array = lax.psum(array, axis, axis_index_groups=within)
+    return lax.psum(array, axis, axis_index_groups=across)
+
+
+def _ring_sum(array: Any, axis: str) -> Any:
+    """Reduce-scatter, then all-gather, each by passing one chunk on to the next replica."""
+    count, me = lax.axis_size(axis), lax.axis_index(axis)
+    ring = [(i, (i + 1) % count) for i in range(count)]
+    flat = array.reshape(-1)
+    chunks = jnp.pad(flat, (0, -flat.size % count)).reshape(count, -1)
+    passing = chunks[me]
+    for step in range(count - 1):
+        passing = lax.ppermute(passing, axis, ring) + chunks[(me - step - 1) % count]
+    result = chunks.at[(me + 1) % count].set(passing)
+    for step in range(count - 1):
+        passing = lax.ppermute(passing, axis, ring)
+        result = result.at[(me - step) % count].set(passing)
+    return result.reshape(-1)[: flat.size].reshape(array.shape)
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class OneDeviceReduce:
+    """Gather every value to one replica, accumulate there in replica order, send the result out."""
+
+    op: ReduceOp
+    replica: int
+    accumulate: Callable[[Sequence[Any]], Any] | None = None
+
+    def __call__(self, axis: str, *values: Any) -> list[Any]:
+        """Reduce each of `values`."""
+        return [self._reduce(jnp.asarray(value), axis) for value in values]
+
+    def _reduce(self, value: Any, axis: str) -> Any:
+        gathered = lax.all_gather(value, axis)
+
+        def total() -> Any:
+            parts = [gathered[i] for i in range(gathered.shape[0])]
+            return self.accumulate(parts) if self.accumulate else sum(parts[1:], parts[0])
+
+        shape = jax.eval_shape(total)
+        mine = lax.axis_index(axis) == self.replica
+        result = lax.cond(mine, total, lambda: jnp.zeros(shape.shape, shape.dtype))
+        result = lax.psum(result, axis)
+        return _mean(result, axis) if self.op is ReduceOp.MEAN else result
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class AllGather:
+    """Every value joined with the other replicas' along `dimension`; None stacks on a new axis 0."""
+
+    dimension: int | None
+
+    def __call__(self, axis: str, *values: Any) -> list[Any]:
+        """Gather each of `values`."""
+        if self.dimension is None:
+            return [lax.all_gather(jnp.asarray(value), axis) for value in values]
+        return [
+            lax.all_gather(jnp.asarray(value), axis, axis=self.dimension, tiled=True)
+            for value in values
+        ]
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class FirstReplica:
+    """The first replica's value, everywhere."""
+
+    def __call__(self, axis: str, *values: Any) -> list[Any]:
+        """Broadcast each of `values` from replica 0."""
+        return [_from_first(jnp.asarray(value), axis) for value in values]
+
+
+def _from_first(value: Any, axis: str) -> Any:
+    kept = jnp.where(lax.axis_index(axis) == 0, value, jnp.zeros_like(value))
+    if value.dtype == jnp.bool_:
+        return lax.psum(kept.astype(jnp.int32), axis).astype(jnp.bool_)
+    return lax.psum(kept, axis)
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Spread:
+    """Each replica's part of one value: all of it, or shares that add up to it.
+
+    Shares are equal; the remainder of an integer goes to the first replicas.
+    """
+
+    divide: bool
+
+    def __call__(self, axis: str, *values: Any) -> list[Any]:
+        """This replica's part of each of `values`."""
+        return [self._part(jnp.asarray(value), axis) if self.divide else value for value in values]
+
+    def _part(self, value: Any, axis: str) -> Any:
+        count, me = lax.axis_size(axis), lax.axis_index(axis)
+        if jnp.issubdtype(value.dtype, jnp.inexact):
+            return value / jnp.asarray(count, value.dtype)
+        share = value // count + (me < value % count)
+        return share.astype(value.dtype)

@@ -1,0 +1,119 @@
+"""Running a recipe: one implementation of each collective for eager, compiled and traced code.
+
+`combine` takes one `PerReplica` for each value of the recipe and looks at what it holds:
+
+* a compiled replica's local values: the recipe is called inline;
+* components traced one replica after the other: the recipe is `vmap`ped over their stack;
+* global arrays (or concrete components, assembled): `shard_map`, compiled once for each recipe.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from replicax.collectives._local import Recipe
+from replicax.errors import CollectiveError
+from replicax.topology import REPLICA_AXIS, ReplicaMesh
+from replicax.values import Mirrored, PerReplica, is_tracer
+
+__all__ = ["combine", "map_each", "spread"]
+
+# A program that traces replica after replica runs inside one that maps REPLICA_AXIS already.
+_STACK_AXIS = "replica_stack"
+
+
+def combine(recipe: Recipe, values: Sequence[PerReplica], mesh: ReplicaMesh) -> list[Mirrored]:
+    """What every replica gets from `recipe` when replica i puts in component i of `values`."""
+    if not values:
+        return []
+    if values[0].is_local:
+        outputs = recipe(REPLICA_AXIS, *(value.select(0) for value in values))
+        return [Mirrored.from_whole(output, mesh) for output in outputs]
+    _require_uniform(values)
+    if any(value.is_traced_apart for value in values):
+        stacks = [jnp.stack(value.values) for value in values]
+        outputs = jax.vmap(functools.partial(recipe, _STACK_AXIS), axis_name=_STACK_AXIS)(*stacks)
+        return [Mirrored.from_whole(output[0], mesh) for output in outputs]
+    arrays, scalars = zip(*(value.to_global(mesh) for value in values), strict=True)
+    if any(map(is_tracer, arrays)):
+        outputs = _mapped(recipe, mesh, scalars)(*arrays)
+    else:
+        outputs = mesh.wait(_compiled(recipe, mesh, scalars)(*arrays))
+    return [Mirrored.from_whole(output, mesh) for output in outputs]
+
+
+def _require_uniform(values: Sequence[PerReplica]) -> None:
+    for value in values:
+        if value.uniform is None:
+            parts = ", ".join(_describe(component) for component in value.values)
+            raise CollectiveError(
+                f"The replicas hold values that can't be combined element by element: {parts}. "
+                "They must have one shape and dtype; reduce over the axis that differs "
+                "(`strategy.reduce(op, value, axis=0)`) or use `gather`."
+            )
+
+
+def _describe(component: Any) -> str:
+    if hasattr(component, "shape") and hasattr(component, "dtype"):
+        return f"{component.dtype}{list(component.shape)}"
+    return repr(component)
+
+
+def _mapped(recipe: Recipe, mesh: ReplicaMesh, scalars: Sequence[bool]) -> Any:
+    def body(*arrays: Any) -> Any:
+        mine = (a.reshape(()) if scalar else a for a, scalar in zip(arrays, scalars, strict=True))
+        return tuple(recipe(REPLICA_AXIS, *mine))
+
+    return jax.shard_map(
+        body,
+        mesh=mesh.mesh,
+        in_specs=PartitionSpec(REPLICA_AXIS),
+        out_specs=PartitionSpec(),
+        axis_names={REPLICA_AXIS},
+        check_vma=False,
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def _compiled(recipe: Recipe, mesh: ReplicaMesh, scalars: tuple[bool, ...]) -> Any:
+    return jax.jit(_mapped(recipe, mesh, scalars))
+
+
+def map_each(recipe: Recipe, value: PerReplica, mesh: ReplicaMesh) -> PerReplica:
+    """What each replica makes of its own component; no communication."""
+    if value.is_local:
+        (mine,) = recipe(REPLICA_AXIS, value.select(0))
+        return PerReplica.from_local(mine, mesh)
+    parts = [recipe(REPLICA_AXIS, component)[0] for component in value.values]
+    return PerReplica(parts, mesh=mesh)
+
+
+def spread(recipe: Recipe, value: Mirrored, mesh: ReplicaMesh) -> PerReplica:
+    """The parts that `recipe` makes of one value for all replicas, each replica its own."""
+    whole = value.whole
+    scalar = jnp.ndim(whole) == 0
+    program = _spreading(recipe, mesh, scalar)
+    array = program(whole) if is_tracer(whole) else mesh.wait(jax.jit(program)(whole))
+    return PerReplica.from_global(array, mesh, scalar=scalar)
+
+
+@functools.lru_cache(maxsize=1024)
+def _spreading(recipe: Recipe, mesh: ReplicaMesh, scalar: bool) -> Any:
+    def body(array: Any) -> Any:
+        (mine,) = recipe(REPLICA_AXIS, array)
+        return mine.reshape((1,)) if scalar else mine
+
+    return jax.shard_map(
+        body,
+        mesh=mesh.mesh,
+        in_specs=PartitionSpec(),
+        out_specs=PartitionSpec(REPLICA_AXIS),
+        axis_names={REPLICA_AXIS},
+        check_vma=False,
+    )

@@ -1,0 +1,36 @@
+"""Where the program is: default, cross-replica, replica and update contexts."""
+
+from replicax.contexts._replica import MergePoint, ReplicaContext
+from replicax.contexts._stack import (
+    Context,
+    Scope,
+    current,
+    enter,
+    enter_default,
+    get_replica_context,
+    get_strategy,
+    get_update_replica_id,
+    has_strategy,
+    in_cross_replica_context,
+    register_default,
+    require_cross_replica,
+    set_strategy,
+)
+
+__all__ = [
+    "Context",
+    "MergePoint",
+    "ReplicaContext",
+    "Scope",
+    "current",
+    "enter",
+    "enter_default",
+    "get_replica_context",
+    "get_strategy",
+    "get_update_replica_id",
+    "has_strategy",
+    "in_cross_replica_context",
+    "register_default",
+    "require_cross_replica",
+    "set_strategy",
+]

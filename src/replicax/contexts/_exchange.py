@@ -1,0 +1,103 @@
+"""Collectives of eager replicas that can be differentiated.
+
+An eager replica stops at a collective until its peers arrive. Under `jax.grad` that is not allowed
+to happen halfway through a replica's own trace, so there the collective is a JAX primitive: its
+values are exchanged outside of the trace, and in the backward pass the cotangents are exchanged in
+the same way. An all-reduce is its own transpose, which is the rule that tf.distribute follows.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import jax
+import jax.extend
+import jax.numpy as jnp
+from jax.interpreters import ad, batching, mlir
+
+from replicax._jax import current_trace
+from replicax.errors import TracingError
+
+__all__ = ["Exchange"]
+
+
+class Exchange(abc.ABC):
+    """A linear collective between eager replicas: what goes out and what comes back."""
+
+    def __init__(self, base_trace: Any) -> None:
+        """Exchange directly in `base_trace`, the trace that the replicas were started in."""
+        self._base_trace = base_trace
+
+    def __call__(self, values: Sequence[Any]) -> list[Any]:
+        """Exchange `values`; differentiable."""
+        if current_trace() is self._base_trace:
+            return self.exchange(values)
+        return _exchange_p.bind(*map(jnp.asarray, values), exchange=self)
+
+    @abc.abstractmethod
+    def exchange(self, values: Sequence[Any]) -> list[Any]:
+        """Meet the other replicas."""
+
+    @abc.abstractmethod
+    def linear(self) -> Exchange:
+        """The same exchange for tangents, once the values have been exchanged."""
+
+    @abc.abstractmethod
+    def transpose(self) -> Exchange:
+        """The exchange of the cotangents."""
+
+    @abc.abstractmethod
+    def result_shapes(self, shapes: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+        """The shapes that come back for values of `shapes`."""
+
+
+_exchange_p = jax.extend.core.Primitive("replicax_exchange")
+_exchange_p.multiple_results = True
+
+
+@_exchange_p.def_impl
+def _impl(*values: Any, exchange: Exchange) -> list[Any]:
+    return exchange.exchange(values)
+
+
+@_exchange_p.def_abstract_eval
+def _abstract(*avals: Any, exchange: Exchange) -> list[Any]:
+    shapes = exchange.result_shapes([a.shape for a in avals])
+    return [
+        jax.core.ShapedArray(shape, aval.dtype) for shape, aval in zip(shapes, avals, strict=True)
+    ]
+
+
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, exchange: Exchange) -> Any:
+    results = exchange(primals)
+    tangents = [ad.instantiate_zeros(t) for t in tangents]
+    return results, _exchange_p.bind(*tangents, exchange=exchange.linear())
+
+
+def _transpose(cotangents: Sequence[Any], *_: Any, exchange: Exchange) -> list[Any]:
+    return exchange.transpose()([ad.instantiate_zeros(ct) for ct in cotangents])
+
+
+def _batch(values: Sequence[Any], dims: Sequence[Any], *, exchange: Exchange) -> Any:
+    size = next(v.shape[d] for v, d in zip(values, dims, strict=True) if d is not None)
+    moved = [batching.bdim_at_front(v, d, size) for v, d in zip(values, dims, strict=True)]
+    # Last, where the new axis does not shift the one that a gather joins along.
+    moved = [jnp.moveaxis(v, 0, -1) for v in moved]
+    results = exchange(moved)
+    return results, [r.ndim - 1 for r in results]
+
+
+def _refuse_lowering(*_: Any, **__: Any) -> NoReturn:
+    raise TracingError(
+        "An eager replica called all_reduce or all_gather inside jax.jit, lax.scan, lax.cond or "
+        "another function that JAX compiles; its peers can't be met from there. Call it outside of "
+        "that function, or compile the whole step with `rx.function`, where this works."
+    )
+
+
+ad.primitive_jvps[_exchange_p] = _jvp
+ad.primitive_transposes[_exchange_p] = _transpose
+batching.primitive_batchers[_exchange_p] = _batch
+mlir.register_lowering(_exchange_p, _refuse_lowering)

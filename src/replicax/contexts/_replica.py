@@ -1,0 +1,315 @@
+"""The replica context: what a replica function can ask and do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, final
+
+import jax
+import jax.numpy as jnp
+
+from replicax.collectives import checked_axis, merge_options
+from replicax.contexts._exchange import Exchange
+from replicax.errors import CollectiveError
+from replicax.types import ReduceOp
+from replicax.values import IndexedSlices, PerReplica, is_number
+
+__all__ = ["MergePoint", "ReplicaContext"]
+
+
+class MergePoint(Protocol):
+    """How a replica meets the others: what `merge_call` does, for one way of running replicas."""
+
+    local_index: int
+    base_trace: Any
+    """The trace that the replicas were started in; None if they are traced as one program."""
+
+    def merge_call(self, merge_fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Call `merge_fn` once for all replicas and return this replica's part of its result."""
+        ...
+
+    def create(self, make: Callable[[], Any]) -> Any:
+        """What `make` makes, or what another replica has made in the same place already."""
+        ...
+
+
+@final
+class ReplicaContext:
+    """A replica function's view of its replica; get it with `rx.get_replica_context()`.
+
+    >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+    >>> def replica_fn():
+    ...     ctx = rx.get_replica_context()
+    ...     return ctx.all_reduce("SUM", ctx.replica_id_in_sync_group + 1.0)
+    >>> strategy.local_results(strategy.run(replica_fn))
+    (Array(3., dtype=float32), Array(3., dtype=float32))
+    """
+
+    __slots__ = ("_devices", "_merge_point", "_replica_id", "_strategy")
+
+    def __init__(
+        self,
+        strategy: Any,
+        replica_id_in_sync_group: Any = None,
+        *,
+        merge_point: MergePoint,
+        devices: tuple[str, ...] = (),
+    ) -> None:
+        """Made by a strategy for each replica that it runs; without an id, for its only one."""
+        self._strategy = strategy
+        self._replica_id = replica_id_in_sync_group
+        self._merge_point = merge_point
+        self._devices = devices
+
+    def __repr__(self) -> str:
+        return f"ReplicaContext(replica {self.replica_id_in_sync_group} of {self.num_replicas_in_sync})"
+
+    @property
+    def strategy(self) -> Any:
+        """The strategy that runs this replica."""
+        return self._strategy
+
+    @property
+    def replica_id_in_sync_group(self) -> Any:
+        """Which replica this is, as an int32 array: 0 <= id < `num_replicas_in_sync`.
+
+        In a compiled step it is traced, since one program serves all replicas: use it in `jnp`
+        computations, not as a Python number.
+        """
+        only = self._replica_id is None
+        return self._strategy.replica_ids[0] if only else self._replica_id
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """How many replicas run together."""
+        return self._strategy.num_replicas_in_sync
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The names of this replica's devices; in a compiled step, of all replicas'."""
+        return self._devices
+
+    @property
+    def local_index(self) -> int:
+        """The position of this replica among those of this process."""
+        return self._merge_point.local_index
+
+    def create(self, make: Callable[[], Any]) -> Any:
+        """One object for all replicas: the first one to come here makes it."""
+        return self._merge_point.create(make)
+
+    def merge_call(
+        self,
+        merge_fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Wait for all replicas, then call `merge_fn` once in the cross-replica context.
+
+        Args:
+            merge_fn: called as `merge_fn(strategy, *args, **kwargs)` with the replicas' arguments
+                merged: values that differ between replicas arrive as `PerReplica`.
+            args: this replica's positional arguments.
+            kwargs: this replica's keyword arguments.
+
+        Returns:
+            What `merge_fn` returned, of a distributed value this replica's part.
+
+        Raises:
+            ContextError: not all replicas make the same merge_calls.
+
+        >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> def largest(strategy, x):
+        ...     return jnp.max(jnp.stack(strategy.local_results(x)))
+        >>> def replica_fn():
+        ...     ctx = rx.get_replica_context()
+        ...     return ctx.merge_call(largest, args=(ctx.replica_id_in_sync_group * 7,))
+        >>> strategy.run(replica_fn)
+        Array(7, dtype=int32)
+        """
+        if not callable(merge_fn):
+            raise TypeError(f"merge_call needs a function to call, got {merge_fn!r}.")
+        return self._merge_point.merge_call(merge_fn, tuple(args), dict(kwargs or {}))
+
+    def all_reduce(
+        self,
+        reduce_op: ReduceOp | str,
+        value: Any,
+        options: Any = None,
+        experimental_hints: Any = None,
+    ) -> Any:
+        """Sum or average `value` over all replicas; every replica gets the result.
+
+        Many arrays reduced in one call travel together, which is a lot faster than one by one.
+        Differentiable: the gradient of a sum is the sum of the replicas' gradients.
+
+        Args:
+            reduce_op: "SUM" or "MEAN".
+            value: an array or a structure of arrays (and `IndexedSlices`), alike on all replicas.
+            options: a `CommunicationOptions`.
+            experimental_hints: the older spelling of `options`.
+
+        >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> def replica_fn(x):
+        ...     return rx.get_replica_context().all_reduce("MEAN", {"x": x, "one": 1.0})
+        >>> x = strategy.distribute_values_from_function(lambda ctx: ctx.replica_id_in_sync_group * 4.0)
+        >>> strategy.local_results(strategy.run(replica_fn, args=(x,)))[0]
+        {'one': Array(1., dtype=float32), 'x': Array(2., dtype=float32)}
+        """
+        op = ReduceOp.parse(reduce_op)
+        chosen = merge_options(options, experimental_hints)
+        leaves, treedef = _flatten_numbers(value, "all_reduce")
+        sparse = [i for i, leaf in enumerate(leaves) if isinstance(leaf, IndexedSlices)]
+        dense = [leaf for leaf in leaves if not isinstance(leaf, IndexedSlices)]
+        results = iter(self._exchange(_Reduce, op, chosen)(dense) if dense else [])
+        reduced = [self._reduce_rows(op, leaf) if i in sparse else next(results)
+                   for i, leaf in enumerate(leaves)]
+        return treedef.unflatten(reduced)
+
+    def _reduce_rows(self, op: ReduceOp, rows: IndexedSlices) -> IndexedSlices:
+        values, indices = self._exchange(_Gather, 0)([rows.values, rows.indices])
+        if op is ReduceOp.MEAN:
+            values = values / self.num_replicas_in_sync
+        return IndexedSlices(values, indices, rows.dense_shape)
+
+    def all_gather(self, value: Any, axis: int, options: Any = None) -> Any:
+        """Join `value` with the other replicas' along `axis`, in replica order.
+
+        The sizes along `axis` may differ between replicas. Differentiable: a replica's gradient is its
+        own slice of the sum of the replicas' gradients.
+
+        Args:
+            value: an array or a structure of arrays.
+            axis: the axis to join along; negative counts from the end.
+            options: a `CommunicationOptions`; a gather has no choice of algorithm, so only its timeout
+                applies.
+
+        >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> def replica_fn():
+        ...     ctx = rx.get_replica_context()
+        ...     return ctx.all_gather(jnp.array([ctx.replica_id_in_sync_group]), axis=0)
+        >>> strategy.local_results(strategy.run(replica_fn))[0]
+        Array([0, 1], dtype=int32)
+        """
+        leaves, treedef = _flatten_numbers(value, "all_gather")
+        if any(isinstance(leaf, IndexedSlices) for leaf in leaves):
+            raise NotImplementedError(
+                "all_gather does not take IndexedSlices; gather their values and indices, or use "
+                "all_reduce, which concatenates the rows."
+            )
+        chosen = merge_options(options, None)
+        gathered = [
+            self._exchange(_Gather, checked_axis(axis, leaf, "all_gather"), chosen)([leaf])[0]
+            for leaf in leaves
+        ]
+        return treedef.unflatten(gathered)
+
+    def _exchange(self, kind: Any, *args: Any) -> Callable[[Sequence[Any]], list[Any]]:
+        exchange = kind(self, *args)
+        return exchange.exchange if self._merge_point.base_trace is None else exchange
+
+
+def _flatten_numbers(value: Any, what: str) -> tuple[list[Any], Any]:
+    def is_leaf(x: Any) -> bool:
+        return x is None or isinstance(x, IndexedSlices | PerReplica)
+
+    leaves, treedef = jax.tree.flatten(value, is_leaf=is_leaf)
+    arrays = []
+    for leaf in leaves:
+        if isinstance(leaf, IndexedSlices):
+            arrays.append(leaf)
+        elif is_number(leaf) or hasattr(type(leaf), "__jax_array__"):
+            arrays.append(leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf))
+        else:
+            raise CollectiveError(f"{what} takes arrays and numbers, got {leaf!r}.")
+    return arrays, treedef
+
+
+@final
+class _Reduce(Exchange):
+    """All-reduce; its own transpose."""
+
+    def __init__(self, context: ReplicaContext, op: ReduceOp, options: Any) -> None:
+        super().__init__(context._merge_point.base_trace)
+        self._context, self._op, self._options = context, op, options
+
+    def exchange(self, values: Sequence[Any]) -> list[Any]:
+        return list(self._context.merge_call(self._merge, args=tuple(values)))
+
+    def _merge(self, strategy: Any, *values: Any) -> list[Any]:
+        return strategy.communicator.reduce(self._op, values, self._options)
+
+    def linear(self) -> Exchange:
+        return self
+
+    def transpose(self) -> Exchange:
+        return self
+
+    def result_shapes(self, shapes: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+        return list(shapes)
+
+
+@final
+class _Gather(Exchange):
+    """All-gather along one axis; its transpose sums and keeps the own slice."""
+
+    def __init__(self, context: ReplicaContext, axis: int, options: Any = None) -> None:
+        super().__init__(context._merge_point.base_trace)
+        self._context, self._axis, self._options = context, axis, options
+        self._sizes: list[tuple[int, int, int]] = []
+
+    def exchange(self, values: Sequence[Any]) -> list[Any]:
+        joined = self._context.merge_call(self._merge, args=tuple(values))
+        results = [whole for whole, _ in joined]
+        self._sizes = [
+            (value.shape[self._axis], offset, whole.shape[self._axis])
+            for value, (whole, offset) in zip(values, joined, strict=True)
+        ]
+        return results
+
+    def _merge(self, strategy: Any, *values: Any) -> list[Any]:
+        return [strategy.communicator.gather(value, self._axis, self._options) for value in values]
+
+    def linear(self) -> Exchange:
+        return self
+
+    def transpose(self) -> Exchange:
+        return _Scatter(self._context, self._axis, self._sizes)
+
+    def result_shapes(self, shapes: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+        return [_resized(shape, self._axis, size[2])
+                for shape, size in zip(shapes, self._sizes, strict=True)]
+
+
+@final
+class _Scatter(Exchange):
+    """The transpose of a gather: sum over the replicas, then this replica's slice."""
+
+    def __init__(self, context: ReplicaContext, axis: int, sizes: list[tuple[int, int, int]]) -> None:
+        super().__init__(context._merge_point.base_trace)
+        self._context, self._axis, self._sizes = context, axis, sizes
+
+    def exchange(self, values: Sequence[Any]) -> list[Any]:
+        sums = self._context.all_reduce(ReduceOp.SUM, list(values))
+        return [
+            jax.lax.dynamic_slice_in_dim(total, offset, size, self._axis % total.ndim)
+            for total, (size, offset, _) in zip(sums, self._sizes, strict=True)
+        ]
+
+    def linear(self) -> Exchange:
+        return self
+
+    def transpose(self) -> Exchange:
+        gather = _Gather(self._context, self._axis)
+        gather._sizes = self._sizes
+        return gather
+
+    def result_shapes(self, shapes: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+        return [_resized(shape, self._axis, size[0])
+                for shape, size in zip(shapes, self._sizes, strict=True)]
+
+
+def _resized(shape: tuple[int, ...], axis: int, size: int) -> tuple[int, ...]:
+    resized = list(shape)
+    resized[axis] = size
+    return tuple(resized)

@@ -1,0 +1,210 @@
+"""Where the program is: a stack of contexts, one for each thread and each replica.
+
+    nowhere            default replica context     get_replica_context() -> replica 0 of 1
+    strategy.scope()   cross-replica context       get_replica_context() -> None
+    strategy.run(fn)   replica context             get_replica_context() -> this replica
+    merge_call(fn)     cross-replica again, inside the replicas' step
+    extended.update    update context              cross-replica, for one copy of a variable
+
+The stack is a context variable that holds a tuple: entering makes a longer tuple, leaving puts the
+shorter one back, and neither threads nor eager replicas see each other's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import Any
+
+from replicax.errors import ContextError
+
+__all__ = [
+    "Context",
+    "Scope",
+    "current",
+    "enter",
+    "enter_default",
+    "get_replica_context",
+    "get_strategy",
+    "get_update_replica_id",
+    "has_strategy",
+    "in_cross_replica_context",
+    "register_default",
+    "require_cross_replica",
+    "set_strategy",
+]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Context:
+    """One level of the stack."""
+
+    strategy: Any
+    replica: Any = None
+    update_replica_id: Any = None
+    update_index: int = 0
+    owner: Any = None
+
+    @property
+    def local_index(self) -> int | None:
+        """The local replica whose copies are meant here; None where it is all of them."""
+        if self.replica is not None:
+            return self.replica.local_index
+        return None if self.update_replica_id is None else self.update_index
+
+
+_stack: ContextVar[tuple[Context, ...]] = ContextVar("replicax_contexts", default=())
+_default: Context
+
+
+def register_default(context: Context) -> None:
+    """Say what holds where nothing was entered: the default strategy's replica context."""
+    global _default
+    _default = context
+
+
+def current() -> Context:
+    """The innermost context."""
+    stack = _stack.get()
+    return stack[-1] if stack else _default
+
+
+@contextlib.contextmanager
+def enter(context: Context) -> Iterator[None]:
+    """Be in `context` for the duration of a `with` block."""
+    stack = _stack.get()
+    _stack.set((*stack, context))
+    try:
+        yield
+    finally:
+        _stack.set(stack)
+
+
+def enter_default() -> contextlib.AbstractContextManager[None]:
+    """Be in the default context for the duration of a `with` block, as if no strategy was in use."""
+    return enter(_default)
+
+
+class Scope:
+    """What `strategy.scope()` returns: a `with` block in the strategy's cross-replica context.
+
+    It can be entered again, also while it is open.
+    """
+
+    __slots__ = ("_strategy",)
+
+    def __init__(self, strategy: Any) -> None:
+        self._strategy = strategy
+
+    def __enter__(self) -> Any:
+        require_cross_replica(self._strategy, "scope()")
+        _stack.set((*_stack.get(), Context(self._strategy, owner=self)))
+        return self._strategy
+
+    def __exit__(self, *exc_info: object) -> None:
+        stack = _stack.get()
+        if not stack or stack[-1].owner is not self:
+            raise ContextError(
+                "A strategy scope was left that is not the innermost open one. Leave scopes in the "
+                "reverse order of entering, each once, and outside of replica functions; a `with` "
+                "block does so by itself."
+            )
+        _stack.set(stack[:-1])
+
+
+def require_cross_replica(strategy: Any, what: str) -> None:
+    """Raise unless `strategy` may be asked for `what` here."""
+    here = current()
+    if here is _default:
+        return
+    if here.strategy is not strategy:
+        raise ContextError(
+            f"{what} of {strategy!r} was called under {here.strategy!r}. Only one strategy can be "
+            "in use at a time: leave the other one's scope (or replica function) first."
+        )
+    if here.replica is not None:
+        raise ContextError(
+            f"{what} needs the cross-replica context, but was called inside a replica function. "
+            "Use `rx.get_replica_context()` there: its all_reduce, all_gather, or merge_call(fn), "
+            "which calls fn once in the cross-replica context."
+        )
+
+
+def get_strategy() -> Any:
+    """The strategy in use here; the default strategy (one replica) if none is.
+
+    >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+    >>> with strategy.scope():
+    ...     print(rx.get_strategy() is strategy, rx.get_strategy().num_replicas_in_sync)
+    True 2
+    >>> rx.get_strategy().num_replicas_in_sync
+    1
+    """
+    return current().strategy
+
+
+def has_strategy() -> bool:
+    """Whether a strategy other than the default one is in use here.
+
+    >>> rx.has_strategy()
+    False
+    >>> with rx.OneDeviceStrategy("CPU:0").scope():
+    ...     rx.has_strategy()
+    True
+    """
+    return current().strategy is not _default.strategy
+
+
+def get_replica_context() -> Any:
+    """The `ReplicaContext` inside a replica function; None in a cross-replica context.
+
+    Outside of any strategy it is the context of the only replica there is.
+
+    >>> rx.get_replica_context().num_replicas_in_sync
+    1
+    >>> with rx.OneDeviceStrategy("CPU:0").scope():
+    ...     print(rx.get_replica_context())
+    None
+    """
+    return current().replica
+
+
+def in_cross_replica_context() -> bool:
+    """Whether this is a cross-replica context: a scope, a `merge_call` or an update.
+
+    >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+    >>> with strategy.scope():
+    ...     print(rx.in_cross_replica_context(), strategy.run(rx.in_cross_replica_context))
+    True False
+    """
+    return current().replica is None
+
+
+def get_update_replica_id() -> Any:
+    """Inside the function given to `extended.update`: which copy is being updated; else None.
+
+    >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+    >>> with strategy.scope():
+    ...     v = rx.Variable(0.0)
+    >>> strategy.extended.update(v, lambda v: rx.get_update_replica_id(), group=False)
+    (0, 1)
+    """
+    return current().update_replica_id
+
+
+def set_strategy(strategy: Any) -> None:
+    """Use `strategy` from here on, without a `with` block; None goes back to the default.
+
+    For notebooks, where a scope can't span cells. Not allowed inside a scope.
+
+    >>> rx.set_strategy(rx.OneDeviceStrategy("CPU:0"))
+    >>> rx.has_strategy()
+    True
+    >>> rx.set_strategy(None)
+    """
+    stack = _stack.get()
+    if len(stack) > 1 or (stack and stack[0].owner is not set_strategy):
+        raise ContextError("set_strategy() must not be called inside a strategy's scope.")
+    _stack.set(() if strategy is None else (Context(strategy, owner=set_strategy),))

@@ -1,0 +1,118 @@
+"""Everything Replicax raises on purpose, in one tree.
+
+Each class is also the builtin that a `tf.distribute` user already catches: `except ValueError`
+around ported code goes on working, and `except ReplicaxError` tells Replicax's complaints from all
+others.
+
+    ReplicaxError
+    ├── DeviceError                (ValueError)                  a device that can't be used
+    │   └── BackendStartedError    (and RuntimeError)            too late to change the devices
+    ├── StructureMismatchError     (ValueError, AssertionError)  replicas disagree about a structure
+    ├── ContextError               (RuntimeError)                a call in the wrong place
+    ├── VariableError              (ValueError)                  a bad creation or write
+    ├── TracingError               (RuntimeError)                a variable inside a foreign trace
+    ├── CollectiveError            (ValueError)                  a reduction that can't be done
+    ├── ReduceOpTypeError          (TypeError, AssertionError)   not a kind of reduction at all
+    └── CollectiveTimeoutError     (TimeoutError)                the replicas did not all arrive
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "BackendStartedError",
+    "CollectiveError",
+    "CollectiveTimeoutError",
+    "ContextError",
+    "DeviceError",
+    "ReduceOpTypeError",
+    "ReplicaxError",
+    "StructureMismatchError",
+    "TracingError",
+    "VariableError",
+]
+
+
+class ReplicaxError(Exception):
+    """The root: catches whatever Replicax itself complains about.
+
+    It is never raised as such, only mixed into a builtin exception.
+
+    >>> from replicax.errors import ReplicaxError
+    >>> try:
+    ...     rx.set_cpu_devices(0)
+    ... except ReplicaxError as error:
+    ...     print(type(error).__name__, isinstance(error, ValueError))
+    DeviceError True
+    """
+
+
+class DeviceError(ReplicaxError, ValueError):
+    """A device does not exist, is named twice, is not spelled as a device, or mixes platforms.
+
+    Raised where devices are named: the constructor of a strategy, a reduction's destination,
+    `rx.set_cpu_devices`. The message lists the devices that exist.
+    """
+
+
+class BackendStartedError(DeviceError, RuntimeError):
+    """`rx.set_cpu_devices` came after JAX had started with another number of CPU devices.
+
+    JAX fixes its devices when it is first used and can't change them in a running process.
+    """
+
+
+class StructureMismatchError(ReplicaxError, ValueError, AssertionError):
+    """The replicas of one `strategy.run` returned different structures.
+
+    Raised when the results are merged: one replica returned a tuple and another a dict, or lists of
+    different lengths. Shapes may differ between replicas; structures may not.
+    """
+
+
+class ContextError(ReplicaxError, RuntimeError):
+    """A call was made in a context that does not allow it.
+
+    Raised for a cross-replica method inside a replica function and the reverse, for an object of
+    one strategy used under another, for scopes closed in the wrong order, and when some replicas
+    call `merge_call` more often than others.
+    """
+
+
+class VariableError(ReplicaxError, ValueError):
+    """A variable was created or written in a way that its policy does not define.
+
+    Raised for a combination of synchronization and aggregation that means nothing, for a replica's
+    write to a variable without aggregation, and for a value of the wrong shape or dtype.
+    """
+
+
+class TracingError(ReplicaxError, RuntimeError):
+    """A variable was touched while somebody else's program was being traced.
+
+    Raised when a plain `jax.jit` meets a `Variable`, whose value it would freeze as a constant, and
+    for a write inside `jax.lax` control flow, which would escape from it. `rx.function` is the way
+    to compile code with variables.
+    """
+
+
+class CollectiveError(ReplicaxError, ValueError):
+    """A reduction, gather or broadcast was asked for that can't be done.
+
+    Raised for an unknown reduction, an axis that a value does not have, values whose shapes or
+    dtypes do not fit together, and an algorithm that the platform does not offer.
+    """
+
+
+class ReduceOpTypeError(ReplicaxError, TypeError, AssertionError):
+    """Something that is neither a `ReduceOp` nor a string was passed as a reduction.
+
+    Most often a `VariableAggregation`, whose members have the same names.
+    """
+
+
+class CollectiveTimeoutError(ReplicaxError, TimeoutError):
+    """A collective did not finish within `CommunicationOptions.timeout_seconds`.
+
+    Usually a peer has died or runs another program. The collective can't be resumed: restart from
+    the last checkpoint.
+    """

@@ -1,0 +1,168 @@
+"""Eager replicas: each one ordinary Python, taking turns in one thread.
+
+A replica is a greenlet. It runs until it returns or comes to a `merge_call`; then the next one runs.
+When all wait at the same merge_call, its function is called once, in the cross-replica context, and the
+replicas go on with their parts of the result. So the order is always the same, `print` and
+`breakpoint()` do what they do anywhere, and an exception arrives with the user's own traceback.
+
+The same engine traces replicas one after the other inside a compiled step when their shapes differ.
+"""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+import greenlet
+import jax
+
+from replicax._jax import ThreadSettings, current_trace
+from replicax.contexts import Context, ReplicaContext, enter
+from replicax.errors import ContextError, TracingError
+from replicax.topology import device_name
+from replicax.values import regroup, select
+
+__all__ = ["run_replicas"]
+
+
+def run_replicas(
+    strategy: Any, fn: Callable[..., Any], args: Any, kwargs: Any, replica_ids: Sequence[Any]
+) -> Any:
+    """Call `fn` once for each replica, in turns; return the merged results."""
+    base = _Base()
+    team: list[_Replica] = []
+    for index, replica_id in enumerate(replica_ids):
+        call = (fn, select(args, index), select(kwargs, index))
+        team.append(_Replica(strategy, index, replica_id, call, base))
+    try:
+        return _take_turns(strategy, team)
+    finally:
+        for replica in team:
+            replica.cancel()
+        base.settings.restore()
+
+
+def _take_turns(strategy: Any, team: list[_Replica]) -> Any:
+    replies: list[Any] = [None] * len(team)
+    while True:
+        for replica, reply in zip(team, replies, strict=True):
+            replica.resume(reply)
+        waiting = [replica for replica in team if replica.request is not None]
+        if not waiting:
+            return regroup([replica.result for replica in team], strategy.mesh)
+        if len(waiting) < len(team):
+            raise ContextError(_unequal(team, waiting))
+        replies = _merge(strategy, team)
+
+
+def _unequal(team: list[_Replica], waiting: list[_Replica]) -> str:
+    at = ", ".join(str(replica.local_index) for replica in waiting)
+    done = ", ".join(str(r.local_index) for r in team if r not in waiting)
+    return (
+        f"Replicas made different numbers of merge_calls: replica {at} waits in one, but replica {done} "
+        "has returned. all_reduce, all_gather and writing a variable with an aggregation are merge_calls "
+        "too; every replica must make the same ones, in the same order."
+    )
+
+
+def _merge(strategy: Any, team: list[_Replica]) -> list[Any]:
+    """What each replica gets from the merge_call that all wait in: a value, or an exception."""
+    requests = [replica.take_request() for replica in team]
+    merge_fn = requests[0][0]
+    try:
+        args, kwargs = regroup([request[1:] for request in requests], strategy.mesh)
+        with enter(Context(strategy)):
+            result = merge_fn(strategy, *args, **kwargs)
+        return [select(result, replica.local_index) for replica in team]
+    except Exception as error:
+        return [_Failure(error)] * len(team)
+
+
+@final
+class _Failure:
+    """An exception to be raised in the replicas, where a `try` around the merge_call may catch it."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+
+@final
+class _Base:
+    """What a team of replicas shares: where it was started, and the variables that it made."""
+
+    def __init__(self) -> None:
+        self.settings = ThreadSettings()
+        self.trace = current_trace()
+        self.created: list[Any] = []
+
+
+@final
+class _Replica:
+    """One replica's turn-taking; also its merge point."""
+
+    def __init__(self, strategy: Any, index: int, replica_id: Any, call: Any, base: _Base) -> None:
+        self.local_index = index
+        self.base_trace = base.trace
+        self.request: Any = None
+        self.result: Any = None
+        self._base = base
+        self._num_created = 0
+        self._strategy, self._replica_id, self._call = strategy, replica_id, call
+        self._greenlet = greenlet.greenlet(self._main)
+        self._greenlet.gr_context = contextvars.copy_context()
+
+    def _main(self, _: Any) -> None:
+        fn, args, kwargs = self._call
+        mesh = self._strategy.mesh
+        devices = mesh.replica_devices[mesh.local_replica_ids[self.local_index]]
+        names = tuple(device_name(device) for device in devices)
+        context = ReplicaContext(
+            self._strategy, self._replica_id, merge_point=self, devices=names
+        )
+        with enter(Context(self._strategy, replica=context)), jax.default_device(devices[0]):
+            self.result = fn(*args, **kwargs)
+
+    def resume(self, reply: Any) -> None:
+        """Run until the next merge_call or the end."""
+        if isinstance(reply, _Failure):
+            self._greenlet.throw(reply.error)
+        else:
+            self._greenlet.switch(reply)
+
+    def take_request(self) -> Any:
+        """What the replica waits for."""
+        request, self.request = self.request, None
+        return request
+
+    def cancel(self) -> None:
+        """Leave the replica's function where it waits; its `finally` blocks run."""
+        if self._greenlet and not self._greenlet.dead:
+            self._greenlet.throw()
+
+    # The merge point.
+
+    def merge_call(self, merge_fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Let the others run until all have come here."""
+        if current_trace() is not self.base_trace:
+            raise TracingError(
+                "merge_call (or writing a variable with an aggregation) inside a function that JAX "
+                "differentiates, maps or compiles, in an eager replica: the replicas can't meet in the "
+                "middle of a trace. all_reduce and all_gather may be differentiated; for the rest, call "
+                "it outside of jax.grad, or compile the step with `rx.function`."
+            )
+        settings = ThreadSettings()
+        self.request = (merge_fn, args, kwargs)
+        self._base.settings.restore()
+        try:
+            return self._greenlet.parent.switch()
+        finally:
+            settings.restore()
+
+    def create(self, make: Callable[[], Any]) -> Any:
+        """The n-th variable that this replica makes is the n-th of every replica."""
+        created, index = self._base.created, self._num_created
+        self._num_created += 1
+        if index == len(created):
+            created.append(make())
+        return created[index]

@@ -1,0 +1,48 @@
+"""`strategy.run`, sorted by how replicas run here: the one decision between eager and compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+
+from replicax._jax import is_transforming
+from replicax.errors import TracingError
+from replicax.execution._eager import run_replicas
+from replicax.execution._program import ProgramFrame, ReplicaFrame
+from replicax.execution._single import run_single
+from replicax.execution._spmd import run_inline, run_spmd
+from replicax.values import PerReplica, flatten
+from replicax.variables import current_frame
+
+__all__ = ["run"]
+
+
+def run(strategy: Any, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Call `fn` once for each replica of `strategy`, in replica context; return the merged results."""
+    frame = current_frame()
+    if isinstance(frame, ProgramFrame) and strategy.places_values:
+        frame.use_mesh(strategy.mesh)
+    if strategy.num_replicas_in_sync == 1:
+        return run_single(strategy, fn, args, kwargs)
+    if isinstance(frame, ReplicaFrame):
+        return run_inline(strategy, fn, args, kwargs)
+    if isinstance(frame, ProgramFrame):
+        if _all_alike((args, kwargs)):
+            return run_spmd(strategy, fn, args, kwargs, frame)
+        ids = [jnp.int32(i) for i in range(strategy.num_replicas_in_sync)]
+        return run_replicas(strategy, fn, args, kwargs, ids)
+    if is_transforming():
+        raise TracingError(
+            "strategy.run was called inside jax.jit, jax.grad or another JAX transformation. Compile "
+            "the step with `rx.function` instead of `jax.jit`, and differentiate inside the replica "
+            "function: gradients do not pass through an eager strategy.run."
+        )
+    return run_replicas(strategy, fn, args, kwargs, strategy.replica_ids)
+
+
+def _all_alike(structure: Any) -> bool:
+    """Whether one program fits all replicas: per-replica values have one shape and dtype."""
+    leaves, _ = flatten(structure)
+    return all(leaf.uniform is not None for leaf in leaves if isinstance(leaf, PerReplica))

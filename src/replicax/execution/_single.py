@@ -1,0 +1,51 @@
+"""Running the one replica of a strategy that has no others: a plain call."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any, final
+
+import jax
+
+from replicax.contexts import Context, ReplicaContext, enter
+from replicax.topology import device_name
+from replicax.values import regroup, select
+
+__all__ = ["SingleReplica", "run_single"]
+
+
+@final
+class SingleReplica:
+    """The merge point of a replica that nobody else has to arrive at."""
+
+    local_index = 0
+    base_trace = None
+
+    def __init__(self, strategy: Any) -> None:
+        """For the replica of `strategy`."""
+        self._strategy = strategy
+
+    def merge_call(self, merge_fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Call `merge_fn` in the cross-replica context."""
+        with enter(Context(self._strategy)):
+            return select(merge_fn(self._strategy, *args, **kwargs), 0)
+
+    def create(self, make: Callable[[], Any]) -> Any:
+        """Make it."""
+        return make()
+
+
+def run_single(strategy: Any, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Call `fn` as the only replica of `strategy`."""
+    device = strategy.mesh.local_devices[0]
+    context = ReplicaContext(
+        strategy,
+        strategy.replica_ids[0],
+        merge_point=SingleReplica(strategy),
+        devices=(device_name(device),),
+    )
+    place = jax.default_device(device) if strategy.places_values else contextlib.nullcontext()
+    with enter(Context(strategy, replica=context)), place:
+        result = fn(*select(args, 0), **select(kwargs, 0))
+    return regroup([result], strategy.mesh)

@@ -1,0 +1,160 @@
+"""Compiled replicas: the replica function is traced once, and the program runs on every replica.
+
+`strategy.run` inside `rx.function` becomes a `shard_map` over the `replica` axis. Per-replica arguments go
+in as shards; everything else is closed over. A `merge_call` needs no waiting here: all replicas are one
+trace, so its function is called inline, with values that stand for "each replica's own".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, final
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import PartitionSpec
+
+from replicax.contexts import Context, ReplicaContext, enter
+from replicax.execution._program import ProgramFrame, ReplicaFrame
+from replicax.topology import REPLICA_AXIS, device_name
+from replicax.values import (
+    Component,
+    Mirrored,
+    PerReplica,
+    flatten,
+    is_array,
+    map_leaves,
+    select,
+)
+from replicax.variables import SyncOnReadVariable, use_frame
+
+__all__ = ["run_inline", "run_spmd"]
+
+
+def run_spmd(
+    strategy: Any, fn: Callable[..., Any], args: Any, kwargs: Any, frame: ProgramFrame
+) -> Any:
+    """Trace `fn` as the program of every replica of `strategy`."""
+    mesh = strategy.mesh
+    leaves, treedef = flatten((args, kwargs))
+    sharded = [i for i, leaf in enumerate(leaves) if isinstance(leaf, PerReplica)]
+    globals_ = [leaves[i].to_global(mesh) for i in sharded]
+    parts = [v for v in frame.known if isinstance(v, SyncOnReadVariable) and v.mesh == mesh]
+    traced = _Traced()
+
+    def body(arrays: list[Any], cells: list[Any]) -> Any:
+        inner = list(leaves)
+        for i, array, (_, scalar) in zip(sharded, arrays, globals_, strict=True):
+            inner[i] = array.reshape(()) if scalar else array
+        inner = [leaf.whole if isinstance(leaf, Mirrored) else leaf for leaf in inner]
+        local_cells = {
+            v.ref(): PerReplica.from_local(cell.reshape(v.shape), mesh)
+            for v, cell in zip(parts, cells, strict=True)
+        }
+        replica = ReplicaFrame(frame, mesh, local_cells)
+        with use_frame(replica):
+            inner_args, inner_kwargs = treedef.unflatten(inner)
+            result = _call(strategy, fn, inner_args, inner_kwargs)
+        return traced.outputs(result, replica)
+
+    spec = PartitionSpec(REPLICA_AXIS)
+    results, whole, cells = jax.shard_map(
+        body,
+        mesh=mesh.mesh,
+        in_specs=spec,
+        out_specs=(spec, PartitionSpec(), spec),
+        axis_names={REPLICA_AXIS},
+        check_vma=False,
+    )([array for array, _ in globals_], [v._unwrap(frame.cell(v)) for v in parts])
+    for variable, array in zip(traced.mirrored, whole, strict=True):
+        frame.store(variable, variable._wrap(array))
+    for variable, array in zip(traced.parts, cells, strict=True):
+        frame.store(variable, variable._wrap(array))
+    return traced.result(results, mesh)
+
+
+def _call(strategy: Any, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Call `fn` in the context of the replica that stands for all."""
+    mesh = strategy.mesh
+    names = tuple(device_name(device) for row in mesh.replica_devices for device in row)
+    replica_id = lax.axis_index(REPLICA_AXIS)
+    context = ReplicaContext(
+        strategy, replica_id, merge_point=_SpmdReplica(strategy), devices=names
+    )
+    with enter(Context(strategy, replica=context)):
+        return fn(*args, **kwargs)
+
+
+def run_inline(strategy: Any, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """`strategy.run` inside a merge_call of compiled replicas: we are in their program already."""
+    return _as_values(_call(strategy, fn, select(args, 0), select(kwargs, 0)), strategy.mesh)
+
+
+def _as_values(structure: Any, mesh: Any) -> Any:
+    """A replica's values as seen from the cross-replica context."""
+
+    def wrap(leaf: Any) -> Any:
+        if isinstance(leaf, Component):
+            return leaf.container
+        return PerReplica.from_local(jnp.asarray(leaf), mesh) if is_array(leaf) else leaf
+
+    return map_leaves(wrap, structure)
+
+
+@final
+class _SpmdReplica:
+    """The merge point of replicas that are one program."""
+
+    local_index = 0
+    base_trace = None
+
+    def __init__(self, strategy: Any) -> None:
+        self._strategy = strategy
+
+    def merge_call(self, merge_fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Call `merge_fn` inline."""
+        args, kwargs = _as_values((args, kwargs), self._strategy.mesh)
+        with enter(Context(self._strategy)):
+            return select(merge_fn(self._strategy, *args, **kwargs), 0)
+
+    def create(self, make: Callable[[], Any]) -> Any:
+        """Make it: one trace, one variable."""
+        return make()
+
+
+@final
+class _Traced:
+    """What came out of the trace of a replica function, apart from arrays."""
+
+    def __init__(self) -> None:
+        self.mirrored: list[Any] = []
+        self.parts: list[Any] = []
+        self._leaves: list[Any] = []
+        self._scalars: dict[int, bool] = {}
+        self._treedef: Any = None
+
+    def outputs(self, result: Any, replica: ReplicaFrame) -> tuple[list[Any], list[Any], list[Any]]:
+        """The arrays that leave the program: results, mirrored variables, parts of variables."""
+        self._leaves, self._treedef = flatten(result)
+        arrays = []
+        for i, leaf in enumerate(self._leaves):
+            if isinstance(leaf, Component):
+                self._leaves[i] = leaf.container
+            elif is_array(leaf):
+                array = jnp.asarray(leaf)
+                self._scalars[i] = array.ndim == 0
+                arrays.append(array.reshape((1,)) if array.ndim == 0 else array)
+        for variable in replica.written.values():
+            part = isinstance(variable, SyncOnReadVariable)
+            (self.parts if part else self.mirrored).append(variable)
+        whole = [replica.local_output(v) for v in self.mirrored]
+        parts = [replica.local_output(v).reshape(v.shape or (1,)) for v in self.parts]
+        return arrays, whole, parts
+
+    def result(self, arrays: Any, mesh: Any) -> Any:
+        """The replica function's result, as the cross-replica context sees it."""
+        leaves = list(self._leaves)
+        for (i, scalar), array in zip(self._scalars.items(), arrays, strict=True):
+            leaves[i] = PerReplica.from_global(array, mesh, scalar=scalar)
+        return self._treedef.unflatten(leaves)

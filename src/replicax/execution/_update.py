@@ -1,0 +1,108 @@
+"""Calling an update function once for each copy of a variable."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+
+from replicax.contexts import Context, enter
+from replicax.errors import VariableError
+from replicax.execution._program import ProgramFrame, ReplicaFrame
+from replicax.topology import REPLICA_AXIS
+from replicax.values import (
+    Mirrored,
+    PerReplica,
+    flatten,
+    is_array,
+    map_leaves,
+    regroup_mirrored,
+    select,
+)
+from replicax.variables import SyncOnReadVariable, Variable, current_frame, journal
+
+__all__ = ["update_copies"]
+
+
+def update_copies(
+    strategy: Any,
+    variable: Variable | None,
+    fn: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+    *,
+    num_copies: int,
+    group: bool,
+) -> Any:
+    """Call `fn` in the update context of each copy; an error leaves all copies as they were.
+
+    Args:
+        strategy: the strategy whose devices hold the copies.
+        variable: what is updated; its copy is the first argument of `fn`. None: only `args`.
+        fn: the update.
+        args: its arguments; each call gets the copy's part of mirrored values.
+        kwargs: likewise.
+        num_copies: how many there are in this process.
+        group: return one value of mirrored parts; otherwise the calls' results side by side.
+    """
+    if num_copies > 1:
+        _refuse_per_replica((args, kwargs))
+    results = []
+    with journal(keep=True):
+        for index, turn in _turns(strategy, variable, num_copies):
+            copy = () if variable is None else (variable.copies[index],)
+            with turn:
+                results.append(fn(*copy, *select(args, index), **select(kwargs, index)))
+    if isinstance(current_frame(), ProgramFrame | ReplicaFrame) and len(results) == 1:
+        merged = map_leaves(lambda x: _mirrored(x, strategy, num_copies), results[0])
+    else:
+        merged = regroup_mirrored(results, strategy.mesh)
+    return merged if group else map_leaves(_side_by_side, merged)
+
+
+def _refuse_per_replica(structure: Any) -> None:
+    for leaf in flatten(structure)[0]:
+        if isinstance(leaf, PerReplica):
+            raise VariableError(
+                "extended.update got a PerReplica argument: the copies of the variable would become "
+                "different. Reduce it first, `strategy.extended.reduce_to(op, value, variable)`."
+            )
+
+
+def _turns(strategy: Any, variable: Variable | None, num_copies: int) -> Iterator[tuple[int, Any]]:
+    """For each call of the update function: which copy, and the context to call it in."""
+    frame = current_frame()
+    if isinstance(frame, ReplicaFrame):
+        replica = jax.lax.axis_index(REPLICA_AXIS) if num_copies > 1 else 0
+        yield 0, enter(Context(strategy, update_replica_id=replica))
+        return
+    if isinstance(frame, ProgramFrame) and not isinstance(variable, SyncOnReadVariable):
+        num_copies = 1
+    for index in range(num_copies):
+        replica = strategy.mesh.local_replica_ids[index] if num_copies > 1 else 0
+        context = Context(strategy, update_replica_id=replica, update_index=index)
+        yield index, _at(context, _device(strategy, variable, index, num_copies))
+
+
+def _device(strategy: Any, variable: Variable | None, index: int, num_copies: int) -> Any:
+    if num_copies > 1:
+        return strategy.mesh.local_devices[index]
+    return strategy.parameter_device if variable is None else variable.device
+
+
+@contextlib.contextmanager
+def _at(context: Context, device: Any) -> Iterator[None]:
+    with enter(context), jax.default_device(device):
+        yield
+
+
+def _mirrored(leaf: Any, strategy: Any, num_copies: int) -> Any:
+    """A traced result that stands for the equal results of all copies."""
+    traced_once = num_copies > 1 and is_array(leaf)
+    return Mirrored.from_whole(leaf, strategy.mesh) if traced_once else leaf
+
+
+def _side_by_side(leaf: Any) -> tuple[Any, ...]:
+    return leaf.values if isinstance(leaf, Mirrored) else (leaf,)

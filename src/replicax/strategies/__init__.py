@@ -1,0 +1,23 @@
+"""One file for each strategy: the listing of this folder is the list of them."""
+
+from replicax.strategies import _aliases
+from replicax.strategies._central_storage import CentralStorageStrategy
+from replicax.strategies._default import DefaultStrategy
+from replicax.strategies._extended import StrategyExtended
+from replicax.strategies._mirrored import MirroredStrategy
+from replicax.strategies._one_device import OneDeviceStrategy
+from replicax.strategies._run_options import RunOptions, ValueContext
+from replicax.strategies._strategy import Strategy
+
+__all__ = [
+    "CentralStorageStrategy",
+    "DefaultStrategy",
+    "MirroredStrategy",
+    "OneDeviceStrategy",
+    "RunOptions",
+    "Strategy",
+    "StrategyExtended",
+    "ValueContext",
+]
+
+del _aliases

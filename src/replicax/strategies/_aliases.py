@@ -1,0 +1,14 @@
+"""TensorFlow's `experimental_` spellings and older names: each an alias of the one without."""
+
+from replicax.strategies._strategy import Strategy
+
+__all__: list[str] = []
+
+_ALIASES = {
+    "experimental_run_v2": "run",
+    "experimental_local_results": "local_results",
+    "experimental_distribute_values_from_function": "distribute_values_from_function",
+}
+
+for _alias, _name in _ALIASES.items():
+    setattr(Strategy, _alias, getattr(Strategy, _name))

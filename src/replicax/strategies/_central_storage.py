@@ -1,0 +1,66 @@
+"""Variables in one place, computation on many devices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, final
+
+import jax
+
+from replicax.collectives import Communicator, DefaultAllReduce
+from replicax.strategies._strategy import Strategy
+from replicax.topology import ReplicaMesh, find_device, resolve_devices
+from replicax.variables import AggregatingVariable, Variable, VariableSpec
+
+__all__ = ["CentralStorageStrategy"]
+
+
+@final
+class CentralStorageStrategy(Strategy):
+    """One replica on each compute device; every variable has one copy, on the parameter device.
+
+    Replicas fetch variables from there for each step and what they write is combined before it is
+    stored. It saves the memory of the copies, and costs their transfer.
+
+    Args:
+        compute_devices: the devices that compute; None takes all GPUs or TPUs, or the first CPU device.
+        parameter_device: the device that holds variables; None takes the first CPU device, or the
+            compute device if there is only one.
+
+    >>> strategy = rx.CentralStorageStrategy(["CPU:0", "CPU:1"], parameter_device="CPU:0")
+    >>> with strategy.scope():
+    ...     v = rx.Variable(1.0)
+    >>> strategy.extended.parameter_devices
+    ('CPU:0',)
+    >>> strategy.reduce("SUM", strategy.run(lambda: v + 1), axis=None)
+    Array(4., dtype=float32)
+    """
+
+    def __init__(
+        self,
+        compute_devices: Sequence[str | jax.Device] | None = None,
+        parameter_device: str | jax.Device | None = None,
+    ) -> None:
+        """Choose where to compute and where variables are."""
+        devices = resolve_devices(compute_devices)
+        if compute_devices is None and devices[0].platform == "cpu":
+            devices = devices[:1]
+        if parameter_device is None:
+            parameter_device = devices[0] if len(devices) == 1 else "CPU:0"
+        self._parameter_device = find_device(parameter_device)
+        self._communicator = Communicator(ReplicaMesh(devices), DefaultAllReduce())
+
+    @property
+    def communicator(self) -> Communicator:
+        """How values are combined over the replicas."""
+        return self._communicator
+
+    @property
+    def parameter_device(self) -> Any:
+        """The device that holds variables."""
+        return self._parameter_device
+
+    def make_variable(self, spec: VariableSpec, value: jax.Array) -> Variable:
+        """A variable with one copy on the parameter device."""
+        array = jax.numpy.copy(jax.device_put(value, self._parameter_device))
+        return AggregatingVariable(spec, self, array)

@@ -1,0 +1,167 @@
+"""`strategy.reduce` and `strategy.gather`: structures of values become plain arrays."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from replicax.collectives import Communicator, checked_axis, map_each
+from replicax.errors import CollectiveError
+from replicax.types import ReduceOp
+from replicax.values import IndexedSlices, Mirrored, PerReplica, is_number
+from replicax.variables import Variable, VariableCopy
+
+__all__ = ["flatten_values", "gather", "reduce", "reduce_leaves"]
+
+
+def flatten_values(structure: Any) -> tuple[list[Any], Any]:
+    """The values in `structure`, of variables what the replicas hold, and its shape."""
+
+    def is_leaf(x: Any) -> bool:
+        return x is None or isinstance(x, IndexedSlices | PerReplica | Mirrored)
+
+    leaves, treedef = jax.tree.flatten(structure, is_leaf=is_leaf)
+    held = [x.held() if isinstance(x, Variable | VariableCopy) else x for x in leaves]
+    return held, treedef
+
+
+def reduce_leaves(
+    communicator: Communicator,
+    op: ReduceOp,
+    leaves: list[Any],
+    options: Any = None,
+    destinations: list[Any] | None = None,
+) -> list[Any]:
+    """Each leaf combined over the replicas; rows of `IndexedSlices` are put one after the other."""
+    where = destinations or leaves
+    dense = [i for i, leaf in enumerate(leaves) if not isinstance(leaf, IndexedSlices)]
+    reduced = communicator.reduce(
+        op, [leaves[i] for i in dense], options, [where[i] for i in dense] if destinations else None
+    )
+    results: list[Any] = list(leaves)
+    for i, value in zip(dense, reduced, strict=True):
+        results[i] = value
+    for i, leaf in enumerate(leaves):
+        if isinstance(leaf, IndexedSlices):
+            results[i] = _reduce_rows(communicator, op, leaf)
+    return results
+
+
+def _reduce_rows(communicator: Communicator, op: ReduceOp, rows: IndexedSlices) -> IndexedSlices:
+    values, indices = (communicator.gather(part, 0)[0] for part in (rows.values, rows.indices))
+    if op is ReduceOp.MEAN:
+        scale = 1 / communicator.num_replicas
+        values = (
+            Mirrored.from_whole(values.whole * scale, values.mesh)
+            if isinstance(values, Mirrored)
+            else values * scale
+        )
+    return IndexedSlices(values, indices, rows.dense_shape)
+
+
+def reduce(communicator: Communicator, op: ReduceOp, structure: Any, axis: Any) -> Any:
+    """Combine over the replicas and, with `axis`, inside each replica's value too."""
+    leaves, treedef = flatten_values(structure)
+    if axis is None:
+        reduced = reduce_leaves(communicator, op, leaves)
+    else:
+        reduced = [_reduce_axis(communicator, op, leaf, axis) for leaf in leaves]
+    return jax.tree.map(_plain, treedef.unflatten(reduced), is_leaf=_is_mirrored)
+
+
+def _is_mirrored(value: Any) -> bool:
+    return isinstance(value, Mirrored)
+
+
+def _plain(value: Any) -> Any:
+    return value.to_plain() if isinstance(value, Mirrored) else value
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class _SumAxes:
+    """A replica's sum over some of its axes."""
+
+    axes: tuple[int, ...]
+
+    def __call__(self, _: str, *values: Any) -> list[Any]:
+        return [jnp.sum(jnp.asarray(value), axis=self.axes) for value in values]
+
+
+def _reduce_axis(communicator: Communicator, op: ReduceOp, leaf: Any, axis: Any) -> Any:
+    components = leaf.values if isinstance(leaf, PerReplica) and leaf.uniform is None else [leaf]
+    for component in components:
+        _check_reducible(component)
+    axes = _checked_axes(axis, _sample(leaf))
+    if not isinstance(leaf, PerReplica):
+        # Every replica contributes the same.
+        value = jnp.asarray(_plain(leaf))
+        total = jnp.sum(value, axis=axes)
+        count = _count(value.shape, axes)
+        return _divided(total, count) if op is ReduceOp.MEAN else total * communicator.num_replicas
+    sums = map_each(_SumAxes(axes), leaf, communicator.mesh)
+    if op is ReduceOp.SUM:
+        return communicator.reduce(ReduceOp.SUM, [sums])[0]
+    uniform = leaf.uniform
+    if uniform is not None:
+        count: Any = _count(uniform.shape, axes) * communicator.num_replicas
+        total = communicator.reduce(ReduceOp.SUM, [sums])[0]
+    else:
+        sizes = [jnp.int32(_count(np.shape(c), axes)) for c in leaf.values]
+        counts = PerReplica(sizes, mesh=communicator.mesh)
+        total, count = communicator.reduce(ReduceOp.SUM, [sums, counts])
+    return _divided(jnp.asarray(_plain(total)), _plain(count))
+
+
+def _sample(leaf: Any) -> Any:
+    """A component whose axes are those of all: of unlike components, the first."""
+    if isinstance(leaf, PerReplica):
+        uniform = leaf.uniform
+        return leaf.values[0] if uniform is None else uniform
+    return _plain(leaf)
+
+
+def _check_reducible(component: Any) -> None:
+    value = _plain(component)
+    if isinstance(value, PerReplica):
+        return
+    if isinstance(value, IndexedSlices):
+        raise CollectiveError(
+            "IndexedSlices can be reduced only with axis=None, which joins their rows; use "
+            "`.to_dense()` to reduce over an axis."
+        )
+    if not is_number(value):
+        raise CollectiveError(f"Only arrays and numbers can be reduced, got {component!r}.")
+
+
+def _checked_axes(axis: Any, sample: Any) -> tuple[int, ...]:
+    if isinstance(axis, list):
+        raise TypeError(f"reduce(axis={axis}): pass an int or a tuple of ints, not a list.")
+    axes = axis if isinstance(axis, tuple) else (axis,)
+    return tuple(checked_axis(a, sample, "reduce") for a in axes)
+
+
+def _count(shape: tuple[int, ...], axes: tuple[int, ...]) -> int:
+    return int(np.prod([shape[a] for a in axes]))
+
+
+def _divided(total: Any, count: Any) -> Any:
+    if jnp.issubdtype(total.dtype, jnp.inexact):
+        return total / jnp.asarray(count, total.dtype)
+    return total.astype(jnp.float32) / count
+
+
+def gather(communicator: Communicator, structure: Any, axis: int) -> Any:
+    """Join the replicas' values along `axis`, leaf by leaf."""
+    leaves, treedef = flatten_values(structure)
+    for leaf in leaves:
+        if isinstance(leaf, IndexedSlices):
+            raise NotImplementedError("gather does not take IndexedSlices; use reduce(axis=None).")
+        if not isinstance(leaf, PerReplica | Mirrored) and not is_number(leaf):
+            raise CollectiveError(f"Only arrays can be gathered, got {leaf!r}.")
+    gathered = [communicator.gather(leaf, axis)[0] for leaf in leaves]
+    return jax.tree.map(_plain, treedef.unflatten(gathered), is_leaf=_is_mirrored)

@@ -1,0 +1,286 @@
+"""`Strategy`: what every strategy offers, on top of the four answers that each one gives.
+
+A strategy says
+
+    which devices make up the mesh              mesh
+    how a variable is laid out on them          make_variable
+    how per-replica values are combined         communicator
+    where single-copy state lives               parameter_device
+
+and everything else is shared: here, in `_reductions` and, for the lower-level API, in `_extended`.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, final
+
+import jax
+import jax.numpy as jnp
+
+from replicax.collectives import Communicator
+from replicax.contexts import Scope, current, enter_default, require_cross_replica
+from replicax.execution import Function, run
+from replicax.strategies._extended import StrategyExtended
+from replicax.strategies._reductions import gather, reduce
+from replicax.strategies._run_options import RunOptions, ValueContext
+from replicax.topology import ReplicaMesh, device_name
+from replicax.types import ReduceOp
+from replicax.values import DistributedValues, PerReplica, flatten, regroup_apart, select
+from replicax.variables import Variable, VariableSpec, current_frame, prepare_variable
+
+__all__ = ["Strategy"]
+
+
+class Strategy(abc.ABC):
+    """Where variables live, how replicas run and how they talk.
+
+    The base of all strategies; use `MirroredStrategy`, `OneDeviceStrategy` or `CentralStorageStrategy`.
+
+    >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+    >>> isinstance(strategy, rx.Strategy)
+    True
+    >>> strategy
+    MirroredStrategy(['CPU:0', 'CPU:1'])
+    """
+
+    # The four answers.
+
+    @property
+    @abc.abstractmethod
+    def communicator(self) -> Communicator:
+        """How values are combined over the replicas."""
+
+    @property
+    @abc.abstractmethod
+    def parameter_device(self) -> Any:
+        """The device of state that has one copy."""
+
+    @abc.abstractmethod
+    def make_variable(self, spec: VariableSpec, value: jax.Array) -> Variable:
+        """A variable as this strategy lays it out; raises if it can't be what `spec` says."""
+
+    @property
+    def places_values(self) -> bool:
+        """Whether values go to this strategy's devices, rather than wherever JAX puts them."""
+        return True
+
+    @property
+    @final
+    def mesh(self) -> ReplicaMesh:
+        """The devices, by replica."""
+        return self.communicator.mesh
+
+    # What they are used for.
+
+    def __repr__(self) -> str:
+        names = [device_name(row[0]) for row in self.mesh.replica_devices]
+        return f"{type(self).__name__}({names})"
+
+    @property
+    @final
+    def num_replicas_in_sync(self) -> int:
+        """How many replicas run together, over all processes.
+
+        >>> rx.MirroredStrategy(["CPU:0", "CPU:1"]).num_replicas_in_sync
+        2
+        """
+        return self.communicator.num_replicas
+
+    @property
+    def cluster_resolver(self) -> Any:
+        """The resolver that found the cluster; None for strategies of one machine."""
+        return None
+
+    @cached_property
+    def extended(self) -> StrategyExtended:
+        """The lower-level API, for optimizers and the like."""
+        return StrategyExtended(self)
+
+    @cached_property
+    def replica_ids(self) -> tuple[jax.Array, ...]:
+        """The ids of this process's replicas, each an array on its replica's device."""
+        ids = [jnp.int32(i) for i in self.mesh.local_replica_ids]
+        if not self.places_values:
+            return tuple(ids)
+        return tuple(self.mesh.place(replica_id, i) for i, replica_id in enumerate(ids))
+
+    def scope(self) -> Any:
+        """Use this strategy in a `with` block: variables made there are laid out by it.
+
+        >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> with strategy.scope():
+        ...     v = rx.Variable([1.0, 2.0])
+        >>> type(v).__name__
+        'MirroredVariable'
+        """
+        require_cross_replica(self, "scope()")
+        return Scope(self)
+
+    @final
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        options: RunOptions | None = None,
+    ) -> Any:
+        """Call `fn` once for each replica, each with its part of the arguments.
+
+        Inside `rx.function`, or if `fn` was made by it, the replicas are compiled into one program;
+        otherwise each one is ordinary Python, run in turn.
+
+        Args:
+            fn: the replica function. `rx.get_replica_context()` in it tells which replica it is and
+                lets it talk to the others.
+            args: positional arguments. Of per-replica values, in structures too, each replica gets its
+                part; everything else is the same for all.
+            kwargs: keyword arguments, likewise.
+            options: a `RunOptions`.
+
+        Returns:
+            The replicas' results merged into one structure, whose leaves are `PerReplica`, except for
+            what is the same object on all replicas. With one replica: its result.
+
+        Raises:
+            ContextError: inside another replica function, or under another strategy.
+
+        >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> x = strategy.distribute_values_from_function(lambda ctx: ctx.replica_id_in_sync_group + 1.0)
+        >>> strategy.run(lambda x, y: x * y, args=(x, 10.0))
+        PerReplica:{
+          0: Array(10., dtype=float32),
+          1: Array(20., dtype=float32)
+        }
+        """
+        args, kwargs = self._checked_call(fn, args, kwargs, options)
+        if isinstance(fn, Function):
+            return fn.in_replicas(self)(*args, **kwargs)
+        return run(self, fn, args, kwargs)
+
+    def _checked_call(self, fn: Any, args: Any, kwargs: Any, options: Any) -> tuple[Any, Any]:
+        require_cross_replica(self, "run()")
+        if not callable(fn):
+            raise TypeError(f"strategy.run needs a function to call, got {fn!r}.")
+        if not isinstance(args, list | tuple):
+            raise ValueError(
+                f"strategy.run(fn, args=...) takes a tuple or list of arguments, got a "
+                f"{type(args).__name__}. For one argument write args=(x,)."
+            )
+        kwargs = dict(kwargs or {})
+        for leaf in flatten((tuple(args), kwargs))[0]:
+            if isinstance(leaf, PerReplica):
+                self._check_argument(leaf, options)
+        return tuple(args), kwargs
+
+    def _check_argument(self, value: PerReplica, options: RunOptions | None) -> None:
+        has, needs = value.num_components, len(self.mesh.local_replica_ids)
+        if has is not None and has < needs:
+            raise IndexError(
+                f"strategy.run got a PerReplica value with {has} components for {needs} replicas."
+            )
+        dynamic = options is None or options.experimental_enable_dynamic_batch_size
+        if not dynamic and value.uniform is None:
+            raise ValueError(
+                "strategy.run got a per-replica argument whose shapes differ between replicas, which "
+                "RunOptions(experimental_enable_dynamic_batch_size=False) rules out."
+            )
+
+    @final
+    def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: Any) -> Any:
+        """Combine a per-replica value into one array.
+
+        Args:
+            reduce_op: "SUM" or "MEAN".
+            value: what `run` returned, or a structure of such values. A value that is the same for all
+                replicas counts once for each of them.
+            axis: None combines element by element. An int or a tuple of ints reduces over those axes
+                inside each replica's value as well; MEAN then divides by the true number of elements, so
+                it is right for replicas with different batch sizes.
+
+        >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> def losses():
+        ...     replica = int(rx.get_replica_context().replica_id_in_sync_group)
+        ...     return jnp.full(3 - replica, float(replica))      # 3 examples, then 2
+        >>> strategy.reduce("MEAN", strategy.run(losses), axis=0)
+        Array(0.4, dtype=float32)
+        """
+        require_cross_replica(self, "reduce()")
+        return reduce(self.communicator, ReduceOp.parse(reduce_op), value, axis)
+
+    @final
+    def gather(self, value: Any, axis: int) -> Any:
+        """Join the replicas' values along `axis`, in replica order.
+
+        Args:
+            value: a per-replica value or a structure of them; the sizes along `axis` may differ.
+            axis: which axis to join along; negative counts from the end.
+
+        >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> ids = strategy.run(lambda: rx.get_replica_context().replica_id_in_sync_group[None])
+        >>> strategy.gather(ids, axis=0)
+        Array([0, 1], dtype=int32)
+        """
+        require_cross_replica(self, "gather()")
+        return gather(self.communicator, value, axis)
+
+    @final
+    def local_results(self, value: Any) -> tuple[Any, ...]:
+        """The parts of a distributed value that belong to this process's replicas, as a tuple.
+
+        Args:
+            value: what `run` returned, a variable, or a structure of such values; of anything else a
+                tuple with just that is returned.
+
+        >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> strategy.local_results(strategy.run(lambda: jnp.ones(2)))
+        (Array([1., 1.], dtype=float32), Array([1., 1.], dtype=float32))
+        """
+        if isinstance(value, Variable):
+            return value.copies
+        leaves, _ = flatten(value)
+        if not any(isinstance(leaf, DistributedValues) for leaf in leaves):
+            return (value,)
+        count = max(len(x.values) for x in leaves if isinstance(x, DistributedValues))
+        parts = tuple(select(value, i) for i in range(count))
+        return parts[: len(self.mesh.local_replica_ids)]
+
+    @final
+    def distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
+        """A per-replica value whose component for each replica is what `value_fn` returns.
+
+        Args:
+            value_fn: called for each replica of this process with a `ValueContext`.
+
+        >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> strategy.distribute_values_from_function(lambda ctx: 10 * ctx.replica_id_in_sync_group)
+        PerReplica:{
+          0: 0,
+          1: 10
+        }
+        """
+        total = self.num_replicas_in_sync
+        contexts = [ValueContext(i, total) for i in self.mesh.local_replica_ids]
+        with enter_default():
+            values = [value_fn(context) for context in contexts]
+        return self._distribute(values)
+
+    def _distribute(self, values: list[Any]) -> Any:
+        return regroup_apart(values, self.mesh)
+
+    @final
+    def create_variable(self, *args: Any, **kwargs: Any) -> Variable:
+        """Make a variable; what `rx.Variable(...)` calls, with the same arguments."""
+
+        def make() -> Variable:
+            frame = current_frame()
+            with frame.creating():
+                spec, value = prepare_variable(*args, **kwargs)
+                variable = self.make_variable(spec, value)
+            frame.adopt(variable)
+            return variable
+
+        replica = current().replica
+        return make() if replica is None else replica.create(make)

@@ -1,0 +1,258 @@
+"""Device names: every spelling that TensorFlow users write, and one that Replicax answers with.
+
+    "GPU:0"   "gpu"   "/gpu:0"   "/device:GPU:0"   "/job:localhost/replica:0/task:0/device:GPU:0"
+
+all mean the first GPU of this process, as does the `jax.Device` itself. An index counts the devices
+of one platform in one process. CUDA and ROCm devices are both GPUs here. The devices of other
+processes are reached by their task: `"/job:worker/task:1/device:GPU:0"` is the first GPU of process
+1.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import jax
+
+from replicax.errors import DeviceError
+from replicax.topology._cpu import prepare_cpu_pool
+from replicax.types import Device
+
+__all__ = ["DeviceName", "device_name", "find_device", "parse_device_name", "resolve_devices"]
+
+_SPELLING = re.compile(
+    r"""
+    /?
+    (?: job : (?P<job> \w+ ) / )?
+    (?: replica : 0 / )?
+    (?: task : (?P<task> \d+ ) / )?
+    (?: device : )?
+    (?P<platform> [a-z] \w* ) (?: : (?P<index> \d+ ) )?
+    """,
+    re.VERBOSE | re.IGNORECASE | re.ASCII,
+)
+_SAME_PLATFORM = {"CUDA": "GPU", "ROCM": "GPU"}
+_KNOWN_PLATFORMS = ("GPU", "TPU", "CPU")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class DeviceName:
+    """Which device is meant: the `index`-th of a platform, in this process or in process `task`.
+
+    >>> from replicax.topology import DeviceName
+    >>> str(DeviceName("CPU", 1))
+    'CPU:1'
+    >>> str(DeviceName("GPU", 0, task=3))
+    '/job:worker/replica:0/task:3/device:GPU:0'
+    """
+
+    platform: str
+    index: int = 0
+    task: int | None = None
+
+    def __str__(self) -> str:
+        """The spelling that Replicax answers with."""
+        if self.task is None:
+            return f"{self.platform}:{self.index}"
+        return f"/job:worker/replica:0/task:{self.task}/device:{self.platform}:{self.index}"
+
+
+def parse_device_name(name: str) -> DeviceName:
+    """Read a device name in any spelling. The device need not exist.
+
+    Args:
+        name: For example `"GPU:0"`, `"gpu"`, `"/cpu:1"` or `"/job:localhost/task:0/device:CPU:1"`.
+
+    Raises:
+        DeviceError: `name` is not spelled like a device.
+
+    >>> from replicax.topology import parse_device_name
+    >>> parse_device_name("/device:cpu:1")
+    DeviceName(platform='CPU', index=1, task=None)
+    >>> parse_device_name("cuda")
+    DeviceName(platform='GPU', index=0, task=None)
+    """
+    match = _SPELLING.fullmatch(name)
+    if match is None:
+        raise DeviceError(
+            f"{name!r} is not the name of a device. Spell it like 'GPU:0', '/cpu:1' or "
+            "'/job:worker/task:1/device:GPU:0'."
+        )
+    platform = match["platform"].upper()
+    return DeviceName(
+        platform=_SAME_PLATFORM.get(platform, platform),
+        index=int(match["index"] or 0),
+        task=_task(name, match["job"], match["task"]),
+    )
+
+
+def _task(name: str, job: str | None, task: str | None) -> int | None:
+    if job == "localhost" and task in (None, "0"):
+        return None
+    if job not in (None, "worker"):
+        raise DeviceError(
+            f"{name!r} names task {task or 0} of the job {job!r}. Devices are those of the job "
+            "'worker', by task, or of task 0 of 'localhost', which is this process."
+        )
+    return None if task is None else int(task)
+
+
+def find_device(device: str | Device) -> Device:
+    """The device that a name means.
+
+    Args:
+        device: A name in any spelling, or a `jax.Device`, which is returned as it is.
+
+    Raises:
+        DeviceError: It is not a device name, or there is no such device.
+
+    >>> from replicax.topology import find_device
+    >>> find_device("/device:CPU:1") is jax.devices("cpu")[1]
+    True
+    """
+    if isinstance(device, str):
+        return _find_named(device)
+    if isinstance(device, jax.Device):
+        return device
+    raise DeviceError(
+        f"A device is a name such as 'GPU:0' or a `jax.Device`; got {device!r} "
+        f"of type {type(device).__name__}."
+    )
+
+
+def _find_named(spelling: str) -> Device:
+    name = parse_device_name(spelling)
+    candidates = _process_devices(name.platform, name.task)
+    if name.index >= len(candidates):
+        raise DeviceError(f"There is no device {spelling!r}. {_what_there_is()}{_how_to_get(name)}")
+    return candidates[name.index]
+
+
+def device_name(device: Device) -> str:
+    """The name of a device, such as `"CPU:0"`; for one of another process with its task.
+
+    >>> from replicax.topology import device_name
+    >>> device_name(jax.devices("cpu")[3])
+    'CPU:3'
+    """
+    platform = _platform(device)
+    task = None if device.process_index == jax.process_index() else device.process_index
+    return str(DeviceName(platform, _process_devices(platform, task).index(device), task))
+
+
+def resolve_devices(devices: Iterable[str | Device] | None = None) -> list[Device]:
+    """The devices that a strategy's `devices` argument means, checked to be usable together.
+
+    Args:
+        devices: Names or `jax.Device`s. None means all devices of JAX's default backend, in all
+            processes: the GPUs, else the TPUs, else the CPU devices.
+
+    Raises:
+        DeviceError: A device does not exist or is listed twice, the list is empty or mixes
+            platforms, or it is not a list but a single device.
+
+    >>> from replicax.topology import device_name, resolve_devices
+    >>> [device_name(device) for device in resolve_devices(["/cpu:1", "CPU:0"])]
+    ['CPU:1', 'CPU:0']
+    """
+    if devices is None:
+        prepare_cpu_pool()
+        return list(jax.devices())
+    named = _as_list(devices)
+    found = [find_device(device) for device in named]
+    _refuse_repetition(named, found)
+    _refuse_mixed_platforms(found)
+    return found
+
+
+def _as_list(devices: Any) -> list[str | Device]:
+    if isinstance(devices, str | jax.Device):
+        single = devices if isinstance(devices, str) else device_name(devices)
+        raise DeviceError(f"`devices` is a list of devices; for this one alone write [{single!r}].")
+    if not isinstance(devices, Iterable):
+        raise DeviceError(
+            f"`devices` is a list of names or `jax.Device`s; got {devices!r} "
+            f"of type {type(devices).__name__}."
+        )
+    named = list(devices)
+    if not named:
+        raise DeviceError(
+            f"`devices` is empty. Name at least one, or pass None for all. {_what_there_is()}"
+        )
+    return named
+
+
+def _refuse_repetition(named: Sequence[str | Device], found: Sequence[Device]) -> None:
+    spelled: dict[Device, str | Device] = {}
+    for name, device in zip(named, found, strict=True):
+        if device in spelled:
+            raise DeviceError(
+                f"`devices` lists {device_name(device)} twice, as {spelled[device]!r} and as "
+                f"{name!r}. A device runs one replica. {_what_there_is()}"
+                f"{_how_to_get_several(found)}"
+            )
+        spelled[device] = name
+
+
+def _refuse_mixed_platforms(found: Sequence[Device]) -> None:
+    if len({_platform(device) for device in found}) > 1:
+        names = ", ".join(device_name(device) for device in found)
+        raise DeviceError(
+            f"`devices` mixes platforms: {names}. All replicas of a strategy run on one platform. "
+            f"{_what_there_is()}"
+        )
+
+
+def _platform(device: Device) -> str:
+    platform = device.platform.upper()
+    return _SAME_PLATFORM.get(platform, platform)
+
+
+def _process_devices(platform: str, task: int | None) -> list[Device]:
+    """All devices of a platform in one process; none where JAX does not have the platform."""
+    prepare_cpu_pool()
+    try:
+        devices = jax.devices(platform.lower())
+    except RuntimeError:
+        return []
+    process = jax.process_index() if task is None else task
+    return [device for device in devices if device.process_index == process]
+
+
+def _what_there_is() -> str:
+    prepare_cpu_pool()
+    platforms = dict.fromkeys([_platform(jax.devices()[0]), *_KNOWN_PLATFORMS])
+    names = [
+        device_name(device) for platform in platforms for device in _process_devices(platform, None)
+    ]
+    return f"This process has {', '.join(names)}."
+
+
+def _how_to_get(name: DeviceName) -> str:
+    if name.platform not in _KNOWN_PLATFORMS:
+        return " Device names look like 'GPU:0' or '/device:CPU:1'."
+    if name.task is not None:
+        return f" JAX runs in {jax.process_count()} process(es) here."
+    if name.platform == "CPU":
+        return _call_for_cpu_devices(name.index + 1)
+    if not _process_devices(name.platform, None):
+        return f" `jax.devices({name.platform.lower()!r})` tells why JAX finds no {name.platform}."
+    return ""
+
+
+def _how_to_get_several(devices: Sequence[Device]) -> str:
+    enough = len(_process_devices("CPU", None)) >= len(devices)
+    if enough or any(_platform(device) != "CPU" for device in devices):
+        return ""
+    return _call_for_cpu_devices(len(devices))
+
+
+def _call_for_cpu_devices(num_devices: int) -> str:
+    return (
+        f" To have {num_devices} CPU devices, call `rx.set_cpu_devices({num_devices})` before JAX "
+        "is first used."
+    )

@@ -1,0 +1,160 @@
+"""One mesh under every strategy, and the two ways a value lies on it.
+
+The first axis of the mesh is `replica`; a replica made of several devices adds axes after it. Values
+that are equal on all replicas are *replicated* arrays. Values that differ are *sharded*: replica i
+holds rows `[i * n, (i + 1) * n)` of one global array, so a global batch and the tuple of per-replica
+batches are two views of the same memory. Scalars per replica make a global vector of one entry each.
+
+Nothing here assumes that all devices belong to this process: `split` hands out the local replicas'
+parts and `assemble` builds the global array from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
+
+from replicax.topology._cpu import collectives_must_wait
+from replicax.topology._devices import device_name
+
+__all__ = ["REPLICA_AXIS", "ReplicaMesh"]
+
+REPLICA_AXIS = "replica"
+
+
+@final
+class ReplicaMesh:
+    """Devices arranged by replica, with the shardings that Replicax uses on them."""
+
+    def __init__(self, devices: Sequence[Any]) -> None:
+        """Arrange `devices`: one per replica, or a nested sequence with the replicas first."""
+        grid = np.asarray(devices, dtype=object)
+        logical_axes = tuple(f"logical_{i}" for i in range(grid.ndim - 1))
+        self.mesh = Mesh(grid, (REPLICA_AXIS, *logical_axes))
+        self.num_replicas: int = grid.shape[0]
+        self.replica_devices = tuple(tuple(np.ravel(row)) for row in grid)
+        process = jax.process_index()
+        self.local_replica_ids = tuple(
+            i
+            for i, row in enumerate(self.replica_devices)
+            if all(d.process_index == process for d in row)
+        )
+        self.replicated = NamedSharding(self.mesh, PartitionSpec())
+        self.sharded = NamedSharding(self.mesh, PartitionSpec(REPLICA_AXIS))
+
+    def __repr__(self) -> str:
+        names = (" ".join(map(device_name, row)) for row in self.replica_devices)
+        return f"ReplicaMesh([{', '.join(names)}])"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ReplicaMesh) and self.mesh == other.mesh
+
+    def __hash__(self) -> int:
+        return hash(self.mesh)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether every replica runs in this process."""
+        return len(self.local_replica_ids) == self.num_replicas
+
+    @cached_property
+    def platform(self) -> str:
+        """The platform of the devices: "cpu", "gpu" or "tpu"."""
+        return self.replica_devices[0][0].platform
+
+    @cached_property
+    def local_devices(self) -> tuple[Any, ...]:
+        """The first device of every local replica: where its eager code runs."""
+        return tuple(self.replica_devices[i][0] for i in self.local_replica_ids)
+
+    @cached_property
+    def _replica_shardings(self) -> tuple[Sharding, ...]:
+        """How one replica's part lies on its own devices, for each local replica."""
+        shardings: list[Sharding] = []
+        for i in self.local_replica_ids:
+            row = np.asarray(self.mesh.devices[i])
+            if row.ndim == 0:
+                shardings.append(jax.sharding.SingleDeviceSharding(row.item()))
+            else:
+                inner = Mesh(row, self.mesh.axis_names[1:])
+                shardings.append(NamedSharding(inner, PartitionSpec()))
+        return tuple(shardings)
+
+    # Putting values on the mesh.
+
+    def place(self, value: Any, local_index: int) -> jax.Array:
+        """`value` on the devices of one local replica; not copied if it is there already."""
+        sharding = self._replica_shardings[local_index]
+        if isinstance(value, jax.Array) and value.committed and value.sharding == sharding:
+            return value
+        return jax.device_put(value, sharding)
+
+    def replicate(self, value: Any) -> jax.Array:
+        """The same `value` on every device. All processes pass the same one."""
+        if isinstance(value, jax.Array) and value.sharding == self.replicated:
+            return value
+        if self.is_local:
+            return jax.device_put(value, self.replicated)
+        return self.assemble_replicated([value] * len(self.local_replica_ids))
+
+    def assemble(self, components: Sequence[Any]) -> jax.Array:
+        """The sharded global array whose local parts are `components`, all of one shape and dtype."""
+        parts = [jnp.reshape(c, (1,)) if np.ndim(c) == 0 else c for c in components]
+        shape = parts[0].shape
+        return self._assemble(parts, (self.num_replicas * shape[0], *shape[1:]), self.sharded)
+
+    def assemble_replicated(self, components: Sequence[Any]) -> jax.Array:
+        """The replicated global array of which each local replica holds one equal copy."""
+        return self._assemble(components, np.shape(components[0]), self.replicated)
+
+    def _assemble(
+        self, parts: Sequence[Any], shape: tuple[int, ...], sharding: NamedSharding
+    ) -> jax.Array:
+        placed = [self.place(part, i) for i, part in enumerate(parts)]
+        buffers = [
+            part.addressable_data(j)
+            for part in placed
+            for j in range(len(part.sharding.device_set))
+        ]
+        return jax.make_array_from_single_device_arrays(shape, sharding, buffers)
+
+    # Taking values off it.
+
+    def split(self, array: jax.Array, *, scalar: bool) -> tuple[jax.Array, ...]:
+        """The local replicas' parts of a sharded global array."""
+        parts = self._split(array)
+        return tuple(jnp.reshape(part, ()) for part in parts) if scalar else parts
+
+    def split_replicated(self, array: jax.Array) -> tuple[jax.Array, ...]:
+        """The local replicas' copies of a replicated global array."""
+        return self._split(array)
+
+    def _split(self, array: jax.Array) -> tuple[jax.Array, ...]:
+        by_device = {next(iter(s.data.devices())): s.data for s in array.addressable_shards}
+        return tuple(
+            self._join([by_device[d] for d in self.replica_devices[replica]], i)
+            for i, replica in enumerate(self.local_replica_ids)
+        )
+
+    def _join(self, buffers: list[jax.Array], local_index: int) -> jax.Array:
+        if len(buffers) == 1:
+            return buffers[0]
+        sharding = self._replica_shardings[local_index]
+        return jax.make_array_from_single_device_arrays(buffers[0].shape, sharding, buffers)
+
+    @cached_property
+    def must_wait(self) -> bool:
+        """Whether a second collective program in flight could deadlock XLA's CPU thread pool."""
+        return self.num_replicas > 1 and collectives_must_wait(self.local_devices)
+
+    def wait(self, outputs: Any) -> Any:
+        """Hand on `outputs` of a collective program, finished if `must_wait`."""
+        if self.must_wait:
+            jax.block_until_ready(outputs)
+        return outputs

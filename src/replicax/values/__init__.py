@@ -1,0 +1,41 @@
+"""Values that live on several replicas, and how structures of them are merged and split."""
+
+from replicax.values._distributed import (
+    DistributedValues,
+    Mirrored,
+    PerReplica,
+    is_array,
+    is_number,
+    is_tracer,
+    on_first_replica,
+)
+from replicax.values._indexed_slices import IndexedSlices
+from replicax.values._nest import (
+    Component,
+    flatten,
+    map_leaves,
+    regroup,
+    regroup_apart,
+    regroup_mirrored,
+    select,
+)
+from replicax.values._operators import forward_operators
+
+__all__ = [
+    "Component",
+    "DistributedValues",
+    "IndexedSlices",
+    "Mirrored",
+    "PerReplica",
+    "flatten",
+    "forward_operators",
+    "is_array",
+    "is_number",
+    "is_tracer",
+    "map_leaves",
+    "on_first_replica",
+    "regroup",
+    "regroup_apart",
+    "regroup_mirrored",
+    "select",
+]

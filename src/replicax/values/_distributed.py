@@ -1,0 +1,354 @@
+"""Values that live on several replicas: `PerReplica` and `Mirrored`.
+
+Both have two faces, and turn one into the other only when asked:
+
+* the *components*, one value per local replica, which eager code works with;
+* the *global array* on the strategy's mesh, which compiled programs take and return.
+
+While a compiled replica function is being traced there is a third face of `PerReplica`: the *local*
+value. One trace stands for all replicas there, so "my replica's value" is all there is to hold.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from replicax._jax import is_transforming, uncommitted
+from replicax.topology import REPLICA_AXIS, ReplicaMesh
+from replicax.values._operators import forward_operators, refuse_operators
+
+__all__ = [
+    "DistributedValues",
+    "Mirrored",
+    "PerReplica",
+    "is_array",
+    "is_number",
+    "is_tracer",
+    "on_first_replica",
+]
+
+
+def is_array(value: Any) -> bool:
+    """Whether `value` is a JAX or NumPy array (a tracer is one)."""
+    return isinstance(value, jax.Array | np.ndarray | np.generic)
+
+
+def is_number(value: Any) -> bool:
+    """Whether `value` is an array or a Python number, that is, something to compute with."""
+    return is_array(value) or isinstance(value, bool | int | float | complex)
+
+
+def is_tracer(value: Any) -> bool:
+    """Whether `value` is an abstract array of a program being traced."""
+    return isinstance(value, jax.core.Tracer)
+
+
+def on_first_replica(array: jax.Array) -> jax.Array:
+    """A replicated array as a plain one: a view of the first local copy that mixes with any device."""
+    return array if is_tracer(array) else uncommitted(array.addressable_data(0))
+
+
+class DistributedValues(abc.ABC):
+    """A value with one component per replica: the base of `PerReplica`, `Mirrored` and variables.
+
+    >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+    >>> x = strategy.distribute_values_from_function(lambda ctx: ctx.replica_id_in_sync_group)
+    >>> isinstance(x, rx.DistributedValues)
+    True
+    """
+
+    __slots__ = ()
+
+    @property
+    @abc.abstractmethod
+    def values(self) -> tuple[Any, ...]:
+        """The components of this process's replicas, in replica order."""
+
+    @abc.abstractmethod
+    def select(self, local_index: int) -> Any:
+        """The component of one local replica; inside a compiled replica, that replica's own."""
+
+    @property
+    @abc.abstractmethod
+    def mesh(self) -> ReplicaMesh | None:
+        """The devices that the components are on; None for values that belong to no strategy."""
+
+
+def _listing(name: str, components: Sequence[Any], show: Callable[[Any], str]) -> str:
+    lines = ",\n".join(f"  {i}: {show(value)}" for i, value in enumerate(components))
+    return f"{name}:{{\n{lines}\n}}"
+
+
+@final
+@refuse_operators
+@jax.tree_util.register_pytree_node_class
+class PerReplica(DistributedValues):
+    """A different value on each replica: what `strategy.run` returns.
+
+    Combine it with `strategy.reduce` or `strategy.gather`, look at it with `strategy.local_results`,
+    or hand it to another `strategy.run`.
+
+    >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+    >>> ids = strategy.run(lambda: rx.get_replica_context().replica_id_in_sync_group * 10)
+    >>> ids
+    PerReplica:{
+      0: Array(0, dtype=int32),
+      1: Array(10, dtype=int32)
+    }
+    >>> strategy.reduce("SUM", ids, axis=None)
+    Array(10, dtype=int32)
+    """
+
+    __slots__ = ("_array", "_components", "_is_local", "_mesh", "_scalar")
+
+    def __init__(self, values: Sequence[Any], *, mesh: ReplicaMesh | None = None) -> None:
+        """Wrap `values`, one for each local replica."""
+        self._components: tuple[Any, ...] | None = tuple(values)
+        self._array: Any = None
+        self._scalar = False
+        self._is_local = False
+        self._mesh = mesh
+
+    @classmethod
+    def from_global(cls, array: Any, mesh: ReplicaMesh | None, *, scalar: bool) -> PerReplica:
+        """The value whose component i is the i-th shard of `array`."""
+        self = cls((), mesh=mesh)
+        self._components, self._array, self._scalar = None, array, scalar
+        return self
+
+    @classmethod
+    def from_local(cls, value: Any, mesh: ReplicaMesh | None) -> PerReplica:
+        """The value of which a compiled replica holds `value`."""
+        self = cls((), mesh=mesh)
+        self._components, self._array, self._is_local = None, value, True
+        return self
+
+    @property
+    def mesh(self) -> ReplicaMesh | None:
+        """The devices that the components are on; None for values that belong to no strategy."""
+        return self._mesh
+
+    def on(self, mesh: ReplicaMesh) -> PerReplica:
+        """This value, said to be of `mesh` if it belonged to no strategy."""
+        if self._mesh is None:
+            self._mesh = mesh
+        return self
+
+    @property
+    def is_local(self) -> bool:
+        """Whether this stands for "each replica's own value" inside a compiled replica function."""
+        return self._is_local
+
+    @property
+    def num_components(self) -> int | None:
+        """How many components it was made from; None if it is one global array or a local value."""
+        return None if self._components is None else len(self._components)
+
+    @property
+    def is_traced_apart(self) -> bool:
+        """Whether the components are tracers: a program that traces replica after replica."""
+        return self._array is None and any(map(is_tracer, self._components or ()))
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """The components of this process's replicas, in replica order."""
+        if self._components is None:
+            self._components = self._split()
+        return self._components
+
+    def _split(self) -> tuple[Any, ...]:
+        if self._is_local:
+            stacked = lax.all_gather(self._array, REPLICA_AXIS)
+            return tuple(stacked[i] for i in range(stacked.shape[0]))
+        if is_tracer(self._array):
+            assert self._mesh is not None
+            stacked = self._array
+            if not self._scalar:
+                stacked = stacked.reshape(self._mesh.num_replicas, -1, *stacked.shape[1:])
+            return tuple(stacked[i] for i in range(self._mesh.num_replicas))
+        assert self._mesh is not None
+        return self._mesh.split(self._array, scalar=self._scalar)
+
+    def select(self, local_index: int) -> Any:
+        """The component of one local replica; inside a compiled replica, that replica's own."""
+        return self._array if self._is_local else self.values[local_index]
+
+    def replaced(self, local_index: int, value: Any) -> PerReplica:
+        """This value with another component for one local replica."""
+        if self._is_local:
+            return PerReplica.from_local(value, self._mesh)
+        components = list(self.values)
+        components[local_index] = value
+        return PerReplica(components, mesh=self._mesh)
+
+    @property
+    def uniform(self) -> jax.ShapeDtypeStruct | None:
+        """The one shape and dtype of all components, or None if they differ or are not numbers."""
+        if self._components is None:
+            shape = self._array.shape
+            if not self._is_local:
+                assert self._mesh is not None
+                count = self._mesh.num_replicas
+                shape = () if self._scalar else (shape[0] // count, *shape[1:])
+            return jax.ShapeDtypeStruct(shape, self._array.dtype)
+        if not self._components or not all(map(is_number, self._components)):
+            return None
+        kinds = {(np.shape(c), jnp.result_type(c)) for c in self._components}
+        if len(kinds) > 1:
+            return None
+        shape, dtype = kinds.pop()
+        return jax.ShapeDtypeStruct(shape, dtype)
+
+    def to_global(self, mesh: ReplicaMesh) -> tuple[Any, bool]:
+        """The global array on `mesh`, and whether its components are scalars; `uniform` must hold."""
+        if self._array is None:
+            assert self._components is not None
+            scalar = np.ndim(self._components[0]) == 0
+            if self.is_traced_apart or is_transforming():
+                join = jnp.stack if scalar else jnp.concatenate
+                return join([jnp.asarray(c) for c in self._components]), scalar
+            components = [c if is_array(c) else jnp.asarray(c) for c in self._components]
+            self._array, self._mesh, self._scalar = mesh.assemble(components), mesh, scalar
+        return self._array, self._scalar
+
+    def __repr__(self) -> str:
+        if self._is_local:
+            return f"PerReplica:{{each replica: {self._array!r}}}"
+        return _listing("PerReplica", self.values, repr)
+
+    __str__ = __repr__
+
+    def tree_flatten(self) -> tuple[tuple[Any, ...], Any]:
+        """Children: the global array where the components are alike, the components otherwise."""
+        if self._is_local:
+            return (self._array,), ("local", self._mesh, False)
+        mesh = self._mesh
+        if self._array is None and mesh is not None and self._all_arrays():
+            self.to_global(mesh)
+        if self._array is not None:
+            return (self._array,), ("global", mesh, self._scalar)
+        return self.values, ("components", mesh, False)
+
+    def _all_arrays(self) -> bool:
+        arrays = all(map(is_array, self._components or ()))
+        shape = self.uniform if arrays else None
+        return shape is not None and 0 not in shape.shape
+
+    @classmethod
+    def tree_unflatten(cls, aux: Any, children: Any) -> PerReplica:
+        """Rebuild from whatever a tree function made of the children."""
+        kind, mesh, scalar = aux
+        if kind == "local":
+            return cls.from_local(children[0], mesh)
+        if kind == "global":
+            return cls.from_global(children[0], mesh, scalar=scalar)
+        return cls(children, mesh=mesh)
+
+
+@final
+@forward_operators
+@jax.tree_util.register_pytree_node_class
+class Mirrored(DistributedValues):
+    """The same value on each replica: what `extended.reduce_to` returns.
+
+    It computes like the plain value it is a copy of.
+
+    >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+    >>> x = strategy.distribute_values_from_function(lambda ctx: ctx.replica_id_in_sync_group + 1.0)
+    >>> total = strategy.extended.reduce_to("SUM", x, x)
+    >>> total
+    Mirrored:{
+      0: Array(3., dtype=float32),
+      1: Array(3., dtype=float32)
+    }
+    >>> total + 1
+    Array(4., dtype=float32)
+    """
+
+    __slots__ = ("_components", "_mesh", "_whole")
+
+    # NumPy must leave the arithmetic to us: `np.float32(1) * mirrored`.
+    __array_priority__: ClassVar[int] = 100
+
+    def __init__(self, values: Sequence[Any], *, mesh: ReplicaMesh | None = None) -> None:
+        """Wrap `values`, one equal copy for each local replica."""
+        self._components: tuple[Any, ...] | None = tuple(values)
+        self._whole: Any = None
+        self._mesh = mesh
+
+    @classmethod
+    def from_whole(cls, value: Any, mesh: ReplicaMesh | None = None) -> Mirrored:
+        """The value that is `value` everywhere: a replicated array, or a tracer of one."""
+        self = cls((), mesh=mesh)
+        self._components, self._whole = None, value
+        return self
+
+    @property
+    def mesh(self) -> ReplicaMesh | None:
+        """The devices that the copies are on; None for values that belong to no strategy."""
+        return self._mesh
+
+    @property
+    def whole(self) -> Any:
+        """The value as one (replicated) array."""
+        if self._whole is None:
+            assert self._components is not None
+            if self._mesh is None or any(map(is_tracer, self._components)):
+                return self._components[0]
+            self._whole = self._mesh.assemble_replicated(self._components)
+        return self._whole
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """The copies of this process's replicas, in replica order."""
+        if self._components is None:
+            if self._mesh is None or is_tracer(self._whole):
+                return (self._whole,) * (len(self._mesh.local_replica_ids) if self._mesh else 1)
+            self._components = self._mesh.split_replicated(self._whole)
+        return self._components
+
+    def select(self, local_index: int) -> Any:
+        """The copy of one local replica."""
+        return self._whole if is_tracer(self._whole) else self.values[local_index]
+
+    def replaced(self, local_index: int, value: Any) -> Mirrored:
+        """This value with another copy for one local replica, on the way to replacing all."""
+        if is_tracer(self._whole):
+            return Mirrored.from_whole(value, self._mesh)
+        copies = list(self.values)
+        copies[local_index] = value
+        return Mirrored(copies, mesh=self._mesh)
+
+    def to_plain(self) -> jax.Array:
+        """The value as an ordinary array."""
+        if self._components is None:
+            return on_first_replica(self._whole)
+        first = self._components[0]
+        return uncommitted(first) if isinstance(first, jax.Array) and not is_tracer(first) else first
+
+    def __jax_array__(self) -> jax.Array:
+        return jnp.asarray(self.to_plain())
+
+    def __repr__(self) -> str:
+        return _listing("Mirrored", self.values, repr)
+
+    __str__ = __repr__
+
+    def tree_flatten(self) -> tuple[tuple[Any, ...], Any]:
+        """One child: the replicated array."""
+        if self._whole is None and (self._mesh is None or not all(map(is_array, self.values))):
+            return self.values, ("components", self._mesh)
+        return (self.whole,), ("whole", self._mesh)
+
+    @classmethod
+    def tree_unflatten(cls, aux: Any, children: Any) -> Mirrored:
+        """Rebuild from whatever a tree function made of the children."""
+        kind, mesh = aux
+        return cls(children, mesh=mesh) if kind == "components" else cls.from_whole(children[0], mesh)

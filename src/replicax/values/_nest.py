@@ -1,0 +1,101 @@
+"""Merging replicas' results into one structure, and handing each replica its part of one.
+
+Structures are JAX pytrees in which `None`, distributed values and variables are leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from replicax.errors import StructureMismatchError
+from replicax.topology import ReplicaMesh
+from replicax.values._distributed import DistributedValues, Mirrored, PerReplica
+
+__all__ = ["Component", "flatten", "map_leaves", "regroup", "regroup_apart", "regroup_mirrored", "select"]
+
+
+class Component:
+    """One replica's part of a larger object, which it names: replicas' parts merge back into it."""
+
+    __slots__ = ()
+
+    @property
+    def container(self) -> Any:
+        """The object that this is a part of."""
+        raise NotImplementedError(f"{type(self).__name__} must define `container`.")
+
+
+def _is_leaf(value: Any) -> bool:
+    return value is None or isinstance(value, DistributedValues)
+
+
+def flatten(structure: Any) -> tuple[list[Any], Any]:
+    """The leaves of `structure` and its shape."""
+    return jax.tree.flatten(structure, is_leaf=_is_leaf)
+
+
+def map_leaves(fn: Callable[[Any], Any], structure: Any) -> Any:
+    """`structure` with `fn` applied to every leaf."""
+    return jax.tree.map(fn, structure, is_leaf=_is_leaf)
+
+
+def select(structure: Any, local_index: int) -> Any:
+    """The part of `structure` that one local replica sees; variables stay themselves."""
+
+    def part(leaf: Any) -> Any:
+        return leaf.select(local_index) if isinstance(leaf, PerReplica | Mirrored) else leaf
+
+    return map_leaves(part, structure)
+
+
+def regroup(results: Sequence[Any], mesh: ReplicaMesh | None) -> Any:
+    """Merge one structure for each local replica: one leaf if it is the same object everywhere.
+
+    Anything else becomes a `PerReplica`; the copies of one variable become that variable.
+    """
+    return _regroup(results, lambda leaves: PerReplica(leaves, mesh=mesh))
+
+
+def regroup_mirrored(results: Sequence[Any], mesh: ReplicaMesh | None) -> Any:
+    """`regroup` for values known to be equal: leaves become `Mirrored`."""
+    return _regroup(results, lambda leaves: Mirrored(leaves, mesh=mesh))
+
+
+def regroup_apart(results: Sequence[Any], mesh: ReplicaMesh | None) -> Any:
+    """`regroup` that makes every leaf a `PerReplica`, also one that is the same for all replicas."""
+    first, treedef = flatten(results[0])
+    columns = [first, *(_flatten_like(treedef, r, i) for i, r in enumerate(results[1:], 1))]
+    return treedef.unflatten(PerReplica(x, mesh=mesh) for x in zip(*columns, strict=True))
+
+
+def _regroup(results: Sequence[Any], wrap: Callable[[Sequence[Any]], Any]) -> Any:
+    if len(results) == 1:
+        return map_leaves(lambda leaf: _merge([leaf], wrap), results[0])
+    first, treedef = flatten(results[0])
+    columns = [first, *(_flatten_like(treedef, r, i) for i, r in enumerate(results[1:], 1))]
+    return treedef.unflatten(_merge(leaves, wrap) for leaves in zip(*columns, strict=True))
+
+
+def _flatten_like(treedef: Any, result: Any, replica: int) -> list[Any]:
+    try:
+        return treedef.flatten_up_to(result)
+    except ValueError:
+        raise StructureMismatchError(
+            f"Replica 0 and replica {replica} returned different structures: {treedef} and "
+            f"{flatten(result)[1]}. All replicas must return the same nesting of tuples, lists and "
+            "dicts; return None in the places where a replica has nothing."
+        ) from None
+
+
+def _merge(leaves: Sequence[Any], wrap: Callable[[Sequence[Any]], Any]) -> Any:
+    first = leaves[0]
+    if isinstance(first, Component):
+        container = first.container
+        if all(isinstance(x, Component) and x.container is container for x in leaves):
+            return container
+    if all(leaf is first for leaf in leaves[1:]):
+        return first
+    return wrap(leaves)

@@ -1,0 +1,92 @@
+"""Python's operators on things that are not arrays but have a value.
+
+`forward_operators` makes a class compute like the array that its `__jax_array__` gives (variables,
+`Mirrored`). `refuse_operators` makes the same operators say why they have no meaning (`PerReplica`).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar
+
+import jax.numpy as jnp
+import numpy as np
+
+__all__ = ["forward_operators", "refuse_operators"]
+
+_Class = TypeVar("_Class", bound=type)
+
+_BINARY: dict[str, Callable[[Any, Any], Any]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "truediv": operator.truediv,
+    "floordiv": operator.floordiv,
+    "mod": operator.mod,
+    "pow": operator.pow,
+    "matmul": operator.matmul,
+    "and": operator.and_,
+    "or": operator.or_,
+    "xor": operator.xor,
+}
+_COMPARE: dict[str, Callable[[Any, Any], Any]] = {
+    "eq": operator.eq,
+    "ne": operator.ne,
+    "lt": operator.lt,
+    "le": operator.le,
+    "gt": operator.gt,
+    "ge": operator.ge,
+}
+_UNARY: dict[str, Callable[[Any], Any]] = {
+    "neg": operator.neg,
+    "pos": operator.pos,
+    "abs": operator.abs,
+    "invert": operator.invert,
+    "float": float,
+    "int": int,
+    "bool": bool,
+    "complex": complex,
+    "index": operator.index,
+    "len": len,
+    "iter": iter,
+}
+
+
+def _array(value: Any) -> Any:
+    return value.__jax_array__() if hasattr(type(value), "__jax_array__") else value
+
+
+def forward_operators(cls: _Class) -> _Class:
+    """Class decorator: compute with the array that `__jax_array__` returns."""
+    for name, op in (_BINARY | _COMPARE).items():
+        setattr(cls, f"__{name}__", lambda self, other, op=op: op(_array(self), _array(other)))
+    for name, op in _BINARY.items():
+        setattr(cls, f"__r{name}__", lambda self, other, op=op: op(_array(other), _array(self)))
+    for name, op in _UNARY.items():
+        setattr(cls, f"__{name}__", lambda self, op=op: op(_array(self)))
+    cls.__getitem__ = lambda self, index: _array(self)[index]
+    cls.__array__ = lambda self, dtype=None, copy=None: np.array(_array(self), dtype=dtype)
+    cls.__hash__ = None
+    for name in ("shape", "dtype", "ndim", "size"):
+        if not hasattr(cls, name):
+            setattr(cls, name, property(lambda self, name=name: getattr(jnp.asarray(self), name)))
+    return cls
+
+
+def refuse_operators(cls: _Class) -> _Class:
+    """Class decorator: say that a value per replica is not one number, and what to do."""
+
+    def refuse(self: Any, *_: Any, **__: Any) -> NoReturn:
+        raise TypeError(
+            f"A {cls.__name__} holds one value for each replica, so it can't be used as a single "
+            "array or number here. Combine it with `strategy.reduce(op, value, axis=...)` or "
+            "`strategy.gather(value, axis=...)`, look at its parts with "
+            "`strategy.local_results(value)`, or compute with it inside `strategy.run(fn, "
+            "args=(value,))`."
+        )
+
+    names = [*_BINARY, *(f"r{name}" for name in _BINARY), *_UNARY, "lt", "le", "gt", "ge"]
+    for name in (*names, "getitem", "array", "jax_array"):
+        setattr(cls, f"__{name}__", refuse)
+    return cls

@@ -1,0 +1,26 @@
+"""Variables: state that a strategy places and keeps equal, or combines when it is read."""
+
+from replicax.variables._creation import prepare_variable
+from replicax.variables._frames import Cell, Frame, current_frame, journal, use_frame
+from replicax.variables._mirrored import MirroredVariable
+from replicax.variables._single import AggregatingVariable, PlainVariable
+from replicax.variables._spec import VariableSpec, user_line
+from replicax.variables._sync_on_read import SyncOnReadVariable
+from replicax.variables._variable import Variable, VariableCopy
+
+__all__ = [
+    "AggregatingVariable",
+    "Cell",
+    "Frame",
+    "MirroredVariable",
+    "PlainVariable",
+    "SyncOnReadVariable",
+    "Variable",
+    "VariableCopy",
+    "VariableSpec",
+    "current_frame",
+    "journal",
+    "prepare_variable",
+    "use_frame",
+    "user_line",
+]

@@ -1,0 +1,69 @@
+"""Combining what replicas write, as a variable's aggregation says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from replicax.collectives import Communicator
+from replicax.errors import VariableError
+from replicax.types import ReduceOp, VariableAggregation
+from replicax.values import IndexedSlices, PerReplica
+from replicax.variables._variable import Variable
+
+__all__ = ["aggregate", "check_scatter", "require_aggregation"]
+
+_REDUCE_OPS = {VariableAggregation.SUM: ReduceOp.SUM, VariableAggregation.MEAN: ReduceOp.MEAN}
+
+
+def require_aggregation(variable: Variable, what: str) -> None:
+    """Raise if nothing says how the replicas' values should be combined."""
+    if variable.aggregation is VariableAggregation.NONE:
+        raise VariableError(
+            f"{what} of the variable {variable.name!r} in a replica function: the replicas may write "
+            "different values, and the variable does not say how to combine them. Make it with "
+            "aggregation=rx.VariableAggregation.SUM, MEAN or ONLY_FIRST_REPLICA, or with "
+            "synchronization=ON_READ if each replica should keep its own value."
+        )
+
+
+def aggregate(
+    aggregation: VariableAggregation, value: Any, communicator: Communicator
+) -> Any:
+    """One value for all replicas from what each of them wrote."""
+    if isinstance(value, IndexedSlices):
+        return _aggregate_rows(aggregation, value, communicator)
+    if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
+        return communicator.first([value])[0]
+    return communicator.reduce(_REDUCE_OPS[aggregation], [value])[0]
+
+
+def _aggregate_rows(
+    aggregation: VariableAggregation, rows: IndexedSlices, communicator: Communicator
+) -> IndexedSlices:
+    parts = [_on_each(part, communicator) for part in (rows.values, rows.indices)]
+    if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
+        values, indices = communicator.first(parts)
+    else:
+        values, indices = (communicator.gather(part, 0)[0] for part in parts)
+    values, indices = values.whole, indices.whole
+    if aggregation is VariableAggregation.MEAN:
+        values = values / communicator.num_replicas
+    return IndexedSlices(values, indices, rows.dense_shape)
+
+
+def _on_each(part: Any, communicator: Communicator) -> PerReplica:
+    if isinstance(part, PerReplica):
+        return part
+    mesh = communicator.mesh
+    return PerReplica([part] * len(mesh.local_replica_ids), mesh=mesh)
+
+
+def check_scatter(variable: Variable, method: str, *, summable: bool) -> None:
+    """Refuse a scatter whose rows can't be collected from several replicas."""
+    alone = (VariableAggregation.NONE, VariableAggregation.ONLY_FIRST_REPLICA)
+    if not summable and variable.aggregation not in alone:
+        raise NotImplementedError(
+            f"{method} of the variable {variable.name!r}, whose aggregation is "
+            f"{variable.aggregation.name}: several replicas' rows have no order. Use aggregation "
+            "ONLY_FIRST_REPLICA, or scatter_add, scatter_sub, scatter_mul or scatter_div."
+        )

@@ -1,0 +1,84 @@
+"""Making a variable: checking the request, and its initial value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from replicax.errors import VariableError
+from replicax.types import VariableAggregation, VariableSynchronization
+from replicax.values import Mirrored, PerReplica, is_number
+from replicax.variables._frames import current_frame
+from replicax.variables._spec import VariableSpec, user_line
+from replicax.variables._variable import Variable, VariableCopy
+
+__all__ = ["prepare_variable"]
+
+
+def prepare_variable(
+    initial_value: Any = None,
+    trainable: bool | None = None,
+    name: str | None = None,
+    dtype: Any = None,
+    synchronization: VariableSynchronization = VariableSynchronization.AUTO,
+    aggregation: VariableAggregation = VariableAggregation.NONE,
+    shape: Any = None,
+    constraint: Callable[[Any], Any] | None = None,
+) -> tuple[VariableSpec, Any]:
+    """The checked properties of a variable and its initial value."""
+    synchronization = _member(VariableSynchronization, synchronization, "synchronization")
+    aggregation = _member(VariableAggregation, aggregation, "aggregation")
+    if initial_value is None:
+        raise VariableError("A variable needs an initial_value: an array, or a function for one.")
+    value = _initial_array(initial_value, dtype)
+    if shape is not None and tuple(shape) != value.shape:
+        raise VariableError(
+            f"The variable {name or 'Variable'!r} was given shape={tuple(shape)} and an initial value "
+            f"of shape {value.shape}. A variable's shape is that of its initial value and never "
+            "changes."
+        )
+    on_read = synchronization is VariableSynchronization.ON_READ
+    spec = VariableSpec(
+        name=name or "Variable",
+        shape=value.shape,
+        dtype=np.dtype(value.dtype),
+        trainable=(not on_read) if trainable is None else bool(trainable),
+        synchronization=synchronization,
+        aggregation=aggregation,
+        constraint=constraint,
+        made_at=user_line(),
+    )
+    return spec, value
+
+
+def _member(enum: Any, value: Any, argument: str) -> Any:
+    if isinstance(value, enum):
+        return value
+    names = ", ".join(enum.__members__)
+    if isinstance(value, str) and value.upper() in enum.__members__:
+        return enum[value.upper()]
+    raise VariableError(f"{argument} must be one of rx.{enum.__name__}.{{{names}}}, got {value!r}.")
+
+
+def _initial_array(initial_value: Any, dtype: Any) -> Any:
+    value = current_frame().initial_value(initial_value)
+    if isinstance(value, Variable | VariableCopy):
+        value = value.read_value()
+    if isinstance(value, PerReplica):
+        raise VariableError(
+            "The initial value of a variable can't be a PerReplica: it must be the same for all "
+            "replicas. Reduce it first, or assign the replicas' values in `strategy.run` to an "
+            "ON_READ variable."
+        )
+    if isinstance(value, Mirrored):
+        value = value.to_plain()
+    try:
+        array = np.asarray(value, dtype) if not is_number(value) else value
+        return jnp.asarray(array, dtype)
+    except TypeError as error:
+        raise VariableError(
+            f"The initial value of a variable must be an array or convert to one, got {value!r}."
+        ) from error

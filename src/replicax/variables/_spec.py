@@ -1,0 +1,73 @@
+"""What a variable was asked to be, checked."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from replicax.errors import VariableError
+from replicax.types import VariableAggregation, VariableSynchronization
+
+__all__ = ["VariableSpec", "user_line"]
+
+_PACKAGE = str(Path(__file__).resolve().parent.parent)
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class VariableSpec:
+    """A variable's unchanging properties."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    trainable: bool
+    synchronization: VariableSynchronization
+    aggregation: VariableAggregation
+    constraint: Callable[[Any], Any] | None
+    made_at: str
+
+    def check_fits(self, value: Any, what: str) -> None:
+        """Raise unless `value` can be written without losing anything."""
+        shape, dtype = np.shape(value), jnp.result_type(value)
+        if not _broadcasts(shape, self.shape):
+            raise VariableError(
+                f"{what} of the variable '{self.name}:0', which has shape {self.shape}, got a value "
+                f"of shape {shape}."
+            )
+        weak = isinstance(value, bool | int | float | complex) or getattr(value, "weak_type", False)
+        fits = np.can_cast(dtype, self.dtype, "same_kind" if weak else "safe")
+        if weak and not fits:
+            fits = jnp.issubdtype(dtype, jnp.integer) and jnp.issubdtype(self.dtype, jnp.inexact)
+        if not fits:
+            raise VariableError(
+                f"{what} of the variable '{self.name}:0', which is {self.dtype}, got a value of dtype "
+                f"{dtype}, which it can't hold without loss. Convert it: "
+                f"`value.astype(jnp.{self.dtype})`."
+            )
+
+
+def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
+    try:
+        return np.broadcast_shapes(shape, to) == to
+    except ValueError:
+        return False
+
+
+def user_line() -> str:
+    """The innermost line outside of Replicax and JAX, as "file:line"."""
+    jax_package = str(Path(jax.__file__).resolve().parent)
+    frame = sys._getframe(1)
+    while frame is not None:
+        path = frame.f_code.co_filename
+        if not path.startswith((_PACKAGE, jax_package, "<frozen")):
+            return f"{path}:{frame.f_lineno}"
+        frame = frame.f_back
+    return "an unknown place"

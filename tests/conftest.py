@@ -1,0 +1,47 @@
+"""A test that leaves something behind fails, rather than the one after it."""
+
+import contextlib
+import os
+import threading
+
+import pytest
+
+from replicax.contexts import current, set_strategy
+from replicax.errors import ContextError
+
+
+def _environment():
+    # pytest's own variable changes between the phases of a test.
+    return {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+
+
+@pytest.fixture(autouse=True)
+def _no_leaked_environment_variable():
+    before = _environment()
+    yield
+    changed = {name for name, _ in before.items() ^ _environment().items()}
+    for name in changed:
+        if name in before:
+            os.environ[name] = before[name]
+        else:
+            del os.environ[name]
+    assert not changed, f"the test left environment variables changed: {sorted(changed)}"
+
+
+@pytest.fixture(autouse=True)
+def _no_leaked_thread():
+    before = set(threading.enumerate())
+    yield
+    leaked = [t.name for t in threading.enumerate() if t not in before]
+    assert not leaked, f"the test left threads running: {leaked}"
+
+
+@pytest.fixture(autouse=True)
+def _no_leaked_strategy():
+    before = current()
+    yield
+    leaked = current() is not before
+    if leaked:
+        with contextlib.suppress(ContextError):  # an open scope can't be closed from here
+            set_strategy(None)
+    assert not leaked, "the test left a strategy's scope open or a strategy set"

@@ -1,0 +1,40 @@
+import inspect
+
+import pytest
+
+from replicax import errors
+
+BUILTINS = {
+    errors.DeviceError: [ValueError],
+    errors.BackendStartedError: [ValueError, RuntimeError],
+    errors.StructureMismatchError: [ValueError, AssertionError],
+    errors.ContextError: [RuntimeError],
+    errors.VariableError: [ValueError],
+    errors.TracingError: [RuntimeError],
+    errors.CollectiveError: [ValueError],
+    errors.ReduceOpTypeError: [TypeError, AssertionError],
+    errors.CollectiveTimeoutError: [TimeoutError],
+}
+
+
+@pytest.mark.parametrize("error", BUILTINS)
+def test_is_caught_as_the_builtins_that_tensorflow_users_catch(error):
+    for builtin in [errors.ReplicaxError, *BUILTINS[error]]:
+        with pytest.raises(builtin, match="what went wrong"):
+            raise error("what went wrong")
+
+
+def test_the_tree_is_complete():
+    classes = {
+        error
+        for _, error in inspect.getmembers(errors, inspect.isclass)
+        if error.__module__ == errors.__name__
+    }
+    assert classes == {errors.ReplicaxError, *BUILTINS}
+    assert {error.__name__ for error in classes} == set(errors.__all__)
+
+
+@pytest.mark.parametrize("name", errors.__all__)
+def test_the_tree_in_the_header_names_every_class(name):
+    assert f" {name} " in f" {errors.__doc__} ".replace("\n", " ")
+    assert getattr(errors, name).__doc__
