@@ -99,7 +99,7 @@ class Communicator:
         return whole, offsets
 
     def _gather_uneven(self, value: PerReplica, axis: int) -> tuple[Any, Any]:
-        for component in value.values:
+        for component in value.components:
             if not is_number(component):
                 raise CollectiveError(f"Only arrays can be gathered, got {component!r}.")
             checked_axis(axis, component)
@@ -107,11 +107,11 @@ class Communicator:
         if len(shapes) > 1:
             raise CollectiveError(
                 f"gather(axis={axis}) needs values that differ only in their size along that axis, "
-                f"got {', '.join(str(np.shape(c)) for c in value.values)}."
+                f"got {', '.join(str(np.shape(c)) for c in value.components)}."
             )
         if value.is_traced_apart:
-            sizes = [c.shape[axis] for c in value.values]
-            whole = Mirrored.from_whole(jnp.concatenate(value.values, axis), self.mesh)
+            sizes = [c.shape[axis] for c in value.components]
+            whole = Mirrored.from_whole(jnp.concatenate(value.components, axis), self.mesh)
         else:
             sizes, whole = self._gather_padded(value, axis)
         starts = np.cumsum([0, *sizes[:-1]])
@@ -119,12 +119,12 @@ class Communicator:
 
     def _gather_padded(self, value: PerReplica, axis: int) -> tuple[list[int], Mirrored]:
         """Gather the sizes, then arrays padded to the largest; works across processes too."""
-        lengths = [jnp.asarray(np.shape(c)[axis], jnp.int32) for c in value.values]
+        lengths = [jnp.asarray(np.shape(c)[axis], jnp.int32) for c in value.components]
         (sizes,) = combine(AllGather(None), [PerReplica(lengths, mesh=self.mesh)], self.mesh)
         all_sizes = [int(size) for size in np.asarray(sizes.to_plain())]
         largest = max(all_sizes)
         padded = []
-        for component in map(jnp.asarray, value.values):
+        for component in map(jnp.asarray, value.components):
             widths = [(0, 0)] * component.ndim
             widths[axis] = (0, largest - component.shape[axis])
             padded.append(jnp.pad(component, widths))
@@ -138,7 +138,7 @@ class Communicator:
 
 def _other_axes(value: PerReplica, axis: int) -> set[Any]:
     kinds = set()
-    for component in value.values:
+    for component in value.components:
         shape = list(np.shape(component))
         del shape[axis]
         kinds.add((tuple(shape), jnp.result_type(component)))

@@ -6,7 +6,12 @@ import dataclasses
 import enum
 from typing import Any, final
 
-__all__ = ["CollectiveHints", "CommunicationImplementation", "CommunicationOptions", "merge_options"]
+__all__ = [
+    "CollectiveHints",
+    "CommunicationImplementation",
+    "CommunicationOptions",
+    "merge_options",
+]
 
 
 @final

@@ -37,7 +37,7 @@ def combine(recipe: Recipe, values: Sequence[PerReplica], mesh: ReplicaMesh) -> 
         return [Mirrored.from_whole(output, mesh) for output in outputs]
     _require_uniform(values)
     if any(value.is_traced_apart for value in values):
-        stacks = [jnp.stack(value.values) for value in values]
+        stacks = [jnp.stack(value.components) for value in values]
         outputs = jax.vmap(functools.partial(recipe, _STACK_AXIS), axis_name=_STACK_AXIS)(*stacks)
         return [Mirrored.from_whole(output[0], mesh) for output in outputs]
     arrays, scalars = zip(*(value.to_global(mesh) for value in values), strict=True)
@@ -90,7 +90,7 @@ def map_each(recipe: Recipe, value: PerReplica, mesh: ReplicaMesh) -> PerReplica
     if value.is_local:
         (mine,) = recipe(REPLICA_AXIS, value.select(0))
         return PerReplica.from_local(mine, mesh)
-    parts = [recipe(REPLICA_AXIS, component)[0] for component in value.values]
+    parts = [recipe(REPLICA_AXIS, component)[0] for component in value.components]
     return PerReplica(parts, mesh=mesh)
 
 

@@ -162,8 +162,10 @@ class ReplicaContext:
         sparse = [i for i, leaf in enumerate(leaves) if isinstance(leaf, IndexedSlices)]
         dense = [leaf for leaf in leaves if not isinstance(leaf, IndexedSlices)]
         results = iter(self._exchange(_Reduce, op, chosen)(dense) if dense else [])
-        reduced = [self._reduce_rows(op, leaf) if i in sparse else next(results)
-                   for i, leaf in enumerate(leaves)]
+        reduced = [
+            self._reduce_rows(op, leaf) if i in sparse else next(results)
+            for i, leaf in enumerate(leaves)
+        ]
         return treedef.unflatten(reduced)
 
     def _reduce_rows(self, op: ReduceOp, rows: IndexedSlices) -> IndexedSlices:
@@ -277,15 +279,19 @@ class _Gather(Exchange):
         return _Scatter(self._context, self._axis, self._sizes)
 
     def result_shapes(self, shapes: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
-        return [_resized(shape, self._axis, size[2])
-                for shape, size in zip(shapes, self._sizes, strict=True)]
+        return [
+            _resized(shape, self._axis, size[2])
+            for shape, size in zip(shapes, self._sizes, strict=True)
+        ]
 
 
 @final
 class _Scatter(Exchange):
     """The transpose of a gather: sum over the replicas, then this replica's slice."""
 
-    def __init__(self, context: ReplicaContext, axis: int, sizes: list[tuple[int, int, int]]) -> None:
+    def __init__(
+        self, context: ReplicaContext, axis: int, sizes: list[tuple[int, int, int]]
+    ) -> None:
         super().__init__(context._merge_point.base_trace)
         self._context, self._axis, self._sizes = context, axis, sizes
 
@@ -305,8 +311,10 @@ class _Scatter(Exchange):
         return gather
 
     def result_shapes(self, shapes: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
-        return [_resized(shape, self._axis, size[0])
-                for shape, size in zip(shapes, self._sizes, strict=True)]
+        return [
+            _resized(shape, self._axis, size[0])
+            for shape, size in zip(shapes, self._sizes, strict=True)
+        ]
 
 
 def _resized(shape: tuple[int, ...], axis: int, size: int) -> tuple[int, ...]:

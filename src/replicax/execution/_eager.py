@@ -117,9 +117,7 @@ class _Replica:
         mesh = self._strategy.mesh
         devices = mesh.replica_devices[mesh.local_replica_ids[self.local_index]]
         names = tuple(device_name(device) for device in devices)
-        context = ReplicaContext(
-            self._strategy, self._replica_id, merge_point=self, devices=names
-        )
+        context = ReplicaContext(self._strategy, self._replica_id, merge_point=self, devices=names)
         with enter(Context(self._strategy, replica=context)), jax.default_device(devices[0]):
             self.result = fn(*args, **kwargs)
 

@@ -271,7 +271,9 @@ class _Program:
         mesh = self._mesh
         if mesh is None:
             return None
-        results = [mesh.sharded if sharded else mesh.replicated for sharded in self._outputs.sharded]
+        results = [
+            mesh.sharded if sharded else mesh.replicated for sharded in self._outputs.sharded
+        ]
         return results, [layout(variable, mesh) for variable in self._written]
 
     def _components_apart(self, leaves: list[Any]) -> list[int]:
@@ -279,7 +281,7 @@ class _Program:
         numbers = self._treedef.unflatten(range(len(leaves)))
         nodes = jax.tree.leaves(numbers, is_leaf=lambda x: isinstance(x, PerReplica))
         apart = [n for n in nodes if isinstance(n, PerReplica) and n._components is not None]
-        indices = [i for node in apart for i in node.values if i in set(self._dynamic)]
+        indices = [i for node in apart for i in node.components if i in set(self._dynamic)]
         if indices and self._mesh is not None and not self._mesh.is_local:
             raise TracingError(
                 "Per-replica values with different shapes can't be arguments of a compiled step that "
@@ -360,11 +362,13 @@ class _Outputs:
         """Tell apart shards of per-replica values, their separate components, and plain arrays."""
         numbers = self.treedef.unflatten(range(len(self.leaves)))
         shards, apart, mirrored = set(), {}, set()
-        for node in jax.tree.leaves(numbers, is_leaf=lambda x: isinstance(x, PerReplica | Mirrored)):
+        for node in jax.tree.leaves(
+            numbers, is_leaf=lambda x: isinstance(x, PerReplica | Mirrored)
+        ):
             if isinstance(node, Mirrored):
                 mirrored.update(jax.tree.leaves(node))
             elif isinstance(node, PerReplica) and node._components is not None:
-                apart.update({leaf: replica for replica, leaf in enumerate(node.values)})
+                apart.update({leaf: replica for replica, leaf in enumerate(node.components)})
             elif isinstance(node, PerReplica):
                 shards.add(node._array)
         self.sharded = [i in shards for i in self.dynamic]
@@ -383,4 +387,3 @@ class _Outputs:
         for i, array in zip(self.dynamic, arrays, strict=True):
             leaves[i] = array
         return self.treedef.unflatten(leaves)
-

@@ -196,5 +196,3 @@ class ReplicaFrame(Frame):
     def spread(self, recipe: Recipe, value: Mirrored, mesh: ReplicaMesh) -> PerReplica:
         (part,) = recipe(REPLICA_AXIS, value.whole)
         return PerReplica.from_local(part, mesh)
-
-

@@ -57,7 +57,9 @@ class DefaultStrategy(Strategy):
     def scope(self) -> Any:
         """A `with` block that changes nothing; not inside another strategy's scope."""
         if has_strategy():
-            raise ContextError("The default strategy's scope can't be entered inside another strategy's.")
+            raise ContextError(
+                "The default strategy's scope can't be entered inside another strategy's."
+            )
         return contextlib.nullcontext(self)
 
     def make_variable(self, spec: VariableSpec, value: jax.Array) -> Variable:

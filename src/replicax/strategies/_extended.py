@@ -65,7 +65,9 @@ class StrategyExtended:
     def experimental_between_graph(self) -> bool:
         """Whether each process builds its own program and variables are shared between them."""
         self._require_devices("experimental_between_graph")
-        return self._strategy.parameter_device is not None and self._strategy.num_replicas_in_sync > 1
+        return (
+            self._strategy.parameter_device is not None and self._strategy.num_replicas_in_sync > 1
+        )
 
     @property
     def experimental_require_static_shapes(self) -> bool:
@@ -237,9 +239,15 @@ class StrategyExtended:
         """
         _check_arguments(args)
         replica = current().replica
-        if replica is not None and current().strategy is self._strategy and self._strategy.places_values:
+        if (
+            replica is not None
+            and current().strategy is self._strategy
+            and self._strategy.places_values
+        ):
             return replica.merge_call(
-                lambda strategy, args, kwargs: strategy.extended.update(var, fn, args, kwargs, group),
+                lambda strategy, args, kwargs: strategy.extended.update(
+                    var, fn, args, kwargs, group
+                ),
                 args=(tuple(args), dict(kwargs or {})),
             )
         require_cross_replica(self._strategy, "update()")

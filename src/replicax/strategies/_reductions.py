@@ -93,7 +93,9 @@ class _SumAxes:
 
 
 def _reduce_axis(communicator: Communicator, op: ReduceOp, leaf: Any, axis: Any) -> Any:
-    components = leaf.values if isinstance(leaf, PerReplica) and leaf.uniform is None else [leaf]
+    components = (
+        leaf.components if isinstance(leaf, PerReplica) and leaf.uniform is None else [leaf]
+    )
     for component in components:
         _check_reducible(component)
     axes = _checked_axes(axis, _sample(leaf))
@@ -111,7 +113,7 @@ def _reduce_axis(communicator: Communicator, op: ReduceOp, leaf: Any, axis: Any)
         count: Any = _count(uniform.shape, axes) * communicator.num_replicas
         total = communicator.reduce(ReduceOp.SUM, [sums])[0]
     else:
-        sizes = [jnp.int32(_count(np.shape(c), axes)) for c in leaf.values]
+        sizes = [jnp.int32(_count(np.shape(c), axes)) for c in leaf.components]
         counts = PerReplica(sizes, mesh=communicator.mesh)
         total, count = communicator.reduce(ReduceOp.SUM, [sums, counts])
     return _divided(jnp.asarray(_plain(total)), _plain(count))
@@ -121,7 +123,7 @@ def _sample(leaf: Any) -> Any:
     """A component whose axes are those of all: of unlike components, the first."""
     if isinstance(leaf, PerReplica):
         uniform = leaf.uniform
-        return leaf.values[0] if uniform is None else uniform
+        return leaf.components[0] if uniform is None else uniform
     return _plain(leaf)
 
 

@@ -28,7 +28,7 @@ from replicax.strategies._reductions import gather, reduce
 from replicax.strategies._run_options import RunOptions, ValueContext
 from replicax.topology import ReplicaMesh, device_name
 from replicax.types import ReduceOp
-from replicax.values import DistributedValues, PerReplica, flatten, regroup_apart, select
+from replicax.values import DistributedValues, PerReplica, flatten, map_leaves, regroup_apart
 from replicax.variables import Variable, VariableSpec, current_frame, prepare_variable
 
 __all__ = ["Strategy"]
@@ -148,11 +148,12 @@ class Strategy(abc.ABC):
             ContextError: inside another replica function, or under another strategy.
 
         >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
-        >>> x = strategy.distribute_values_from_function(lambda ctx: ctx.replica_id_in_sync_group + 1.0)
-        >>> strategy.run(lambda x, y: x * y, args=(x, 10.0))
+        >>> x = strategy.distribute_values_from_function(
+        ...     lambda ctx: jnp.ones(2) + ctx.replica_id_in_sync_group)
+        >>> strategy.run(lambda x, y: x * y, args=(x, 10))
         PerReplica:{
-          0: Array(10., dtype=float32),
-          1: Array(20., dtype=float32)
+          0: Array([10., 10.], dtype=float32),
+          1: Array([20., 20.], dtype=float32)
         }
         """
         args, kwargs = self._checked_call(fn, args, kwargs, options)
@@ -243,9 +244,12 @@ class Strategy(abc.ABC):
         leaves, _ = flatten(value)
         if not any(isinstance(leaf, DistributedValues) for leaf in leaves):
             return (value,)
-        count = max(len(x.values) for x in leaves if isinstance(x, DistributedValues))
-        parts = tuple(select(value, i) for i in range(count))
-        return parts[: len(self.mesh.local_replica_ids)]
+        count = min(len(x.values) for x in leaves if isinstance(x, DistributedValues))
+
+        def part(leaf: Any, index: int) -> Any:
+            return leaf.values[index] if isinstance(leaf, DistributedValues) else leaf
+
+        return tuple(map_leaves(lambda leaf, i=i: part(leaf, i), value) for i in range(count))
 
     @final
     def distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:

@@ -50,6 +50,12 @@ def is_tracer(value: Any) -> bool:
     return isinstance(value, jax.core.Tracer)
 
 
+def free(value: Any) -> Any:
+    """A component for the cross-replica context: of an array, a view that mixes with other devices."""
+    movable = isinstance(value, jax.Array) and not is_tracer(value) and value.committed
+    return uncommitted(value) if movable and len(value.sharding.device_set) == 1 else value
+
+
 def on_first_replica(array: jax.Array) -> jax.Array:
     """A replicated array as a plain one: a view of the first local copy that mixes with any device."""
     return array if is_tracer(array) else uncommitted(array.addressable_data(0))
@@ -158,7 +164,12 @@ class PerReplica(DistributedValues):
 
     @property
     def values(self) -> tuple[Any, ...]:
-        """The components of this process's replicas, in replica order."""
+        """The components of this process's replicas, in replica order, free to be combined."""
+        return tuple(map(free, self.components))
+
+    @property
+    def components(self) -> tuple[Any, ...]:
+        """The components of this process's replicas, each on its replica's device."""
         if self._components is None:
             self._components = self._split()
         return self._components
@@ -178,13 +189,13 @@ class PerReplica(DistributedValues):
 
     def select(self, local_index: int) -> Any:
         """The component of one local replica; inside a compiled replica, that replica's own."""
-        return self._array if self._is_local else self.values[local_index]
+        return self._array if self._is_local else self.components[local_index]
 
     def replaced(self, local_index: int, value: Any) -> PerReplica:
         """This value with another component for one local replica."""
         if self._is_local:
             return PerReplica.from_local(value, self._mesh)
-        components = list(self.values)
+        components = list(self.components)
         components[local_index] = value
         return PerReplica(components, mesh=self._mesh)
 
@@ -234,7 +245,7 @@ class PerReplica(DistributedValues):
             self.to_global(mesh)
         if self._array is not None:
             return (self._array,), ("global", mesh, self._scalar)
-        return self.values, ("components", mesh, False)
+        return self.components, ("components", mesh, False)
 
     def _all_arrays(self) -> bool:
         arrays = all(map(is_array, self._components or ()))
@@ -307,7 +318,12 @@ class Mirrored(DistributedValues):
 
     @property
     def values(self) -> tuple[Any, ...]:
-        """The copies of this process's replicas, in replica order."""
+        """The copies of this process's replicas, in replica order, free to be combined."""
+        return tuple(map(free, self.components))
+
+    @property
+    def components(self) -> tuple[Any, ...]:
+        """The copies of this process's replicas, each on its replica's device."""
         if self._components is None:
             if self._mesh is None or is_tracer(self._whole):
                 return (self._whole,) * (len(self._mesh.local_replica_ids) if self._mesh else 1)
@@ -316,13 +332,13 @@ class Mirrored(DistributedValues):
 
     def select(self, local_index: int) -> Any:
         """The copy of one local replica."""
-        return self._whole if is_tracer(self._whole) else self.values[local_index]
+        return self._whole if is_tracer(self._whole) else self.components[local_index]
 
     def replaced(self, local_index: int, value: Any) -> Mirrored:
         """This value with another copy for one local replica, on the way to replacing all."""
         if is_tracer(self._whole):
             return Mirrored.from_whole(value, self._mesh)
-        copies = list(self.values)
+        copies = list(self.components)
         copies[local_index] = value
         return Mirrored(copies, mesh=self._mesh)
 
@@ -331,7 +347,9 @@ class Mirrored(DistributedValues):
         if self._components is None:
             return on_first_replica(self._whole)
         first = self._components[0]
-        return uncommitted(first) if isinstance(first, jax.Array) and not is_tracer(first) else first
+        return (
+            uncommitted(first) if isinstance(first, jax.Array) and not is_tracer(first) else first
+        )
 
     def __jax_array__(self) -> jax.Array:
         return jnp.asarray(self.to_plain())
@@ -343,12 +361,14 @@ class Mirrored(DistributedValues):
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], Any]:
         """One child: the replicated array."""
-        if self._whole is None and (self._mesh is None or not all(map(is_array, self.values))):
-            return self.values, ("components", self._mesh)
+        if self._whole is None and (self._mesh is None or not all(map(is_array, self.components))):
+            return self.components, ("components", self._mesh)
         return (self.whole,), ("whole", self._mesh)
 
     @classmethod
     def tree_unflatten(cls, aux: Any, children: Any) -> Mirrored:
         """Rebuild from whatever a tree function made of the children."""
         kind, mesh = aux
-        return cls(children, mesh=mesh) if kind == "components" else cls.from_whole(children[0], mesh)
+        return (
+            cls(children, mesh=mesh) if kind == "components" else cls.from_whole(children[0], mesh)
+        )

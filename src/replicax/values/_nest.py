@@ -14,7 +14,15 @@ from replicax.errors import StructureMismatchError
 from replicax.topology import ReplicaMesh
 from replicax.values._distributed import DistributedValues, Mirrored, PerReplica
 
-__all__ = ["Component", "flatten", "map_leaves", "regroup", "regroup_apart", "regroup_mirrored", "select"]
+__all__ = [
+    "Component",
+    "flatten",
+    "map_leaves",
+    "regroup",
+    "regroup_apart",
+    "regroup_mirrored",
+    "select",
+]
 
 
 class Component:

@@ -10,6 +10,7 @@ import operator
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -54,7 +55,9 @@ _UNARY: dict[str, Callable[[Any], Any]] = {
 
 
 def _array(value: Any) -> Any:
-    return value.__jax_array__() if hasattr(type(value), "__jax_array__") else value
+    if isinstance(value, jax.Array) or not hasattr(type(value), "__jax_array__"):
+        return value
+    return value.__jax_array__()
 
 
 def forward_operators(cls: _Class) -> _Class:

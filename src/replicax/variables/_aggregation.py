@@ -26,9 +26,7 @@ def require_aggregation(variable: Variable, what: str) -> None:
         )
 
 
-def aggregate(
-    aggregation: VariableAggregation, value: Any, communicator: Communicator
-) -> Any:
+def aggregate(aggregation: VariableAggregation, value: Any, communicator: Communicator) -> Any:
     """One value for all replicas from what each of them wrote."""
     if isinstance(value, IndexedSlices):
         return _aggregate_rows(aggregation, value, communicator)

@@ -76,8 +76,8 @@ def _initial_array(initial_value: Any, dtype: Any) -> Any:
     if isinstance(value, Mirrored):
         value = value.to_plain()
     try:
-        array = np.asarray(value, dtype) if not is_number(value) else value
-        return jnp.asarray(array, dtype)
+        array = value if is_number(value) else np.asarray(value, dtype)
+        return jnp.asarray(array, dtype or jnp.result_type(array))
     except TypeError as error:
         raise VariableError(
             f"The initial value of a variable must be an array or convert to one, got {value!r}."

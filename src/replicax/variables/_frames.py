@@ -93,7 +93,7 @@ class _EagerFrame(Frame):
 
 def _holds_tracer(cell: Cell) -> bool:
     if isinstance(cell, Mirrored):
-        return is_tracer(cell.whole) or any(map(is_tracer, cell.values))
+        return is_tracer(cell.whole) or any(map(is_tracer, cell.components))
     return cell.is_traced_apart or cell.is_local or is_tracer(cell._array)
 
 

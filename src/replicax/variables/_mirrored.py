@@ -113,5 +113,3 @@ class MirroredVariable(Variable, DistributedValues):
     def __repr__(self) -> str:
         lines = ",\n".join(f"  {i}: {copy!r}" for i, copy in enumerate(self.copies))
         return f"MirroredVariable:{{\n{lines}\n}}"
-
-
