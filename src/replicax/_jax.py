@@ -25,8 +25,10 @@ __all__ = [
     "current_program",
     "current_trace",
     "is_staging",
+    "is_tracer",
     "is_transforming",
     "staged_for",
+    "trace_of",
     "uncommitted",
 ]
 
@@ -47,6 +49,16 @@ def _enclosing_traces() -> list[Any]:
         traces.append(trace)
         trace = getattr(trace, "parent_trace", None)
     return traces
+
+
+def is_tracer(value: Any) -> bool:
+    """Whether `value` is an abstract array of a trace."""
+    return isinstance(value, _core.Tracer)
+
+
+def trace_of(value: Any) -> Any:
+    """The trace that a tracer belongs to; None for anything else."""
+    return value._trace if isinstance(value, _core.Tracer) else None
 
 
 def current_program() -> Any:
@@ -70,7 +82,7 @@ def staged_for() -> str:
     return "nothing" if program is None else str(program.frame.debug_info.traced_for)
 
 
-def uncommitted(array: jax.Array) -> jax.Array:
+def uncommitted(array: Any) -> jax.Array:
     """A view of a single-device array that JAX may combine with arrays on other devices."""
     return _ArrayImpl(array.aval, array.sharding, [array], committed=False, _skip_checks=True)
 

@@ -80,9 +80,7 @@ class ReduceOp(enum.Enum):
             try:
                 return cls(value.upper())
             except ValueError:
-                raise CollectiveError(
-                    f"{value!r} is not a valid ReduceOp. Choose {choices}."
-                ) from None
+                raise CollectiveError(f"{value!r} is not a valid ReduceOp. Choose {choices}.") from None
         raise ReduceOpTypeError(
             f"A reduction is an rx.ReduceOp or one of the strings {choices}; "
             f"got {value!r} of type {type(value).__name__}."

@@ -52,16 +52,12 @@ class Communicator:
         wanted = zip(values, destinations or values, strict=True)
         pairs = [(v, where) for v, where in wanted if isinstance(v, PerReplica)]
         reduced = iter(self.ops.batch_reduce(op, pairs, options) if pairs else ())
-        return [
-            next(reduced) if isinstance(v, PerReplica) else self._reduce_same(op, v) for v in values
-        ]
+        return [next(reduced) if isinstance(v, PerReplica) else self._reduce_same(op, v) for v in values]
 
     def _reduce_same(self, op: ReduceOp, value: Any) -> Any:
         number = value.to_plain() if isinstance(value, Mirrored) else value
         if not is_number(number):
-            raise CollectiveError(
-                f"Only arrays and numbers can be reduced across replicas, got {value!r}."
-            )
+            raise CollectiveError(f"Only arrays and numbers can be reduced across replicas, got {value!r}.")
         if self.num_replicas == 1:
             return _as_mean(value) if op is ReduceOp.MEAN else value
         if op is ReduceOp.MEAN:
@@ -76,9 +72,7 @@ class Communicator:
         sent = iter(combine(FirstReplica(), own, self.mesh))
         return [next(sent) if isinstance(v, PerReplica) else v for v in values]
 
-    def gather(
-        self, value: Any, axis: int, options: CommunicationOptions | None = None
-    ) -> tuple[Any, Any]:
+    def gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> tuple[Any, Any]:
         """`value` joined along `axis` over the replicas, and where each replica's part begins."""
         if isinstance(value, Mirrored) and self.num_replicas > 1:
             whole = jnp.concatenate([value.whole] * self.num_replicas, axis)
@@ -129,10 +123,7 @@ class Communicator:
             widths[axis] = (0, largest - component.shape[axis])
             padded.append(jnp.pad(component, widths))
         (stack,) = combine(AllGather(None), [PerReplica(padded, mesh=self.mesh)], self.mesh)
-        parts = [
-            jnp.take(stack.whole[i], jnp.arange(size), axis=axis)
-            for i, size in enumerate(all_sizes)
-        ]
+        parts = [jnp.take(stack.whole[i], jnp.arange(size), axis=axis) for i, size in enumerate(all_sizes)]
         return all_sizes, Mirrored.from_whole(jnp.concatenate(parts, axis), self.mesh)
 
 

@@ -13,6 +13,7 @@ from typing import Any, final
 import jax
 import jax.numpy as jnp
 
+from replicax._jax import is_tracer
 from replicax.collectives._local import AllReduce, OneDeviceReduce, Recipe
 from replicax.collectives._options import (
     CommunicationImplementation,
@@ -28,7 +29,6 @@ from replicax.values import (
     DistributedValues,
     Mirrored,
     PerReplica,
-    is_tracer,
 )
 
 __all__ = [
@@ -130,9 +130,7 @@ class CrossDeviceOps:
 
 def _require_per_replica(value: Any) -> None:
     if not isinstance(value, PerReplica):
-        raise CollectiveError(
-            f"Expected a PerReplica value (as `strategy.run` returns it), got {value!r}."
-        )
+        raise CollectiveError(f"Expected a PerReplica value (as `strategy.run` returns it), got {value!r}.")
 
 
 def deliver(result: Mirrored, destinations: Any) -> Any:

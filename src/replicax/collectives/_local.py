@@ -45,7 +45,7 @@ class AllReduce:
 
     op: ReduceOp
     platform: str
-    options: CommunicationOptions = CommunicationOptions()
+    options: CommunicationOptions
     hierarchical: bool = False
     num_packs: int | None = None
 
@@ -187,8 +187,7 @@ class AllGather:
         if self.dimension is None:
             return [lax.all_gather(jnp.asarray(value), axis) for value in values]
         return [
-            lax.all_gather(jnp.asarray(value), axis, axis=self.dimension, tiled=True)
-            for value in values
+            lax.all_gather(jnp.asarray(value), axis, axis=self.dimension, tiled=True) for value in values
         ]
 
 

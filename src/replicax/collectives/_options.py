@@ -59,9 +59,7 @@ class CommunicationOptions:
         if isinstance(self.bytes_per_pack, bool) or not isinstance(self.bytes_per_pack, int):
             raise TypeError(f"bytes_per_pack must be an int, got {self.bytes_per_pack!r}.")
         if self.bytes_per_pack < 0:
-            raise ValueError(
-                f"bytes_per_pack must be 0 (automatic) or more, got {self.bytes_per_pack}."
-            )
+            raise ValueError(f"bytes_per_pack must be 0 (automatic) or more, got {self.bytes_per_pack}.")
         if self.timeout_seconds is not None and self.timeout_seconds <= 0:
             raise ValueError(
                 f"timeout_seconds must be positive, got {self.timeout_seconds}; None waits as long "
@@ -77,9 +75,7 @@ class CommunicationOptions:
         )
 
 
-def CollectiveHints(  # noqa: N802 - it stands for a class that older code constructs
-    bytes_per_pack: int = 0, timeout_seconds: float | None = None
-) -> CommunicationOptions:
+def CollectiveHints(bytes_per_pack: int = 0, timeout_seconds: float | None = None) -> CommunicationOptions:
     """The older name of `CommunicationOptions`.
 
     >>> rx.CollectiveHints(bytes_per_pack=1024)

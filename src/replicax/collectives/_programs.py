@@ -17,10 +17,11 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
+from replicax._jax import is_tracer
 from replicax.collectives._local import Recipe
 from replicax.errors import CollectiveError
 from replicax.topology import REPLICA_AXIS, ReplicaMesh
-from replicax.values import Mirrored, PerReplica, is_tracer
+from replicax.values import Mirrored, PerReplica
 
 __all__ = ["combine", "map_each", "spread"]
 

@@ -14,9 +14,10 @@ from typing import Any
 
 import jax
 
+from replicax._jax import is_tracer
 from replicax.collectives._options import CommunicationOptions
 from replicax.errors import CollectiveTimeoutError
-from replicax.values import Mirrored, is_tracer
+from replicax.values import Mirrored
 
 __all__ = ["await_or_limit", "await_result", "collect_step_timeouts"]
 
@@ -35,9 +36,7 @@ def collect_step_timeouts() -> Iterator[list[float]]:
         _requested.reset(token)
 
 
-def await_or_limit(
-    results: Sequence[Mirrored], options: CommunicationOptions | None, what: str
-) -> None:
+def await_or_limit(results: Sequence[Mirrored], options: CommunicationOptions | None, what: str) -> None:
     """Apply the timeout of `options`: wait for `results`, or limit the step being traced."""
     if options is None or options.timeout_seconds is None:
         return

@@ -17,7 +17,7 @@ import jax.extend
 import jax.numpy as jnp
 from jax.interpreters import ad, batching, mlir
 
-from replicax._jax import current_trace
+from replicax._jax import trace_of
 from replicax.errors import TracingError
 
 __all__ = ["Exchange"]
@@ -31,9 +31,13 @@ class Exchange(abc.ABC):
         self._base_trace = base_trace
 
     def __call__(self, values: Sequence[Any]) -> list[Any]:
-        """Exchange `values`; differentiable."""
-        if current_trace() is self._base_trace:
-            return self.exchange(values)
+        """Exchange `values`; differentiable.
+
+        What does not belong to a trace inside the replica is exchanged now, outside of such traces.
+        """
+        if all(trace_of(value) in (None, self._base_trace) for value in values):
+            with jax.extend.core.set_current_trace(self._base_trace):
+                return self.exchange(values)
         return _exchange_p.bind(*map(jnp.asarray, values), exchange=self)
 
     @abc.abstractmethod
@@ -65,9 +69,7 @@ def _impl(*values: Any, exchange: Exchange) -> list[Any]:
 @_exchange_p.def_abstract_eval
 def _abstract(*avals: Any, exchange: Exchange) -> list[Any]:
     shapes = exchange.result_shapes([a.shape for a in avals])
-    return [
-        jax.core.ShapedArray(shape, aval.dtype) for shape, aval in zip(shapes, avals, strict=True)
-    ]
+    return [aval.update(shape=shape) for shape, aval in zip(shapes, avals, strict=True)]
 
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, exchange: Exchange) -> Any:

@@ -163,8 +163,7 @@ class ReplicaContext:
         dense = [leaf for leaf in leaves if not isinstance(leaf, IndexedSlices)]
         results = iter(self._exchange(_Reduce, op, chosen)(dense) if dense else [])
         reduced = [
-            self._reduce_rows(op, leaf) if i in sparse else next(results)
-            for i, leaf in enumerate(leaves)
+            self._reduce_rows(op, leaf) if i in sparse else next(results) for i, leaf in enumerate(leaves)
         ]
         return treedef.unflatten(reduced)
 
@@ -280,8 +279,7 @@ class _Gather(Exchange):
 
     def result_shapes(self, shapes: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
         return [
-            _resized(shape, self._axis, size[2])
-            for shape, size in zip(shapes, self._sizes, strict=True)
+            _resized(shape, self._axis, size[2]) for shape, size in zip(shapes, self._sizes, strict=True)
         ]
 
 
@@ -289,9 +287,7 @@ class _Gather(Exchange):
 class _Scatter(Exchange):
     """The transpose of a gather: sum over the replicas, then this replica's slice."""
 
-    def __init__(
-        self, context: ReplicaContext, axis: int, sizes: list[tuple[int, int, int]]
-    ) -> None:
+    def __init__(self, context: ReplicaContext, axis: int, sizes: list[tuple[int, int, int]]) -> None:
         super().__init__(context._merge_point.base_trace)
         self._context, self._axis, self._sizes = context, axis, sizes
 
@@ -312,8 +308,7 @@ class _Scatter(Exchange):
 
     def result_shapes(self, shapes: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
         return [
-            _resized(shape, self._axis, size[0])
-            for shape, size in zip(shapes, self._sizes, strict=True)
+            _resized(shape, self._axis, size[0]) for shape, size in zip(shapes, self._sizes, strict=True)
         ]
 
 

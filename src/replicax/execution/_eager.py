@@ -153,9 +153,14 @@ class _Replica:
         self.request = (merge_fn, args, kwargs)
         self._base.settings.restore()
         try:
-            return self._greenlet.parent.switch()
+            return self._caller().switch()
         finally:
             settings.restore()
+
+    def _caller(self) -> greenlet.greenlet:
+        parent = self._greenlet.parent
+        assert parent is not None
+        return parent
 
     def create(self, make: Callable[[], Any]) -> Any:
         """The n-th variable that this replica makes is the n-th of every replica."""

@@ -271,9 +271,7 @@ class _Program:
         mesh = self._mesh
         if mesh is None:
             return None
-        results = [
-            mesh.sharded if sharded else mesh.replicated for sharded in self._outputs.sharded
-        ]
+        results = [mesh.sharded if sharded else mesh.replicated for sharded in self._outputs.sharded]
         return results, [layout(variable, mesh) for variable in self._written]
 
     def _components_apart(self, leaves: list[Any]) -> list[int]:
@@ -328,6 +326,7 @@ class _Program:
 
     def _take_back(self, variable: Variable) -> None:
         """Put the new state of a moved variable where it rests."""
+        assert variable._array is not None
         variable._array = variable._resting(on_first_replica(variable._array))
 
 
@@ -362,9 +361,7 @@ class _Outputs:
         """Tell apart shards of per-replica values, their separate components, and plain arrays."""
         numbers = self.treedef.unflatten(range(len(self.leaves)))
         shards, apart, mirrored = set(), {}, set()
-        for node in jax.tree.leaves(
-            numbers, is_leaf=lambda x: isinstance(x, PerReplica | Mirrored)
-        ):
+        for node in jax.tree.leaves(numbers, is_leaf=lambda x: isinstance(x, PerReplica | Mirrored)):
             if isinstance(node, Mirrored):
                 mirrored.update(jax.tree.leaves(node))
             elif isinstance(node, PerReplica) and node._components is not None:

@@ -7,17 +7,18 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from typing import Any, final
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
-from replicax._jax import current_program, current_trace
+from replicax._jax import current_program, current_trace, is_tracer
 from replicax.collectives import Recipe, spread
 from replicax.errors import TracingError, VariableError
 from replicax.topology import REPLICA_AXIS, ReplicaMesh
-from replicax.values import Mirrored, PerReplica, is_tracer
+from replicax.values import Mirrored, PerReplica
 from replicax.variables import Cell, Frame, SyncOnReadVariable, Variable
 
 __all__ = ["FreshTraceNeeded", "EagerCallNeeded", "ProgramFrame", "ReplicaFrame"]
@@ -149,12 +150,12 @@ def layout(variable: Variable, mesh: ReplicaMesh) -> NamedSharding:
 class ReplicaFrame(Frame):
     """One replica's inside of a step, traced once for all of them."""
 
-    def __init__(self, outer: ProgramFrame, mesh: ReplicaMesh, cells: dict[Any, Cell]) -> None:
+    def __init__(self, outer: ProgramFrame, mesh: ReplicaMesh, cells: Mapping[Any, Cell]) -> None:
         """Inside `outer`, with the local cells of the ON_READ variables that it is known to touch."""
         self.outer = outer
         self._mesh = mesh
         self._trace, self._program = current_trace(), current_program()
-        self._cells = dict(cells)
+        self._cells: dict[Any, Cell] = dict(cells)
         self.written: dict[Any, Variable] = {}
 
     def load(self, variable: Variable) -> Cell:

@@ -32,9 +32,7 @@ from replicax.variables import SyncOnReadVariable, use_frame
 __all__ = ["run_inline", "run_spmd"]
 
 
-def run_spmd(
-    strategy: Any, fn: Callable[..., Any], args: Any, kwargs: Any, frame: ProgramFrame
-) -> Any:
+def run_spmd(strategy: Any, fn: Callable[..., Any], args: Any, kwargs: Any, frame: ProgramFrame) -> Any:
     """Trace `fn` as the program of every replica of `strategy`."""
     mesh = strategy.mesh
     leaves, treedef = flatten((args, kwargs))
@@ -79,9 +77,7 @@ def _call(strategy: Any, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     mesh = strategy.mesh
     names = tuple(device_name(device) for row in mesh.replica_devices for device in row)
     replica_id = lax.axis_index(REPLICA_AXIS)
-    context = ReplicaContext(
-        strategy, replica_id, merge_point=_SpmdReplica(strategy), devices=names
-    )
+    context = ReplicaContext(strategy, replica_id, merge_point=_SpmdReplica(strategy), devices=names)
     with enter(Context(strategy, replica=context)):
         return fn(*args, **kwargs)
 

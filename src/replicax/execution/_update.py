@@ -18,6 +18,7 @@ from replicax.values import (
     flatten,
     is_array,
     map_leaves,
+    regroup,
     regroup_mirrored,
     select,
 )
@@ -58,7 +59,8 @@ def update_copies(
     if isinstance(current_frame(), ProgramFrame | ReplicaFrame) and len(results) == 1:
         merged = map_leaves(lambda x: _mirrored(x, strategy, num_copies), results[0])
     else:
-        merged = regroup_mirrored(results, strategy.mesh)
+        differ = isinstance(variable, SyncOnReadVariable)
+        merged = (regroup if differ else regroup_mirrored)(results, strategy.mesh)
     return merged if group else map_leaves(_side_by_side, merged)
 
 
@@ -105,4 +107,4 @@ def _mirrored(leaf: Any, strategy: Any, num_copies: int) -> Any:
 
 
 def _side_by_side(leaf: Any) -> tuple[Any, ...]:
-    return leaf.values if isinstance(leaf, Mirrored) else (leaf,)
+    return leaf.values if isinstance(leaf, Mirrored | PerReplica) else (leaf,)

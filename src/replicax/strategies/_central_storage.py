@@ -10,6 +10,7 @@ import jax
 from replicax.collectives import Communicator, DefaultAllReduce
 from replicax.strategies._strategy import Strategy
 from replicax.topology import ReplicaMesh, find_device, resolve_devices
+from replicax.types import Device
 from replicax.variables import AggregatingVariable, Variable, VariableSpec
 
 __all__ = ["CentralStorageStrategy"]
@@ -38,8 +39,8 @@ class CentralStorageStrategy(Strategy):
 
     def __init__(
         self,
-        compute_devices: Sequence[str | jax.Device] | None = None,
-        parameter_device: str | jax.Device | None = None,
+        compute_devices: Sequence[str | Device] | None = None,
+        parameter_device: str | Device | None = None,
     ) -> None:
         """Choose where to compute and where variables are."""
         devices = resolve_devices(compute_devices)

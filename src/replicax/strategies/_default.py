@@ -57,9 +57,7 @@ class DefaultStrategy(Strategy):
     def scope(self) -> Any:
         """A `with` block that changes nothing; not inside another strategy's scope."""
         if has_strategy():
-            raise ContextError(
-                "The default strategy's scope can't be entered inside another strategy's."
-            )
+            raise ContextError("The default strategy's scope can't be entered inside another strategy's.")
         return contextlib.nullcontext(self)
 
     def make_variable(self, spec: VariableSpec, value: jax.Array) -> Variable:
@@ -71,6 +69,4 @@ class DefaultStrategy(Strategy):
 
 
 _default = DefaultStrategy()
-register_default(
-    Context(_default, replica=ReplicaContext(_default, merge_point=SingleReplica(_default)))
-)
+register_default(Context(_default, replica=ReplicaContext(_default, merge_point=SingleReplica(_default))))

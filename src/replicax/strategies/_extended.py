@@ -65,9 +65,7 @@ class StrategyExtended:
     def experimental_between_graph(self) -> bool:
         """Whether each process builds its own program and variables are shared between them."""
         self._require_devices("experimental_between_graph")
-        return (
-            self._strategy.parameter_device is not None and self._strategy.num_replicas_in_sync > 1
-        )
+        return self._strategy.parameter_device is not None and self._strategy.num_replicas_in_sync > 1
 
     @property
     def experimental_require_static_shapes(self) -> bool:
@@ -239,15 +237,9 @@ class StrategyExtended:
         """
         _check_arguments(args)
         replica = current().replica
-        if (
-            replica is not None
-            and current().strategy is self._strategy
-            and self._strategy.places_values
-        ):
+        if replica is not None and current().strategy is self._strategy and self._strategy.places_values:
             return replica.merge_call(
-                lambda strategy, args, kwargs: strategy.extended.update(
-                    var, fn, args, kwargs, group
-                ),
+                lambda strategy, args, kwargs: strategy.extended.update(var, fn, args, kwargs, group),
                 args=(tuple(args), dict(kwargs or {})),
             )
         require_cross_replica(self._strategy, "update()")
@@ -262,13 +254,9 @@ class StrategyExtended:
             )
         return self._update(var, fn, args, kwargs, group, len(var.copies))
 
-    def _update(
-        self, var: Any, fn: Any, args: Any, kwargs: Any, group: bool, num_copies: int
-    ) -> Any:
+    def _update(self, var: Any, fn: Any, args: Any, kwargs: Any, group: bool, num_copies: int) -> Any:
         args, kwargs = tuple(args), dict(kwargs or {})
-        return update_copies(
-            self._strategy, var, fn, args, kwargs, num_copies=num_copies, group=group
-        )
+        return update_copies(self._strategy, var, fn, args, kwargs, num_copies=num_copies, group=group)
 
     def non_slot_devices(self, var_list: Sequence[Variable] | None = None) -> tuple[str, ...]:
         """The devices for state that belongs to all of `var_list` rather than to one variable.
@@ -309,9 +297,7 @@ class StrategyExtended:
     def _colocated(self) -> Iterator[None]:
         yield
 
-    def colocate_vars_with(
-        self, colocate_with_variable: Any
-    ) -> contextlib.AbstractContextManager[None]:
+    def colocate_vars_with(self, colocate_with_variable: Any) -> contextlib.AbstractContextManager[None]:
         """A `with` block in which new variables go where `colocate_with_variable` is.
 
         A strategy keeps all its variables on the same devices, so that is where they go anyway; what

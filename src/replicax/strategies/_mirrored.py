@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, final
+from typing import final
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ from replicax.collectives import Communicator, CrossDeviceOps, DefaultAllReduce
 from replicax.errors import VariableError
 from replicax.strategies._strategy import Strategy
 from replicax.topology import ReplicaMesh, resolve_devices
-from replicax.types import VariableAggregation, VariableSynchronization
+from replicax.types import Device, VariableAggregation, VariableSynchronization
 from replicax.values import PerReplica
 from replicax.variables import MirroredVariable, SyncOnReadVariable, Variable, VariableSpec
 
@@ -45,7 +45,7 @@ class MirroredStrategy(Strategy):
 
     def __init__(
         self,
-        devices: Sequence[str | jax.Device] | None = None,
+        devices: Sequence[str | Device] | None = None,
         cross_device_ops: CrossDeviceOps | None = None,
     ) -> None:
         """Choose the devices and how they talk."""
@@ -91,6 +91,6 @@ def _check(spec: VariableSpec) -> None:
     mean = spec.aggregation is VariableAggregation.MEAN
     if mean and not jnp.issubdtype(spec.dtype, jnp.inexact):
         raise VariableError(
-            f"The variable '{spec.name}:0' is {spec.dtype}, but its aggregation MEAN gives fractions. Use a "
-            "float dtype, or another aggregation."
+            f"The variable '{spec.name}:0' is {spec.dtype}, but its aggregation MEAN gives fractions. Use "
+            "a float dtype, or another aggregation."
         )

@@ -9,6 +9,7 @@ import jax
 from replicax.collectives import Communicator, DefaultAllReduce
 from replicax.strategies._strategy import Strategy
 from replicax.topology import ReplicaMesh, find_device
+from replicax.types import Device
 from replicax.variables import PlainVariable, Variable, VariableSpec
 
 __all__ = ["OneDeviceStrategy"]
@@ -28,7 +29,7 @@ class OneDeviceStrategy(Strategy):
     Array(2., dtype=float32)
     """
 
-    def __init__(self, device: str | jax.Device) -> None:
+    def __init__(self, device: str | Device) -> None:
         """Choose the device."""
         self._communicator = Communicator(ReplicaMesh([find_device(device)]), DefaultAllReduce())
 

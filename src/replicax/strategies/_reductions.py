@@ -88,14 +88,12 @@ class _SumAxes:
 
     axes: tuple[int, ...]
 
-    def __call__(self, _: str, *values: Any) -> list[Any]:
+    def __call__(self, axis: str, *values: Any) -> list[Any]:
         return [jnp.sum(jnp.asarray(value), axis=self.axes) for value in values]
 
 
 def _reduce_axis(communicator: Communicator, op: ReduceOp, leaf: Any, axis: Any) -> Any:
-    components = (
-        leaf.components if isinstance(leaf, PerReplica) and leaf.uniform is None else [leaf]
-    )
+    components = leaf.components if isinstance(leaf, PerReplica) and leaf.uniform is None else [leaf]
     for component in components:
         _check_reducible(component)
     axes = _checked_axes(axis, _sample(leaf))

@@ -102,10 +102,11 @@ class Strategy(abc.ABC):
     @cached_property
     def replica_ids(self) -> tuple[jax.Array, ...]:
         """The ids of this process's replicas, each an array on its replica's device."""
-        ids = [jnp.int32(i) for i in self.mesh.local_replica_ids]
-        if not self.places_values:
-            return tuple(ids)
-        return tuple(self.mesh.place(replica_id, i) for i, replica_id in enumerate(ids))
+        with jax.ensure_compile_time_eval():
+            ids = [jnp.int32(i) for i in self.mesh.local_replica_ids]
+            if not self.places_values:
+                return tuple(ids)
+            return tuple(self.mesh.place(replica_id, i) for i, replica_id in enumerate(ids))
 
     def scope(self) -> Any:
         """Use this strategy in a `with` block: variables made there are laid out by it.
@@ -156,12 +157,14 @@ class Strategy(abc.ABC):
           1: Array([20., 20.], dtype=float32)
         }
         """
-        args, kwargs = self._checked_call(fn, args, kwargs, options)
+        checked_args, checked_kwargs = self._checked_call(fn, args, kwargs, options)
         if isinstance(fn, Function):
-            return fn.in_replicas(self)(*args, **kwargs)
-        return run(self, fn, args, kwargs)
+            return fn.in_replicas(self)(*checked_args, **checked_kwargs)
+        return run(self, fn, checked_args, checked_kwargs)
 
-    def _checked_call(self, fn: Any, args: Any, kwargs: Any, options: Any) -> tuple[Any, Any]:
+    def _checked_call(
+        self, fn: Any, args: Any, kwargs: Any, options: Any
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         require_cross_replica(self, "run()")
         if not callable(fn):
             raise TypeError(f"strategy.run needs a function to call, got {fn!r}.")

@@ -226,9 +226,7 @@ def _process_devices(platform: str, task: int | None) -> list[Device]:
 def _what_there_is() -> str:
     prepare_cpu_pool()
     platforms = dict.fromkeys([_platform(jax.devices()[0]), *_KNOWN_PLATFORMS])
-    names = [
-        device_name(device) for platform in platforms for device in _process_devices(platform, None)
-    ]
+    names = [device_name(device) for platform in platforms for device in _process_devices(platform, None)]
     return f"This process has {', '.join(names)}."
 
 

@@ -41,9 +41,7 @@ class ReplicaMesh:
         self.replica_devices = tuple(tuple(np.ravel(row)) for row in grid)
         process = jax.process_index()
         self.local_replica_ids = tuple(
-            i
-            for i, row in enumerate(self.replica_devices)
-            if all(d.process_index == process for d in row)
+            i for i, row in enumerate(self.replica_devices) if all(d.process_index == process for d in row)
         )
         self.replicated = NamedSharding(self.mesh, PartitionSpec())
         self.sharded = NamedSharding(self.mesh, PartitionSpec(REPLICA_AXIS))
@@ -113,14 +111,10 @@ class ReplicaMesh:
         """The replicated global array of which each local replica holds one equal copy."""
         return self._assemble(components, np.shape(components[0]), self.replicated)
 
-    def _assemble(
-        self, parts: Sequence[Any], shape: tuple[int, ...], sharding: NamedSharding
-    ) -> jax.Array:
+    def _assemble(self, parts: Sequence[Any], shape: tuple[int, ...], sharding: NamedSharding) -> jax.Array:
         placed = [self.place(part, i) for i, part in enumerate(parts)]
         buffers = [
-            part.addressable_data(j)
-            for part in placed
-            for j in range(len(part.sharding.device_set))
+            part.addressable_data(j) for part in placed for j in range(len(part.sharding.device_set))
         ]
         return jax.make_array_from_single_device_arrays(shape, sharding, buffers)
 

@@ -6,7 +6,6 @@ from replicax.values._distributed import (
     PerReplica,
     is_array,
     is_number,
-    is_tracer,
     on_first_replica,
 )
 from replicax.values._indexed_slices import IndexedSlices
@@ -31,7 +30,6 @@ __all__ = [
     "forward_operators",
     "is_array",
     "is_number",
-    "is_tracer",
     "map_leaves",
     "on_first_replica",
     "regroup",

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from replicax._jax import is_transforming, uncommitted
+from replicax._jax import is_tracer, is_transforming, uncommitted
 from replicax.topology import REPLICA_AXIS, ReplicaMesh
 from replicax.values._operators import forward_operators, refuse_operators
 
@@ -30,7 +30,6 @@ __all__ = [
     "PerReplica",
     "is_array",
     "is_number",
-    "is_tracer",
     "on_first_replica",
 ]
 
@@ -43,11 +42,6 @@ def is_array(value: Any) -> bool:
 def is_number(value: Any) -> bool:
     """Whether `value` is an array or a Python number, that is, something to compute with."""
     return is_array(value) or isinstance(value, bool | int | float | complex)
-
-
-def is_tracer(value: Any) -> bool:
-    """Whether `value` is an abstract array of a program being traced."""
-    return isinstance(value, jax.core.Tracer)
 
 
 def free(value: Any) -> Any:
@@ -347,9 +341,7 @@ class Mirrored(DistributedValues):
         if self._components is None:
             return on_first_replica(self._whole)
         first = self._components[0]
-        return (
-            uncommitted(first) if isinstance(first, jax.Array) and not is_tracer(first) else first
-        )
+        return uncommitted(first) if isinstance(first, jax.Array) and not is_tracer(first) else first
 
     def __jax_array__(self) -> jax.Array:
         return jnp.asarray(self.to_plain())
@@ -369,6 +361,4 @@ class Mirrored(DistributedValues):
     def tree_unflatten(cls, aux: Any, children: Any) -> Mirrored:
         """Rebuild from whatever a tree function made of the children."""
         kind, mesh = aux
-        return (
-            cls(children, mesh=mesh) if kind == "components" else cls.from_whole(children[0], mesh)
-        )
+        return cls(children, mesh=mesh) if kind == "components" else cls.from_whole(children[0], mesh)

@@ -70,7 +70,7 @@ def forward_operators(cls: _Class) -> _Class:
         setattr(cls, f"__{name}__", lambda self, op=op: op(_array(self)))
     cls.__getitem__ = lambda self, index: _array(self)[index]
     cls.__array__ = lambda self, dtype=None, copy=None: np.array(_array(self), dtype=dtype)
-    cls.__hash__ = None
+    setattr(cls, "__hash__", None)  # noqa: B010 - equality is element by element, as for arrays
     for name in ("shape", "dtype", "ndim", "size"):
         if not hasattr(cls, name):
             setattr(cls, name, property(lambda self, name=name: getattr(jnp.asarray(self), name)))

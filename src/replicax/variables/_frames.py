@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, final
 
-from replicax._jax import is_staging, staged_for
+from replicax._jax import is_staging, is_tracer, staged_for
 from replicax.collectives import Recipe, spread
 from replicax.errors import TracingError
 from replicax.topology import ReplicaMesh
-from replicax.values import Mirrored, PerReplica, is_tracer
+from replicax.values import Mirrored, PerReplica
 
 if TYPE_CHECKING:
     from replicax.variables._variable import Variable

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any, final
 
+from replicax._jax import is_tracer
 from replicax.errors import VariableError
 from replicax.topology import ReplicaMesh
-from replicax.values import DistributedValues, IndexedSlices, Mirrored, PerReplica, is_tracer
+from replicax.values import DistributedValues, IndexedSlices, Mirrored, PerReplica
 from replicax.variables._aggregation import aggregate, check_scatter, require_aggregation
 from replicax.variables._frames import current_frame
 from replicax.variables._variable import Apply, Variable, VariableCopy, write_one_copy

@@ -6,11 +6,12 @@ from typing import Any, final
 
 import jax
 
+from replicax._jax import is_tracer
 from replicax.errors import VariableError
 from replicax.topology import ReplicaMesh
-from replicax.values import IndexedSlices, Mirrored, PerReplica, is_tracer
+from replicax.values import IndexedSlices, Mirrored, PerReplica
 from replicax.variables._aggregation import aggregate, check_scatter, require_aggregation
-from replicax.variables._frames import Cell, current_frame
+from replicax.variables._frames import current_frame
 from replicax.variables._variable import Apply, Variable
 
 __all__ = ["AggregatingVariable", "PlainVariable"]
@@ -45,7 +46,7 @@ class PlainVariable(Variable):
     def _wrap(self, array: Any) -> Mirrored:
         return Mirrored.from_whole(array)
 
-    def _unwrap(self, cell: Cell) -> Any:
+    def _unwrap(self, cell: Any) -> Any:
         assert isinstance(cell, Mirrored)
         return cell.whole
 
@@ -121,7 +122,7 @@ class AggregatingVariable(Variable):
     def _wrap(self, array: Any) -> Mirrored:
         return Mirrored.from_whole(array)
 
-    def _unwrap(self, cell: Cell) -> Any:
+    def _unwrap(self, cell: Any) -> Any:
         assert isinstance(cell, Mirrored)
         return cell.whole
 
@@ -171,9 +172,7 @@ class AggregatingVariable(Variable):
 def single_operand(value: Any) -> Any:
     """A value to write into a single copy: of something mirrored, the plain value."""
     if isinstance(value, IndexedSlices):
-        return IndexedSlices(
-            single_operand(value.values), single_operand(value.indices), value.dense_shape
-        )
+        return IndexedSlices(single_operand(value.values), single_operand(value.indices), value.dense_shape)
     if isinstance(value, Mirrored):
         return value.to_plain()
     if isinstance(value, jax.Array) and not is_tracer(value) and len(value.sharding.device_set) > 1:

@@ -6,13 +6,14 @@ from typing import Any, final
 
 import jax.numpy as jnp
 
+from replicax._jax import is_tracer
 from replicax.collectives import Spread
 from replicax.errors import ContextError, VariableError
 from replicax.topology import ReplicaMesh
 from replicax.types import VariableAggregation
-from replicax.values import DistributedValues, Mirrored, PerReplica, is_tracer
+from replicax.values import DistributedValues, Mirrored, PerReplica
 from replicax.variables._aggregation import aggregate
-from replicax.variables._frames import Cell, current_frame
+from replicax.variables._frames import current_frame
 from replicax.variables._variable import Apply, Variable, VariableCopy, write_one_copy
 
 __all__ = ["SyncOnReadVariable"]
@@ -69,14 +70,12 @@ class SyncOnReadVariable(Variable, DistributedValues):
     def _wrap(self, array: Any) -> PerReplica:
         return PerReplica.from_global(array, self.mesh, scalar=self.ndim == 0)
 
-    def _unwrap(self, cell: Cell) -> Any:
+    def _unwrap(self, cell: Any) -> Any:
         assert isinstance(cell, PerReplica)
         return cell.to_global(self.mesh)[0]
 
     def _resting(self, value: Any) -> Any:
-        raise ContextError(
-            f"The ON_READ variable {self.name!r} was written in a step of another strategy."
-        )
+        raise ContextError(f"The ON_READ variable {self.name!r} was written in a step of another strategy.")
 
     def _read_copy(self, local_index: int) -> Any:
         return current_frame().load(self).select(local_index)

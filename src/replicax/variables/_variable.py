@@ -25,6 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from replicax._jax import is_tracer
 from replicax.contexts import current, has_strategy
 from replicax.errors import ContextError, VariableError
 from replicax.topology import ReplicaMesh
@@ -36,7 +37,6 @@ from replicax.values import (
     PerReplica,
     forward_operators,
     is_number,
-    is_tracer,
 )
 from replicax.variables._frames import Cell, current_frame
 from replicax.variables._spec import VariableSpec
@@ -264,19 +264,17 @@ class Variable(_Readable, metaclass=_MadeByStrategy):
 
     def _settle(self, *, for_writing: bool) -> None:
         """Make `_array` the state; one that nobody else holds if a step will write into it."""
-        if self._array is None:
-            assert self._cell is not None
-            self._array = self._unwrap(self._cell)
+        array = self._unwrap(self._cell) if self._array is None else self._array
+        self._array = array
         if for_writing:
-            self._array = jnp.copy(self._array)
-            self._cell, self._loose = None, False
+            self._array, self._cell, self._loose = jnp.copy(array), None, False
 
     @abc.abstractmethod
     def _wrap(self, array: Any) -> Cell:
         """The cell that a global array (or its tracer) stands for."""
 
     @abc.abstractmethod
-    def _unwrap(self, cell: Cell) -> Any:
+    def _unwrap(self, cell: Any) -> Any:
         """The global array of a cell, where this variable's state rests."""
 
     @abc.abstractmethod
@@ -287,6 +285,11 @@ class Variable(_Readable, metaclass=_MadeByStrategy):
     @abc.abstractmethod
     def mesh(self) -> ReplicaMesh | None:
         """The mesh that compiled steps see it on; None for the default strategy's variables."""
+
+    @property
+    @abc.abstractmethod
+    def device(self) -> Any:
+        """The device of the (first) copy in this process."""
 
     @property
     @abc.abstractmethod
