@@ -12,7 +12,7 @@ from typing import Any, final
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding
+from jax.sharding import Sharding
 
 from replicax._jax import current_program, current_trace, is_tracer
 from replicax.collectives import Recipe, spread
@@ -141,7 +141,7 @@ def global_shape(variable: Variable) -> tuple[int, ...]:
     return (count * variable.shape[0], *variable.shape[1:]) if variable.ndim else (count,)
 
 
-def layout(variable: Variable, mesh: ReplicaMesh) -> NamedSharding:
+def layout(variable: Variable, mesh: ReplicaMesh) -> Sharding:
     """How a variable's global array lies on the devices of a step."""
     return mesh.sharded if isinstance(variable, SyncOnReadVariable) else mesh.replicated
 

@@ -43,8 +43,13 @@ class ReplicaMesh:
         self.local_replica_ids = tuple(
             i for i, row in enumerate(self.replica_devices) if all(d.process_index == process for d in row)
         )
-        self.replicated = NamedSharding(self.mesh, PartitionSpec())
-        self.sharded = NamedSharding(self.mesh, PartitionSpec(REPLICA_AXIS))
+        if grid.size == 1:
+            # Arrays of one device are plain: JAX calls a program faster with them.
+            self.replicated: Sharding = jax.sharding.SingleDeviceSharding(grid.item())
+            self.sharded: Sharding = self.replicated
+        else:
+            self.replicated = NamedSharding(self.mesh, PartitionSpec())
+            self.sharded = NamedSharding(self.mesh, PartitionSpec(REPLICA_AXIS))
 
     def __repr__(self) -> str:
         names = (" ".join(map(device_name, row)) for row in self.replica_devices)
@@ -111,7 +116,7 @@ class ReplicaMesh:
         """The replicated global array of which each local replica holds one equal copy."""
         return self._assemble(components, np.shape(components[0]), self.replicated)
 
-    def _assemble(self, parts: Sequence[Any], shape: tuple[int, ...], sharding: NamedSharding) -> jax.Array:
+    def _assemble(self, parts: Sequence[Any], shape: tuple[int, ...], sharding: Sharding) -> jax.Array:
         placed = [self.place(part, i) for i, part in enumerate(parts)]
         buffers = [
             part.addressable_data(j) for part in placed for j in range(len(part.sharding.device_set))

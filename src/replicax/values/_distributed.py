@@ -28,6 +28,7 @@ __all__ = [
     "DistributedValues",
     "Mirrored",
     "PerReplica",
+    "free",
     "is_array",
     "is_number",
     "on_first_replica",
@@ -46,8 +47,11 @@ def is_number(value: Any) -> bool:
 
 def free(value: Any) -> Any:
     """A component for the cross-replica context: of an array, a view that mixes with other devices."""
-    movable = isinstance(value, jax.Array) and not is_tracer(value) and value.committed
-    return uncommitted(value) if movable and len(value.sharding.device_set) == 1 else value
+    if not isinstance(value, jax.Array) or is_tracer(value) or not value.committed:
+        return value
+    if len(value.sharding.device_set) == 1:
+        return uncommitted(value)
+    return on_first_replica(value) if value.is_fully_replicated else value
 
 
 def on_first_replica(array: jax.Array) -> jax.Array:

@@ -9,7 +9,7 @@ import jax
 from replicax._jax import is_tracer
 from replicax.errors import VariableError
 from replicax.topology import ReplicaMesh
-from replicax.values import IndexedSlices, Mirrored, PerReplica
+from replicax.values import IndexedSlices, Mirrored, PerReplica, free
 from replicax.variables._aggregation import aggregate, check_scatter, require_aggregation
 from replicax.variables._frames import current_frame
 from replicax.variables._variable import Apply, Variable
@@ -170,11 +170,9 @@ class AggregatingVariable(Variable):
 
 
 def single_operand(value: Any) -> Any:
-    """A value to write into a single copy: of something mirrored, the plain value."""
+    """A value to write into a single copy, free to go to the device of that copy."""
     if isinstance(value, IndexedSlices):
         return IndexedSlices(single_operand(value.values), single_operand(value.indices), value.dense_shape)
     if isinstance(value, Mirrored):
         return value.to_plain()
-    if isinstance(value, jax.Array) and not is_tracer(value) and len(value.sharding.device_set) > 1:
-        return Mirrored.from_whole(value).to_plain()
-    return value.values[0] if isinstance(value, PerReplica) else value
+    return free(value.components[0] if isinstance(value, PerReplica) else value)
