@@ -7,6 +7,9 @@ from replicax import errors
 BUILTINS = {
     errors.DeviceError: [ValueError],
     errors.BackendStartedError: [ValueError, RuntimeError],
+    errors.RepeatedDeviceError: [ValueError, AssertionError],
+    errors.ArgumentKindError: [ValueError, AssertionError],
+    errors.PerReplicaUseError: [TypeError, ValueError],
     errors.StructureMismatchError: [ValueError, AssertionError],
     errors.ContextError: [RuntimeError],
     errors.VariableError: [ValueError],

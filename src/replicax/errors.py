@@ -6,12 +6,15 @@ others.
 
     ReplicaxError
     ├── DeviceError                (ValueError)                  a device that can't be used
-    │   └── BackendStartedError    (and RuntimeError)            too late to change the devices
+    │   ├── BackendStartedError    (and RuntimeError)            too late to change the devices
+    │   └── RepeatedDeviceError    (and AssertionError)          a device is named twice
     ├── StructureMismatchError     (ValueError, AssertionError)  replicas disagree about a structure
     ├── ContextError               (RuntimeError)                a call in the wrong place
     ├── VariableError              (ValueError)                  a bad creation or write
     ├── TracingError               (RuntimeError)                a variable inside a foreign trace
     ├── CollectiveError            (ValueError)                  a reduction that can't be done
+    ├── ArgumentKindError          (ValueError, AssertionError)  another kind of thing was expected
+    ├── PerReplicaUseError         (TypeError, ValueError)       a value per replica used as one value
     ├── ReduceOpTypeError          (TypeError, AssertionError)   not a kind of reduction at all
     └── CollectiveTimeoutError     (TimeoutError)                the replicas did not all arrive
 """
@@ -19,12 +22,15 @@ others.
 from __future__ import annotations
 
 __all__ = [
+    "ArgumentKindError",
     "BackendStartedError",
     "CollectiveError",
     "CollectiveTimeoutError",
     "ContextError",
     "DeviceError",
+    "PerReplicaUseError",
     "ReduceOpTypeError",
+    "RepeatedDeviceError",
     "ReplicaxError",
     "StructureMismatchError",
     "TracingError",
@@ -61,11 +67,15 @@ class BackendStartedError(DeviceError, RuntimeError):
     """
 
 
-class StructureMismatchError(ReplicaxError, ValueError, AssertionError):
-    """The replicas of one `strategy.run` returned different structures.
+class RepeatedDeviceError(DeviceError, AssertionError):
+    """A device was named twice in the list of a strategy's devices: it can run one replica only."""
 
-    Raised when the results are merged: one replica returned a tuple and another a dict, or lists of
-    different lengths. Shapes may differ between replicas; structures may not.
+
+class StructureMismatchError(ReplicaxError, ValueError, AssertionError):
+    """The replicas returned, or passed to a `merge_call`, different structures.
+
+    Raised when they are merged: one replica has a tuple and another a dict, or lists of different
+    lengths. Shapes may differ between replicas; structures may not.
     """
 
 
@@ -101,6 +111,17 @@ class CollectiveError(ReplicaxError, ValueError):
     Raised for an unknown reduction, an axis that a value does not have, values whose shapes or
     dtypes do not fit together, and an algorithm that the platform does not offer.
     """
+
+
+class ArgumentKindError(ReplicaxError, ValueError, AssertionError):
+    """Something of another kind was expected: a variable, devices that the strategy named, one device.
+
+    Raised by the methods of `strategy.extended`, before anything is changed.
+    """
+
+
+class PerReplicaUseError(ReplicaxError, TypeError, ValueError):
+    """A `PerReplica` was used as one array or number outside of a replica function."""
 
 
 class ReduceOpTypeError(ReplicaxError, TypeError, AssertionError):

@@ -13,7 +13,8 @@ from typing import Any, final
 import jax.numpy as jnp
 import numpy as np
 
-from replicax.collectives._cross_device_ops import CrossDeviceOps
+from replicax._jax import is_tracer
+from replicax.collectives._cross_device_ops import CrossDeviceOps, place
 from replicax.collectives._local import AllGather, FirstReplica
 from replicax.collectives._options import CommunicationOptions
 from replicax.collectives._programs import combine
@@ -52,9 +53,20 @@ class Communicator:
         wanted = zip(values, destinations or values, strict=True)
         pairs = [(v, where) for v, where in wanted if isinstance(v, PerReplica)]
         reduced = iter(self.ops.batch_reduce(op, pairs, options) if pairs else ())
-        return [next(reduced) if isinstance(v, PerReplica) else self._reduce_same(op, v) for v in values]
+        results = [next(reduced) if isinstance(v, PerReplica) else self._reduce_same(op, v) for v in values]
+        if destinations is None:
+            return results
+        return [place(result, where) for result, where in zip(results, destinations, strict=True)]
+
+    def mirrored(self, value: Any) -> Any:
+        """A value that is the same for all replicas, on each of them."""
+        if isinstance(value, Mirrored | PerReplica) or self.num_replicas == 1:
+            return value
+        return Mirrored.from_whole(value if is_tracer(value) else self.mesh.replicate(value), self.mesh)
 
     def _reduce_same(self, op: ReduceOp, value: Any) -> Any:
+        if isinstance(value, Mirrored) and value.mesh is None:
+            value = value.to_plain()
         number = value.to_plain() if isinstance(value, Mirrored) else value
         if not is_number(number):
             raise CollectiveError(f"Only arrays and numbers can be reduced across replicas, got {value!r}.")

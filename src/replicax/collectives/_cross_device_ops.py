@@ -22,13 +22,14 @@ from replicax.collectives._options import (
 )
 from replicax.collectives._programs import combine
 from replicax.collectives._timeout import await_or_limit
-from replicax.errors import CollectiveError
+from replicax.errors import ArgumentKindError, CollectiveError
 from replicax.topology import ReplicaMesh, device_name, find_device
 from replicax.types import ReduceOp
 from replicax.values import (
     DistributedValues,
     Mirrored,
     PerReplica,
+    is_array,
 )
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "ReductionToOneDevice",
     "broadcast",
     "deliver",
+    "place",
 ]
 
 Pairs = Sequence[tuple[Any, Any]]
@@ -142,12 +144,24 @@ def deliver(result: Mirrored, destinations: Any) -> Any:
     return whole if device is None or is_tracer(whole) else jax.device_put(whole, device)
 
 
+def place(value: Any, destinations: Any) -> Any:
+    """A reduced value where `destinations` says; one that is mirrored or has no place stays."""
+    if isinstance(value, Mirrored) or isinstance(destinations, DistributedValues):
+        return value
+    device = _device_of(destinations)
+    return (
+        value
+        if device is None or not is_array(value) or is_tracer(value)
+        else jax.device_put(value, device)
+    )
+
+
 def _device_of(destinations: Any) -> Any:
     """The device that a destination names; None for "wherever" (a traced or a NumPy value)."""
     if isinstance(destinations, str | jax.Device):
         return find_device(destinations)
     if isinstance(destinations, list | tuple) or destinations is None:
-        raise CollectiveError(
+        raise ArgumentKindError(
             f"destinations must be a variable, a distributed value, an array or one device, got "
             f"{destinations!r}. To mirror the result on all devices pass the value itself."
         )

@@ -238,7 +238,9 @@ class _Reduce(Exchange):
         return list(self._context.merge_call(self._merge, args=tuple(values)))
 
     def _merge(self, strategy: Any, *values: Any) -> list[Any]:
-        return strategy.communicator.reduce(self._op, values, self._options)
+        communicator = strategy.communicator
+        reduced = communicator.reduce(self._op, values, self._options)
+        return [communicator.mirrored(value) for value in reduced]
 
     def linear(self) -> Exchange:
         return self

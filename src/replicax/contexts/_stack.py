@@ -105,11 +105,12 @@ class Scope:
 
     def __exit__(self, *exc_info: object) -> None:
         stack = _stack.get()
-        if not stack or stack[-1].owner is not self:
+        innermost = stack[-1].owner if stack else None
+        if not isinstance(innermost, Scope) or innermost._strategy is not self._strategy:
             raise ContextError(
-                "A strategy scope was left that is not the innermost open one. Leave scopes in the "
-                "reverse order of entering, each once, and outside of replica functions; a `with` "
-                "block does so by itself."
+                f"A scope of {self._strategy!r} was left, but it is not the innermost open one. Leave "
+                "scopes in the reverse order of entering, each once, and outside of replica functions; "
+                "a `with` block does so by itself."
             )
         _stack.set(stack[:-1])
 

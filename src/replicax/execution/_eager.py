@@ -21,39 +21,50 @@ from replicax._jax import ThreadSettings, current_trace
 from replicax.contexts import Context, ReplicaContext, enter
 from replicax.errors import ContextError, TracingError
 from replicax.topology import device_name
-from replicax.values import regroup, select
+from replicax.values import regroup, regroup_traced, select
 
 __all__ = ["run_replicas"]
 
+_Regroup = Callable[[Sequence[Any], Any], Any]
+
 
 def run_replicas(
-    strategy: Any, fn: Callable[..., Any], args: Any, kwargs: Any, replica_ids: Sequence[Any]
+    strategy: Any,
+    fn: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+    replica_ids: Sequence[Any],
+    *,
+    traced: bool = False,
 ) -> Any:
-    """Call `fn` once for each replica, in turns; return the merged results."""
+    """Call `fn` once for each replica, in turns; return the merged results.
+
+    With `traced`, results are merged as those of a compiled program.
+    """
     base = _Base()
     team: list[_Replica] = []
     for index, replica_id in enumerate(replica_ids):
         call = (fn, select(args, index), select(kwargs, index))
         team.append(_Replica(strategy, index, replica_id, call, base))
     try:
-        return _take_turns(strategy, team)
+        return _take_turns(strategy, team, regroup_traced if traced else regroup)
     finally:
         for replica in team:
             replica.cancel()
         base.settings.restore()
 
 
-def _take_turns(strategy: Any, team: list[_Replica]) -> Any:
+def _take_turns(strategy: Any, team: list[_Replica], merge: _Regroup) -> Any:
     replies: list[Any] = [None] * len(team)
     while True:
         for replica, reply in zip(team, replies, strict=True):
             replica.resume(reply)
         waiting = [replica for replica in team if replica.request is not None]
         if not waiting:
-            return regroup([replica.result for replica in team], strategy.mesh)
+            return merge([replica.result for replica in team], strategy.mesh)
         if len(waiting) < len(team):
             raise ContextError(_unequal(team, waiting))
-        replies = _merge(strategy, team)
+        replies = _merge(strategy, team, merge)
 
 
 def _unequal(team: list[_Replica], waiting: list[_Replica]) -> str:
@@ -66,12 +77,12 @@ def _unequal(team: list[_Replica], waiting: list[_Replica]) -> str:
     )
 
 
-def _merge(strategy: Any, team: list[_Replica]) -> list[Any]:
+def _merge(strategy: Any, team: list[_Replica], merge: _Regroup) -> list[Any]:
     """What each replica gets from the merge_call that all wait in: a value, or an exception."""
     requests = [replica.take_request() for replica in team]
     merge_fn = requests[0][0]
     try:
-        args, kwargs = regroup([request[1:] for request in requests], strategy.mesh)
+        args, kwargs = merge([request[1:] for request in requests], strategy.mesh)
         with enter(Context(strategy)):
             result = merge_fn(strategy, *args, **kwargs)
         return [select(result, replica.local_index) for replica in team]

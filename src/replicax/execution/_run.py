@@ -32,7 +32,7 @@ def run(strategy: Any, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if _all_alike((args, kwargs)):
             return run_spmd(strategy, fn, args, kwargs, frame)
         ids = [jnp.int32(i) for i in range(strategy.num_replicas_in_sync)]
-        return run_replicas(strategy, fn, args, kwargs, ids)
+        return run_replicas(strategy, fn, args, kwargs, ids, traced=True)
     if is_transforming():
         raise TracingError(
             "strategy.run was called inside jax.jit, jax.grad or another JAX transformation. Compile "

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from replicax._jax import is_tracer
 from replicax.contexts import Context, enter
 from replicax.errors import VariableError
 from replicax.execution._program import ProgramFrame, ReplicaFrame
@@ -48,14 +49,15 @@ def update_copies(
         num_copies: how many there are in this process.
         group: return one value of mirrored parts; otherwise the calls' results side by side.
     """
-    if num_copies > 1:
+    if strategy.num_replicas_in_sync > 1:
         _refuse_per_replica((args, kwargs))
     results = []
     with journal(keep=True):
         for index, turn in _turns(strategy, variable, num_copies):
             copy = () if variable is None else (variable.copies[index],)
             with turn:
-                results.append(fn(*copy, *select(args, index), **select(kwargs, index)))
+                result = fn(*copy, *select(args, index), **select(kwargs, index))
+            results.append(_on_copy(result, strategy, index) if num_copies > 1 else result)
     if isinstance(current_frame(), ProgramFrame | ReplicaFrame) and len(results) == 1:
         merged = map_leaves(lambda x: _mirrored(x, strategy, num_copies), results[0])
     else:
@@ -98,6 +100,18 @@ def _device(strategy: Any, variable: Variable | None, index: int, num_copies: in
 def _at(context: Context, device: Any) -> Iterator[None]:
     with enter(context), jax.default_device(device):
         yield
+
+
+def _on_copy(result: Any, strategy: Any, index: int) -> Any:
+    """What an update returned, as far as it belongs to one copy: on that copy's device."""
+
+    def own(leaf: Any) -> Any:
+        if isinstance(leaf, Mirrored | PerReplica):
+            leaf = leaf.select(index)
+        concrete = isinstance(leaf, jax.Array) and not is_tracer(leaf)
+        return strategy.mesh.place(leaf, index) if concrete else leaf
+
+    return map_leaves(own, result)
 
 
 def _mirrored(leaf: Any, strategy: Any, num_copies: int) -> Any:

@@ -63,5 +63,6 @@ class CentralStorageStrategy(Strategy):
 
     def make_variable(self, spec: VariableSpec, value: jax.Array) -> Variable:
         """A variable with one copy on the parameter device."""
+        spec.check_mean()
         array = jax.numpy.copy(jax.device_put(value, self._parameter_device))
         return AggregatingVariable(spec, self, array)

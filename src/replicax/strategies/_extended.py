@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from replicax.collectives import broadcast, deliver, merge_options
 from replicax.contexts import current, require_cross_replica
-from replicax.errors import ContextError, VariableError
+from replicax.errors import ArgumentKindError, ContextError, VariableError
 from replicax.execution import update_copies
 from replicax.strategies._reductions import flatten_values, reduce_leaves
 from replicax.topology import device_name
@@ -246,9 +246,9 @@ class StrategyExtended:
         if isinstance(var, VariableCopy):
             var = var.container
         if not isinstance(var, Variable):
-            raise VariableError(f"extended.update needs a variable to update, got {var!r}.")
+            raise ArgumentKindError(f"extended.update needs a variable to update, got {var!r}.")
         if var.distribute_strategy is not self._strategy:
-            raise VariableError(
+            raise ArgumentKindError(
                 f"extended.update of the variable {var.name!r}, which was made outside of this "
                 f"strategy's scope (at {var.made_at})."
             )
@@ -287,7 +287,7 @@ class StrategyExtended:
         require_cross_replica(self._strategy, "update_non_slot()")
         _check_arguments(args)
         if colocate_with != self.parameter_devices:
-            raise VariableError(
+            raise ArgumentKindError(
                 f"update_non_slot(colocate_with={colocate_with!r}): pass what "
                 f"`extended.non_slot_devices(var_list)` returns, {self.parameter_devices}."
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import final
 
@@ -12,7 +13,7 @@ from replicax.collectives import Communicator, CrossDeviceOps, DefaultAllReduce
 from replicax.errors import VariableError
 from replicax.strategies._strategy import Strategy
 from replicax.topology import ReplicaMesh, resolve_devices
-from replicax.types import Device, VariableAggregation, VariableSynchronization
+from replicax.types import Device, VariableSynchronization
 from replicax.values import PerReplica
 from replicax.variables import MirroredVariable, SyncOnReadVariable, Variable, VariableSpec
 
@@ -68,7 +69,8 @@ class MirroredStrategy(Strategy):
 
     def make_variable(self, spec: VariableSpec, value: jax.Array) -> Variable:
         """A mirrored variable, or a sync-on-read one if `spec` says ON_READ."""
-        _check(spec)
+        spec.check_mean()
+        spec = _synchronized(spec)
         if not self.mesh.is_local:
             value = self._of_first_replica(value)
         if spec.synchronization is not VariableSynchronization.ON_READ:
@@ -82,15 +84,13 @@ class MirroredStrategy(Strategy):
         return self._communicator.first([own])[0].to_plain()
 
 
-def _check(spec: VariableSpec) -> None:
+def _synchronized(spec: VariableSpec) -> VariableSpec:
+    """`spec` with AUTO decided: a mirrored variable is kept equal by every write."""
     if spec.synchronization is VariableSynchronization.NONE:
         raise VariableError(
-            f"The variable '{spec.name}:0' was given synchronization NONE, which a mirrored variable can't "
-            "have: use AUTO, ON_WRITE or ON_READ."
+            f"The variable '{spec.name}:0' was given synchronization NONE, which a mirrored variable "
+            "can't have: use AUTO, ON_WRITE or ON_READ."
         )
-    mean = spec.aggregation is VariableAggregation.MEAN
-    if mean and not jnp.issubdtype(spec.dtype, jnp.inexact):
-        raise VariableError(
-            f"The variable '{spec.name}:0' is {spec.dtype}, but its aggregation MEAN gives fractions. Use "
-            "a float dtype, or another aggregation."
-        )
+    if spec.synchronization is VariableSynchronization.AUTO:
+        return dataclasses.replace(spec, synchronization=VariableSynchronization.ON_WRITE)
+    return spec

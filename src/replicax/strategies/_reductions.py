@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax.collectives import Communicator, checked_axis, map_each
+from replicax.collectives import Communicator, checked_axis, deliver, map_each
 from replicax.errors import CollectiveError
 from replicax.types import ReduceOp
 from replicax.values import IndexedSlices, Mirrored, PerReplica, is_number
@@ -47,8 +47,16 @@ def reduce_leaves(
         results[i] = value
     for i, leaf in enumerate(leaves):
         if isinstance(leaf, IndexedSlices):
-            results[i] = _reduce_rows(communicator, op, leaf)
+            rows = _reduce_rows(communicator, op, leaf)
+            results[i] = _delivered(rows, where[i]) if destinations else rows
     return results
+
+
+def _delivered(rows: IndexedSlices, where: Any) -> IndexedSlices:
+    def moved(part: Any) -> Any:
+        return deliver(part, where) if isinstance(part, Mirrored) else part
+
+    return IndexedSlices(moved(rows.values), moved(rows.indices), rows.dense_shape)
 
 
 def _reduce_rows(communicator: Communicator, op: ReduceOp, rows: IndexedSlices) -> IndexedSlices:

@@ -79,6 +79,14 @@ class Strategy(abc.ABC):
         names = [device_name(row[0]) for row in self.mesh.replica_devices]
         return f"{type(self).__name__}({names})"
 
+    def __copy__(self) -> Strategy:
+        """Itself: a strategy never changes."""
+        return self
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Strategy:
+        """Itself: a strategy never changes, and its variables know it by identity."""
+        return self
+
     @property
     @final
     def num_replicas_in_sync(self) -> int:

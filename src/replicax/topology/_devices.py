@@ -17,7 +17,7 @@ from typing import Any, final
 
 import jax
 
-from replicax.errors import DeviceError
+from replicax.errors import DeviceError, RepeatedDeviceError
 from replicax.topology._cpu import prepare_cpu_pool
 from replicax.types import Device
 
@@ -190,7 +190,7 @@ def _refuse_repetition(named: Sequence[str | Device], found: Sequence[Device]) -
     spelled: dict[Device, str | Device] = {}
     for name, device in zip(named, found, strict=True):
         if device in spelled:
-            raise DeviceError(
+            raise RepeatedDeviceError(
                 f"`devices` lists {device_name(device)} twice, as {spelled[device]!r} and as "
                 f"{name!r}. A device runs one replica. {_what_there_is()}"
                 f"{_how_to_get_several(found)}"

@@ -17,6 +17,7 @@ from replicax.values._nest import (
     regroup,
     regroup_apart,
     regroup_mirrored,
+    regroup_traced,
     select,
 )
 from replicax.values._operators import forward_operators
@@ -37,5 +38,6 @@ __all__ = [
     "regroup",
     "regroup_apart",
     "regroup_mirrored",
+    "regroup_traced",
     "select",
 ]

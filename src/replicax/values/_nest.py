@@ -12,7 +12,7 @@ import jax
 
 from replicax.errors import StructureMismatchError
 from replicax.topology import ReplicaMesh
-from replicax.values._distributed import DistributedValues, Mirrored, PerReplica
+from replicax.values._distributed import DistributedValues, Mirrored, PerReplica, is_array
 
 __all__ = [
     "Component",
@@ -21,6 +21,7 @@ __all__ = [
     "regroup",
     "regroup_apart",
     "regroup_mirrored",
+    "regroup_traced",
     "select",
 ]
 
@@ -67,6 +68,20 @@ def regroup(results: Sequence[Any], mesh: ReplicaMesh | None) -> Any:
     return _regroup(results, lambda leaves: PerReplica(leaves, mesh=mesh))
 
 
+def regroup_traced(results: Sequence[Any], mesh: ReplicaMesh | None) -> Any:
+    """`regroup` for a program: arrays become `PerReplica`, whether or not they are one object."""
+
+    def wrap(leaves: Sequence[Any]) -> PerReplica:
+        return PerReplica(leaves, mesh=mesh)
+
+    first, treedef = flatten(results[0])
+    columns = [first, *(_flatten_like(treedef, r, i) for i, r in enumerate(results[1:], 1))]
+    return treedef.unflatten(
+        wrap(leaves) if any(map(is_array, leaves)) else _merge(leaves, wrap)
+        for leaves in zip(*columns, strict=True)
+    )
+
+
 def regroup_mirrored(results: Sequence[Any], mesh: ReplicaMesh | None) -> Any:
     """`regroup` for values known to be equal: leaves become `Mirrored`."""
     return _regroup(results, lambda leaves: Mirrored(leaves, mesh=mesh))
@@ -92,9 +107,9 @@ def _flatten_like(treedef: Any, result: Any, replica: int) -> list[Any]:
         return treedef.flatten_up_to(result)
     except ValueError:
         raise StructureMismatchError(
-            f"Replica 0 and replica {replica} returned different structures: {treedef} and "
-            f"{flatten(result)[1]}. All replicas must return the same nesting of tuples, lists and "
-            "dicts; return None in the places where a replica has nothing."
+            f"Replica 0 and replica {replica} have different structures here: {treedef} and "
+            f"{flatten(result)[1]}. What replicas return, and what they pass to a merge_call, must be the "
+            "same nesting of tuples, lists and dicts; use None in the places where a replica has nothing."
         ) from None
 
 

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
+
+from replicax.errors import PerReplicaUseError
 
 __all__ = ["forward_operators", "refuse_operators"]
 
@@ -73,7 +74,7 @@ def forward_operators(cls: _Class) -> _Class:
     setattr(cls, "__hash__", None)  # noqa: B010 - equality is element by element, as for arrays
     for name in ("shape", "dtype", "ndim", "size"):
         if not hasattr(cls, name):
-            setattr(cls, name, property(lambda self, name=name: getattr(jnp.asarray(self), name)))
+            setattr(cls, name, property(lambda self, name=name: getattr(_array(self), name)))
     return cls
 
 
@@ -81,7 +82,7 @@ def refuse_operators(cls: _Class) -> _Class:
     """Class decorator: say that a value per replica is not one number, and what to do."""
 
     def refuse(self: Any, *_: Any, **__: Any) -> NoReturn:
-        raise TypeError(
+        raise PerReplicaUseError(
             f"A {cls.__name__} holds one value for each replica, so it can't be used as a single "
             "array or number here. Combine it with `strategy.reduce(op, value, axis=...)` or "
             "`strategy.gather(value, axis=...)`, look at its parts with "

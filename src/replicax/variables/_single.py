@@ -7,6 +7,7 @@ from typing import Any, final
 import jax
 
 from replicax._jax import is_tracer
+from replicax.contexts import current
 from replicax.errors import VariableError
 from replicax.topology import ReplicaMesh
 from replicax.values import IndexedSlices, Mirrored, PerReplica, free
@@ -140,7 +141,8 @@ class AggregatingVariable(Variable):
         return cell.to_plain()
 
     def _check_scatter(self, method: str, *, summable: bool) -> None:
-        check_scatter(self, method, summable=summable)
+        if current().replica is not None:
+            check_scatter(self, method, summable=summable)
 
     def _write_in_replica(self, context: Any, apply: Apply, value: Any, what: str) -> Any:
         require_aggregation(self, what)

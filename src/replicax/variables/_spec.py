@@ -34,6 +34,15 @@ class VariableSpec:
     constraint: Callable[[Any], Any] | None
     made_at: str
 
+    def check_mean(self) -> None:
+        """Raise if averages of this variable could not be kept in it."""
+        mean = self.aggregation is VariableAggregation.MEAN
+        if mean and not jnp.issubdtype(self.dtype, jnp.inexact):
+            raise VariableError(
+                f"The variable '{self.name}:0' is {self.dtype}, but its aggregation MEAN gives fractions. "
+                "Use a float dtype, or another aggregation."
+            )
+
     def check_fits(self, value: Any, what: str) -> None:
         """Raise unless `value` can be written without losing anything."""
         shape, dtype = np.shape(value), jnp.result_type(value)

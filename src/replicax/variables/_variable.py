@@ -235,6 +235,13 @@ class Variable(_Readable, metaclass=_MadeByStrategy):
         """The line of the user's program that made it."""
         return self._spec.made_at
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Variable:
+        """A new variable of the same strategy with the same value."""
+        cell = current_frame().load(self)
+        array = jnp.copy(self._unwrap(cell))
+        memo[id(self)] = copied = type(self)(self._spec, self._strategy, array)
+        return copied
+
     def ref(self) -> _Reference:
         """Something hashable that stands for this variable, for sets and dict keys."""
         return _Reference(self)
