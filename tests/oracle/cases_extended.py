@@ -1,4 +1,4 @@
-"""`extended`: update and friends, containers, values from functions; the rules of scopes; construction."""
+"""`extended`: update and friends, containers, values from functions. Also scopes and construction."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LEFT_OUT = {
     "exit scope inside a creator scope": "TensorFlow's variable creators",
     "TPUStrategy() no tpu": "needs a TPU; no part of this suite",
     "repr(strategy)": "Python's default, with the address",
-    "Strategy(extended) base construct": "looks at how TensorFlow pairs a strategy with its twin object",
+    "Strategy(extended) base construct": "how TensorFlow pairs a strategy with its twin",
     "InputContext *": "input; the input tests cover it",
     "InputContext.get_per_replica_batch_size not divisible": "input; the input tests cover it",
     "InputOptions*": "input; the input tests cover it",
@@ -221,9 +221,7 @@ def _(w: World) -> Any:
 case.section("colocate_vars_with")
 
 
-def colocated(
-    with_what: Callable[[World], Any], *, in_scope: bool = True
-) -> Callable[[World], Any]:
+def colocated(with_what: Callable[[World], Any], *, in_scope: bool = True) -> Callable[[World], Any]:
     """A case: a variable made under `colocate_vars_with`."""
 
     def run(w: World) -> Any:
@@ -309,9 +307,7 @@ case("local_results(tensor)", lambda w: w.s.experimental_local_results(tensor(1.
 case("local_results(3)", lambda w: w.s.experimental_local_results(3))
 case("local_results(None)", lambda w: w.s.experimental_local_results(None))
 case("local_results(PerReplica)", lambda w: w.s.experimental_local_results(one_two(w)))
-case(
-    "local_results(dict of PerReplica)", lambda w: w.s.experimental_local_results({"a": one_two(w)})
-)
+case("local_results(dict of PerReplica)", lambda w: w.s.experimental_local_results({"a": one_two(w)}))
 case("local_results(Mirrored)", lambda w: w.s.experimental_local_results(total(w)))
 case(
     "local_results(var)",
@@ -337,8 +333,7 @@ case(
     "ctx repr/type",
     made(
         lambda c: (
-            type(c).__name__
-            + str((type(c.replica_id_in_sync_group).__name__, c.num_replicas_in_sync))
+            type(c).__name__ + str((type(c.replica_id_in_sync_group).__name__, c.num_replicas_in_sync))
         )
     ),
 )
@@ -362,9 +357,7 @@ case("PerReplica.numpy()", lambda w: np.asarray(one_two(w)) if w.n == 1 else one
 case("PerReplica passed thru tf.function identity", lambda w: rx.function(lambda x: x)(one_two(w)))
 case(
     "PerReplica thru tf.nest.map_structure",
-    lambda w: jax.tree.map(
-        type_name, {"a": one_two(w)}, is_leaf=lambda x: isinstance(x, rx.PerReplica)
-    ),
+    lambda w: jax.tree.map(type_name, {"a": one_two(w)}, is_leaf=lambda x: isinstance(x, rx.PerReplica)),
 )
 case("Mirrored: m+1", lambda w: total(w) + 1.0)
 case("Mirrored repr", lambda w: repr(total(w)))

@@ -1,4 +1,4 @@
-"""Shared objects in reductions, nested functions and control flow, and odds and ends of variables."""
+"""Shared objects in reductions, nested functions, control flow, odds and ends of variables."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LEFT_OUT = {
     "InputOptions(experimental_prefetch_to_device=True)": "input; the input tests cover it",
     "tf.distribute.get_loss_reduction": "v1 only; the tests of compat/v1 cover it",
     "compat.v1 get_loss_reduction in scope": "v1 only; the tests of compat/v1 cover it",
-    "summary_recording / experimental TPU attr": "asks which methods TensorFlow's TPUStrategy alone has",
+    "summary_recording / experimental TPU attr": "which methods TPUStrategy alone has",
     "string ON_WRITE/ONLY_FIRST assign": "JAX has no string arrays",
     "1-device Mirrored runs fn on main thread?": "which thread TensorFlow runs a replica in",
 }
@@ -53,9 +53,7 @@ case("eager all_reduce(MEAN, C=1)", all_reduced(one, "MEAN"))
 case("all_reduce(SUM, mirrored var =3)", all_reduced(three))
 case("reduce(SUM, mirrored var)", lambda w: w.s.reduce("SUM", three(w), axis=None))
 case("reduce(MEAN, mirrored var)", lambda w: w.s.reduce("MEAN", three(w), axis=None))
-case(
-    "batch_reduce_to SUM shared tensor", lambda w: w.e.batch_reduce_to("SUM", [(one(w), three(w))])
-)
+case("batch_reduce_to SUM shared tensor", lambda w: w.e.batch_reduce_to("SUM", [(one(w), three(w))]))
 case(
     "reduce(SUM, run(lambda: C+0))",
     lambda w: w.s.reduce("SUM", w.run(lambda: tensor(1.0) + 0), axis=None),
@@ -64,9 +62,7 @@ case(
     "gather({dict}) keeps only r0?",
     lambda w: w.s.gather({"a": w.per_replica(lambda i: tensor([float(i)]))}, axis=0),
 )
-case(
-    "gather((tuple))", lambda w: w.s.gather((w.per_replica(lambda i: tensor([float(i)])),), axis=0)
-)
+case("gather((tuple))", lambda w: w.s.gather((w.per_replica(lambda i: tensor([float(i)])),), axis=0))
 
 
 @case("reduce(SUM, run(lambda: C))")
@@ -205,16 +201,12 @@ def _(w: World) -> Any:
 case.section("renamed / removed")
 case(
     "ReplicaContext.all_reduce(experimental_hints=)",
-    lambda w: w.run(
-        lambda: ctx().all_reduce("SUM", ridf(), experimental_hints=rx.CollectiveHints())
-    ),
+    lambda w: w.run(lambda: ctx().all_reduce("SUM", ridf(), experimental_hints=rx.CollectiveHints())),
 )
 
 case.section("variables: dtype/shape/attrs")
 case("bool ON_WRITE/SUM assign in replica", after(lambda v: v.assign(tensor(True)), False))
-case(
-    "int32 ON_WRITE/SUM assign_add(rid+1)", after(lambda v: v.assign_add(jnp.asarray(rid()) + 1), 0)
-)
+case("int32 ON_WRITE/SUM assign_add(rid+1)", after(lambda v: v.assign_add(jnp.asarray(rid()) + 1), 0))
 
 
 @case("variable with unknown shape")

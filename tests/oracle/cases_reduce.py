@@ -28,9 +28,7 @@ case = Cases()
 VALUES: dict[str, Callable[[World], Any]] = {
     "scalar": lambda w: w.per_replica(lambda i: tensor(float(i) + 1.0)),
     "[4]": lambda w: w.per_replica(lambda i: tensor([1.0, 2.0, 3.0, 4.0]) + 10.0 * i),
-    "[2,3]": lambda w: w.per_replica(
-        lambda i: tensor([[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]) + 10.0 * i
-    ),
+    "[2,3]": lambda w: w.per_replica(lambda i: tensor([[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]) + 10.0 * i),
     "uneven [4],[2]": lambda w: w.per_replica(lambda i: jnp.arange(4.0 - 2.0 * min(i, 1))),
     "int [2]": lambda w: w.per_replica(lambda i: tensor([1, 2]) + i),
     "empty on r>0": lambda w: w.per_replica(lambda i: jnp.ones([4 if i == 0 else 0])),
@@ -185,9 +183,7 @@ case(
 case("batch_reduce_to []", batch("SUM"))
 case("batch_reduce_to bad pair", batch("SUM", scalar))
 case("batch_reduce_to mixed dest", batch("SUM", to_scalar, lambda w: (scalar(w), "CPU:0")))
-case(
-    "batch_reduce_to dense+sparse", batch("MEAN", to_scalar, lambda w: (sparse(w), w.variable(0.0)))
-)
+case("batch_reduce_to dense+sparse", batch("MEAN", to_scalar, lambda w: (sparse(w), w.variable(0.0))))
 case("batch_reduce_to string op lower", batch("mean", to_scalar))
 
 case.section("gather")
@@ -219,9 +215,7 @@ case(
 case.section("ReplicaContext.all_reduce / all_gather")
 
 
-def all_reduced(
-    value: Callable[[], Any], op: Any = "SUM", **options: Any
-) -> Callable[[World], Any]:
+def all_reduced(value: Callable[[], Any], op: Any = "SUM", **options: Any) -> Callable[[World], Any]:
     """A case: `all_reduce` of a value that each replica makes."""
     return lambda w: w.run(lambda: ctx().all_reduce(op, value(), **options))
 
@@ -413,12 +407,8 @@ case("cdo.broadcast direct", lambda w: rx.ReductionToOneDevice().broadcast(tenso
 class Delegating(rx.CrossDeviceOps):
     """A user's own ops, which leave the work to `ReductionToOneDevice`."""
 
-    def reduce_implementation(
-        self, reduce_op: Any, value: Any, destinations: Any, options: Any
-    ) -> Any:
-        return rx.ReductionToOneDevice().reduce_implementation(
-            reduce_op, value, destinations, options
-        )
+    def reduce_implementation(self, reduce_op: Any, value: Any, destinations: Any, options: Any) -> Any:
+        return rx.ReductionToOneDevice().reduce_implementation(reduce_op, value, destinations, options)
 
     def batch_reduce_implementation(self, reduce_op: Any, pairs: Any, options: Any) -> Any:
         return [self.reduce_implementation(reduce_op, *pair, options) for pair in pairs]

@@ -1,4 +1,4 @@
-"""`run`: how results are merged, arguments, `merge_call`, exceptions, and the contexts on the way."""
+"""`run`: merging of results, arguments, `merge_call`, exceptions, and the contexts on the way."""
 
 from __future__ import annotations
 
@@ -292,9 +292,7 @@ case(
 )
 case(
     "different merge_fn per replica",
-    lambda w: w.run(
-        lambda: merge((lambda *_: "m1") if rid() == 0 else (lambda *_: "m2"), tensor(1.0))
-    ),
+    lambda w: w.run(lambda: merge((lambda *_: "m1") if rid() == 0 else (lambda *_: "m2"), tensor(1.0))),
 )
 case(
     "different arg structures per replica in merge_call",
@@ -309,9 +307,7 @@ case(
 @case("arg types in merge_fn")
 def _(w: World) -> Any:
     v = w.variable(7.0)
-    return w.run(
-        lambda: merge(lambda _, *args: list(map(type_name, args)), tensor(1.0), w.C, v, None)
-    )
+    return w.run(lambda: merge(lambda _, *args: list(map(type_name, args)), tensor(1.0), w.C, v, None))
 
 
 @case("merge_fn returns mirrored var -> in replica type")
@@ -464,9 +460,7 @@ def _(w: World) -> Any:
 
 @case("gradient through all_reduce MEAN (tf.function)")
 def _(w: World) -> Any:
-    return w.run(
-        rx.function(lambda: jax.grad(lambda x: ctx().all_reduce("MEAN", x * x))(2.0 + ridf()))
-    )
+    return w.run(rx.function(lambda: jax.grad(lambda x: ctx().all_reduce("MEAN", x * x))(2.0 + ridf())))
 
 
 case.section("contexts")
@@ -475,9 +469,7 @@ case("inside run", lambda w: w.run(context))
 case("inside merge_fn", lambda w: w.run(lambda: merge(lambda _: context())))
 case(
     "replica ctx .devices/.strategy",
-    lambda w: w.run(
-        lambda: [str(tuple(ctx().devices)), ctx().strategy is w.s, ctx().num_replicas_in_sync]
-    ),
+    lambda w: w.run(lambda: [str(tuple(ctx().devices)), ctx().strategy is w.s, ctx().num_replicas_in_sync]),
 )
 case("ReplicaContext used as ctx mgr by other", lambda _: ctx().all_reduce("SUM", tensor(3.0)))
 

@@ -47,9 +47,7 @@ LEFT_OUT = {
 case = Cases()
 
 
-def write(
-    w: World, init: Any = 10.0, sync: str = "ON_WRITE", agg: str = "NONE", **options: Any
-) -> Any:
+def write(w: World, init: Any = 10.0, sync: str = "ON_WRITE", agg: str = "NONE", **options: Any) -> Any:
     """A variable as the recorded programs make them: not trainable."""
     return w.variable(init, sync, agg, trainable=False, **options)
 
@@ -78,9 +76,7 @@ for _sync in ("AUTO", "NONE", *SYNCHRONIZATIONS):
         add_creation(_sync, _agg)
 
 case("ON_READ default trainable", lambda w: w.variable(1.0, "ON_READ", "SUM").trainable)
-case(
-    "ON_READ trainable=True", lambda w: w.variable(1.0, "ON_READ", "SUM", trainable=True).trainable
-)
+case("ON_READ trainable=True", lambda w: w.variable(1.0, "ON_READ", "SUM", trainable=True).trainable)
 case("initial_value=another distributed var", lambda w: w.variable(w.variable(1.0)))
 case("initial_value=PerReplica", lambda w: w.variable(w.per_replica(lambda i: tensor(float(i)))))
 
@@ -89,14 +85,15 @@ case("initial_value=PerReplica", lambda w: w.variable(w.per_replica(lambda i: te
 def _(w: World) -> Any:
     v = w.variable(1.0)
     copies = w.s.experimental_local_results(v)
-    [device] = v.values[0].devices()
+    [device] = copies[0].read_value().devices()
     return [
         v.trainable,
         v.name,
         [copy.name for copy in copies],
         f"c{device.id}",
         describe(list(v.shape)),
-        w.e.variable_created_in_scope(v) or None,
+        # TensorFlow's plain variable does not say which strategy it belongs to.
+        None if w.kind == "onedev" else v.distribute_strategy is w.s,
     ]
 
 
@@ -252,9 +249,7 @@ case(
     lambda w: after(w, lambda v: v.assign(jnp.ones([3])), [1.0, 2.0]),
 )
 case("dtype mismatch assign in replica", lambda w: after(w, lambda v: v.assign(tensor(1))))
-case(
-    "ON_WRITE/SUM assign only in r0", lambda w: after(w, lambda v: rid() == 0 and v.assign_add(1.0))
-)
+case("ON_WRITE/SUM assign only in r0", lambda w: after(w, lambda v: rid() == 0 and v.assign_add(1.0)))
 
 
 @case("ON_WRITE/SUM assign_add(same tensor object)")
@@ -352,9 +347,7 @@ def add_cross_replica_assignments(sync: str, agg: str) -> None:
 each_policy(add_cross_replica_assignments)
 
 
-def assigned(
-    w: World, value: Callable[[Any], Any], init: Any = 10.0, sync: str = "ON_WRITE"
-) -> Any:
+def assigned(w: World, value: Callable[[Any], Any], init: Any = 10.0, sync: str = "ON_WRITE") -> Any:
     """A SUM variable after `assign(value(variable))` in scope."""
     v = write(w, init, sync, "SUM")
     with w.s.scope():

@@ -5,14 +5,15 @@
     PerReplica{a, b}   Mirrored{a, b}      one component for each replica
     MirroredVariable<float32>{1.@c0,1.@c1} a variable with its copies
     Variable<float32,1.>@c0                a variable with one copy
-    Handle<float32,1.>@c0                  what TensorFlow's assignments hand back: reads as the new value
+    Handle<float32,1.>@c0                  what TensorFlow's assignments return: reads as the new value
     IndexedSlices(values=a,indices=b)
     !ValueError                            the case raised
 
-Compared are numbers, dtypes, shapes, structure, the class of every wrapper and the device of every copy.
-Not compared is what the semantics leaves open: the device of a plain array (TensorFlow puts it where the
-caller happens to be), and 64 bits (JAX's x64 mode is off, so int64 and float64 are int32 and float32).
-A component may lie on its own replica's device even where TensorFlow left all of them on the first.
+Compared are numbers, dtypes, shapes, structure, the class of every wrapper and the device of every
+copy. Not compared is what the semantics leaves open: the device of a plain array (TensorFlow puts it
+where the caller happens to be), and 64 bits (JAX's x64 mode is off, so int64 and float64 are int32 and
+float32). A component may lie on its own replica's device even where TensorFlow left all of them on the
+first. An exception must be catchable as the recorded builtin; its words are our own.
 """
 
 from __future__ import annotations
@@ -60,18 +61,16 @@ def _shape(value: Any) -> str:
     return str(list(value.shape))
 
 
-def _one_copy(copy: VariableCopy) -> str:
-    array = copy.read_value()
+def _copy_text(readable: Any) -> str:
+    array = readable.read_value()
     return f"{_numbers(array)}@{_device(array)}"
 
 
 def _variable(variable: rx.Variable | VariableCopy) -> str:
     name, dtype = type_name(variable), np.dtype(variable.dtype).name
-    copies = [variable] if isinstance(variable, VariableCopy) else variable.values
-    copies = list(map(_one_copy, copies))
     if isinstance(variable, rx.MirroredVariable | rx.SyncOnReadVariable):
-        return f"{name}<{dtype}>{{{','.join(copies)}}}"
-    numbers, device = copies[0].rsplit("@", 1)
+        return f"{name}<{dtype}>{{{','.join(map(_copy_text, variable.values))}}}"
+    numbers, device = _copy_text(variable).rsplit("@", 1)
     return f"{name}<{dtype},{numbers}>@{device}"
 
 
@@ -325,9 +324,10 @@ class Observation:
 def observe(case: Callable[[], Any]) -> Observation:
     """Run a case and describe what came of it."""
     try:
-        return Observation(describe(case()))
+        value = case()
     except Exception as error:
         return Observation(describe_error(error), error)
+    return Observation(describe(value))
 
 
 def compare(expected: str, observed: Observation) -> list[str]:

@@ -2,9 +2,10 @@
 
     (probe, kinds, case) -> (why, what we give)
 
-`kinds` are joined with "+"; in a case's name `*` stands for anything. The reason is the number of one of
-our decisions (`DECISIONS`), or says why TensorFlow's behaviour has no meaning on JAX. Nothing is listed
-because it is not done yet, and everything listed is asserted.
+`kinds` are joined with "+"; in a case's name `*` stands for anything. The reason is the number of one
+of our decisions (`DECISIONS`), or says why TensorFlow's behaviour has no meaning on JAX or in a library
+that refuses by name what it can't honour. Nothing is listed because it is not done yet, and everything
+listed is asserted.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ DECISIONS = {
     3: "a mirrored variable without aggregation can't be written in a replica",
     4: "a PerReplica can't be assigned to a variable across replicas, nor passed to `update`",
     5: "a variable made outside of the scope can't be written in `run`",
+    8: "MEAN of integers is float32",
     9: "`gather` goes leaf by leaf and takes negative axes",
     10: "parts of an ON_READ/SUM variable add up to what was assigned",
     11: "a strategy owns no process-wide state",
@@ -26,6 +28,7 @@ DECISIONS = {
     13: "a scope object can be used again",
     14: "`try` around `merge_call` catches",
     16: "every spelling of the four releases is accepted",
+    17: "`colocate_vars_with(non_slot_devices(...))` works, so these are devices on every strategy",
     20: "a variable converts to Python values like the array that it holds",
 }
 
@@ -39,9 +42,7 @@ class Ours(NamedTuple):
     @property
     def because(self) -> str:
         """The reason in words."""
-        return (
-            f"decision {self.why}: {DECISIONS[self.why]}" if isinstance(self.why, int) else self.why
-        )
+        return f"decision {self.why}: {DECISIONS[self.why]}" if isinstance(self.why, int) else self.why
 
 
 def scalar(value: Any) -> str:
@@ -68,6 +69,39 @@ def plain(value: Any) -> str:
     return f"Variable<float32,{value}>@c1"
 
 
+def in_cross_replica(strategy: str) -> str:
+    return f"'strategy={strategy} has=True xrep=True rctx=None'"
+
+
+def in_replica(strategy: str, num_replicas: int) -> str:
+    return f"'strategy={strategy} has=True xrep=False rctx=replica(n={num_replicas})'"
+
+
+OUTSIDE = "'strategy=default has=False xrep=False rctx=default(id=0,n=1)'"
+
+# Reasons that are not a numbered decision.
+ARRAYS = "JAX has no variable handles: an assignment gives each replica the new value on its device"
+DENSE = "gradients of jax.grad are dense arrays"
+TREE = "IndexedSlices is a pytree: its parts are distributed, not the whole"
+LOCAL_READ = "a read in a replica is that of its own part, by every spelling"
+OUTSIDER = "a variable made outside of the scope is not this strategy's to update"
+BY_LEAF = "a structure is reduced leaf by leaf, with an axis too"
+CHECKED = "a destination that means nothing is refused on every strategy"
+PARTS_DIFFER = "the parts of an ON_READ variable may differ, so they are not Mirrored"
+NESTED = "an update inside an update returns its result"
+NOT_ONE_VALUE = "a value per replica is not one value, also not for bool() and NumPy"
+IMMUTABLE = "a strategy never changes: its copies are itself"
+HONOURED = "an argument that is accepted is honoured"
+NO_SOFT_PLACEMENT = "JAX has no soft placement: a device that does not exist can't be used"
+ONE_COPY = "a variable with one copy is its own component"
+ONE_TRACE = "a compiled replica function is traced once for all replicas"
+PLAIN_UNWRAPPED = "`run` unwraps PerReplica arguments on every strategy"
+REFUSED = "an argument that can't be honoured is refused by name, on every strategy alike"
+SCATTER = "scatters are combined as the aggregation says, also where there is one copy"
+TRIPPED = "TensorFlow trips over its own internals here; another of its strategies does not"
+TWO_PASSES = "`rx.function` traces a step to find its variables, and once more to compile it"
+VALUES = "a reduction or a read gives a value, never a variable that may change later"
+
 MC = "mirrored+central"
 ALL = "mirrored+central+onedev"
 IDS = "PerReplica{T<int32,[]>(0)@c0, T<int32,[]>(1)@c1}"
@@ -86,6 +120,26 @@ _RUN = {
         1, f"[({scalar(1.0)}, T<int32,[]>(0)@c0, 3, None, {scalar(5.0)}, {plain(7.0)}), 'Variable']"
     ),
     (MC, "merge_call in tf.function inside replica fn"): Ours(1, each(2.0, 2.0)),
+    ("onedev", "trace count of tf.function passed to run twice"): Ours(TWO_PASSES, "2"),
+    ("onedev", "python call count when run is in tf.function, 2 calls"): Ours(TWO_PASSES, "2"),
+    ("mirrored", "tf.function called in run then outside"): Ours(
+        ONE_TRACE, f"[{in_replica('MirroredStrategy', 2)}, {OUTSIDE}]"
+    ),
+    ("central", "tf.function called in run then outside"): Ours(
+        ONE_TRACE, f"[{in_replica('CentralStorageStrategy', 2)}, {OUTSIDE}]"
+    ),
+    ("onedev", "tf.function called in run then outside"): Ours(
+        "a function is traced for each context; TensorFlow goes on with the replica's trace",
+        f"[{in_replica('OneDeviceStrategy', 1)}, {OUTSIDE}]",
+    ),
+    ("onedev", "PerReplica made for fewer replicas"): Ours(PLAIN_UNWRAPPED, scalar(1.0)),
+    ("central", "assign MEAN result returned from run (eager)"): Ours(ARRAYS, each(4.0, 4.0)),
+    ("central", "inside update fn"): Ours(
+        "TensorFlow's id is a device string here", f"[({in_cross_replica('CentralStorageStrategy')}, 0)]"
+    ),
+    ("onedev", "inside update fn"): Ours(
+        "TensorFlow's id is a device string here", f"[({in_cross_replica('OneDeviceStrategy')}, 0)]"
+    ),
     # Reductions of one object.
     (MC, "two sequential merge_calls"): Ours(2, scalar(4.0)),
     # Control flow.
@@ -102,7 +156,7 @@ _VARS = {
         2, f"[{each(3.0, 3.0)}, {mirrored(3.0)}]"
     ),
     ("central", "creation inside run (eager, closure-once)"): Ours(
-        2, f"[Handle<float32,3.>@c0, {central(3.0)}]"
+        2, f"[{each(3.0, 3.0)}, {central(3.0)}]"
     ),
     # A value that is one object on all replicas.
     ("mirrored", "ON_WRITE/SUM assign_add(python 1.)"): Ours(2, mirrored(12.0)),
@@ -114,6 +168,9 @@ _VARS = {
     ("mirrored", "read_value=False"): Ours(2, f"['ret', None, {mirrored(12.0)}]"),
     ("central", "read_value=False"): Ours(2, f"['ret', None, {central(12.0)}]"),
     (MC, "ON_WRITE/* reduce(SUM,v)"): Ours(2, scalar(20.0)),
+    ("onedev", "ON_WRITE/* reduce(SUM,v)"): Ours(VALUES, scalar(10.0)),
+    ("onedev", "ON_READ/* reduce(SUM,v)"): Ours(VALUES, scalar(1.0)),
+    ("mirrored", "ON_READ/ONLY_FIRST_REPLICA extended.read_var outside"): Ours(VALUES, f"[{scalar(1.0)}]"),
     ("central", "ON_READ/SUM reduce(SUM,v)"): Ours(2, scalar(6.0)),
     ("central", "ON_READ/MEAN reduce(SUM,v)"): Ours(2, scalar(3.0)),
     ("central", "ON_READ/ONLY_FIRST_REPLICA reduce(SUM,v)"): Ours(2, scalar(2.0)),
@@ -122,10 +179,19 @@ _VARS = {
     ("mirrored", "ON_WRITE/NONE tf.function{run} assign_add(rid+1)"): Ours(3, "!ValueError"),
     ("mirrored", "ON_WRITE/NONE run(tf.function) assign_add then read"): Ours(3, "!ValueError"),
     ("mirrored", "scatter replica NONE *"): Ours(3, "!ValueError"),
-    (MC, "* scope ON_*/* assign(PerReplica)"): Ours(4, "!ValueError"),
-    (MC, "outside var assign_add(1.) in run eager"): Ours(5, "!RuntimeError"),
-    (MC, "outside var assign_add(1.) in tf.function{run}"): Ours(5, "!RuntimeError"),
-    (MC, "outside var w/ MEAN assign(rid) in run"): Ours(5, "!RuntimeError"),
+    (MC, "* scope ON_WRITE/* assign(PerReplica)"): Ours(4, "!ValueError"),
+    ("central", "* scope ON_READ/* assign(PerReplica)"): Ours(4, "!ValueError"),
+    ("mirrored", "* scope ON_READ/NONE assign(PerReplica)"): Ours(TRIPPED, "!TypeError"),
+    ("mirrored", "* scope ON_READ/MEAN assign(PerReplica)"): Ours(TRIPPED, "!TypeError"),
+    ("mirrored", "* scope ON_READ/ONLY_FIRST_REPLICA assign(PerReplica)"): Ours(TRIPPED, "!TypeError"),
+    ("mirrored", "in scope ON_WRITE.assign(ON_READ var)"): Ours(4, "!ValueError"),
+    (ALL, "outside var assign_add(1.) in run eager"): Ours(5, "!RuntimeError"),
+    (ALL, "outside var assign_add(1.) in tf.function{run}"): Ours(5, "!RuntimeError"),
+    (ALL, "outside var w/ MEAN assign(rid) in run"): Ours(5, "!RuntimeError"),
+    (MC, "var of ANOTHER strategy read in run"): Ours(
+        "TensorFlow runs out of copies; a mirrored value is one array that any device can read",
+        each(2.0, 2.0),
+    ),
     ("mirrored", "int ON_READ/SUM assign(7) in scope (div by N)"): Ours(
         10, "SyncOnReadVariable<int32>{4@c0,3@c1}"
     ),
@@ -138,25 +204,94 @@ _VARS = {
     ("mirrored", "bool(v) outside"): Ours(20, "!ValueError"),
     (ALL, "len outside"): Ours(20, "3"),
     (MC, "embedding gradient type in replica"): Ours(
-        "gradients of jax.grad are dense arrays",
+        DENSE,
         "PerReplica{T<float32,[3, 1]>([[1.], [0.], [1.]])@c0, T<float32,[3, 1]>([[1.], [0.], [1.]])@c1}",
     ),
     ("onedev", "embedding gradient type in replica"): Ours(
-        "gradients of jax.grad are dense arrays", "T<float32,[3, 1]>([[1.], [0.], [1.]])@c1"
+        DENSE, "T<float32,[3, 1]>([[1.], [0.], [1.]])@c1"
     ),
 }
-for _agg, _value in {"SUM": 13.0, "MEAN": 11.5, "ONLY_FIRST_REPLICA": 11.0}.items():
+for _agg, _new in {"SUM": 3.0, "MEAN": 1.5, "ONLY_FIRST_REPLICA": 1.0}.items():
+    for _method, _value in {"assign": _new, "assign_add": 10 + _new, "assign_sub": 10 - _new}.items():
+        _VARS["central", f"ON_*/{_agg} {_method}(rid+1)"] = Ours(
+            ARRAYS, f"[{central(_value)}, 'ret:', {each(_value, _value)}]"
+        )
     _VARS["central", f"*/{_agg} tf.function{{run}} assign_add(rid+1)"] = Ours(
-        1, f"[{central(_value)}, 'ret:', {each(_value, _value)}]"
+        1, f"[{central(10 + _new)}, 'ret:', {each(10 + _new, 10 + _new)}]"
     )
+
+# With one copy TensorFlow forgets the aggregation and lets every replica scatter in turn.
+_SCATTERED = {
+    "NONE": dict.fromkeys(("add", "sub", "mul", "div", "min", "max", "update"), "!ValueError"),
+    "SUM": dict.fromkeys(("min", "max", "update"), "!NotImplementedError"),
+    "MEAN": {
+        "add": central("[6.,7.5,3.]"),
+        "sub": central("[-4.,-3.5,3.]"),
+        "mul": central("[5.,11.,3.]"),
+        "div": central("[0.2,0.36363637,3.]"),
+        "min": "!NotImplementedError",
+        "max": "!NotImplementedError",
+        "update": "!NotImplementedError",
+    },
+    "ONLY_FIRST_REPLICA": {
+        "add": central("[11.,2.,3.]"),
+        "sub": central("[-9.,2.,3.]"),
+        "mul": central("[10.,2.,3.]"),
+        "div": central("[0.1,2.,3.]"),
+        "max": central("[10.,2.,3.]"),
+        "update": central("[10.,2.,3.]"),
+    },
+}
+for _agg, _scatters in _SCATTERED.items():
+    for _method, _gives in _scatters.items():
+        _VARS["central", f"scatter replica {_agg} scatter_{_method} *"] = Ours(SCATTER, _gives)
+_VARS["central", "scatter ON_READ replica scatter_update"] = Ours(SCATTER, "!NotImplementedError")
 
 _REDUCE = {
     (MC, "plain tensor SUM"): Ours(2, scalar(6.0)),
-    (MC, "python 0 SUM"): Ours(2, "T<int32,[]>(0)@c0"),
-    (MC, "python 3.5 SUM"): Ours(2, scalar(7.0)),
-    (MC, "run result same-object const SUM"): Ours(2, "T<int32,[]>(10)@c0"),
+    (MC, "python 0 SUM"): Ours(2, "0"),
+    (MC, "python 3.5 SUM"): Ours(2, "7.0"),
+    (MC, "run result same-object const SUM"): Ours(2, "10"),
+    (MC, "reduce_to python 0 SUM dest=v"): Ours(2, "0"),
+    ("mirrored", "PerReplica of python ints SUM"): Ours(2, "T<int32,[]>(3)@c0"),
+    ("onedev", "None"): Ours(REFUSED, "!ValueError"),
+    ("onedev", "ON_READ var SUM"): Ours(VALUES, scalar(1.0)),
+    ("onedev", "reduce(MEAN,int [2],axis=None)"): Ours(8, "T<float32,[2]>([1.,2.])@c0"),
+    ("onedev", "int MEAN axis None"): Ours(8, scalar(1.0)),
+    ("onedev", "reduce_to int MEAN"): Ours(8, "T<float32,[2]>([1.,2.])@c0"),
+    ("onedev", "all_reduce int MEAN"): Ours(8, scalar(1.0)),
+    ("central", "nested dict value"): Ours(
+        TRIPPED, f"{{'a': {scalar(3.0)}, 'b': T<float32,[4]>([12.,14.,16.,18.])@c0}}"
+    ),
+    ("central", "tuple value"): Ours(TRIPPED, f"({scalar(3.0)}, T<float32,[4]>([12.,14.,16.,18.])@c0)"),
+    ("central", "reduce_to nested value"): Ours(TRIPPED, f"{{'a': {scalar(3.0)}}}"),
+    ("mirrored", "reduce_to dest=None"): Ours(TRIPPED, "!ValueError"),
+    (MC, "reduce_to dest=bad device string"): Ours(NO_SOFT_PLACEMENT, "!ValueError"),
+    ("mirrored", "reduce_to mirrored var value MEAN"): Ours(VALUES, copies(0.0)),
+    ("central", "reduce_to mirrored var value MEAN"): Ours(VALUES, scalar(0.0)),
+    ("onedev", "reduce_to mirrored var value *"): Ours(VALUES, scalar(0.0)),
+    (MC, "batch_reduce_to []"): Ours(TRIPPED, "[]"),
+    ("mirrored", "batch_reduce_to mixed dest"): Ours(HONOURED, f"[{copies(3.0)}, {scalar(3.0)}]"),
+    ("onedev", "gather axis out of range"): Ours(REFUSED, "!ValueError"),
+    ("onedev", "gather scalar"): Ours(REFUSED, "!ValueError"),
+    ("onedev", "gather mirrored var"): Ours(VALUES, "T<float32,[2]>([0.,0.])@c1"),
+    ("mirrored", "gather bool"): Ours(
+        "XLA gathers arrays of any dtype", "T<bool,[4]>([ True,False, True,False])@c0"
+    ),
+    ("mirrored", "all_reduce int32+float32 list"): Ours(
+        "TensorFlow keeps int32 on the host; JAX does not",
+        "[PerReplica{T<int32,[]>(3)@c0, T<int32,[]>(3)@c1}, " + each(3.0, 3.0) + "]",
+    ),
+    (MC, "all_reduce empty list"): Ours(TRIPPED, "[]"),
+    ("mirrored", "all_reduce None"): Ours(TRIPPED, "!ValueError"),
+    ("onedev", "all_gather scalar"): Ours(REFUSED, "!ValueError"),
+    (ALL, "all_gather python"): Ours(REFUSED, "!ValueError"),
+    (MC, "broadcast_to PerReplica"): Ours(REFUSED, "!TypeError"),
+    ("mirrored", "cross_device_ops wrong type"): Ours(REFUSED, "!TypeError"),
+    ("mirrored", "bare CrossDeviceOps subclass"): Ours(HONOURED, "!NotImplementedError"),
+    ("mirrored", "CommunicationOptions({'timeout_seconds': *})"): Ours(REFUSED, "!ValueError"),
     ("central", "ON_READ var SUM"): Ours(2, scalar(2.0)),
-    ("mirrored", "reduce_to plain tensor SUM dest=v"): Ours(2, copies(6.0)),
+    ("mirrored", "reduce_to plain tensor SUM dest=v"): Ours(2, scalar(6.0)),
     ("central", "reduce_to plain tensor SUM dest=v"): Ours(2, scalar(6.0)),
     ("mirrored", "reduce_to mirrored var value SUM"): Ours(2, copies(0.0)),
     ("central", "reduce_to mirrored var value SUM"): Ours(2, scalar(0.0)),
@@ -188,15 +323,29 @@ _EXTENDED = {
     (MC, "kwargs PerReplica"): Ours(4, "!ValueError"),
     (MC, "update in replica ctx args PerReplica values differ"): Ours(4, "!ValueError"),
     (MC, "update_non_slot PerReplica arg"): Ours(4, "!ValueError"),
-    ("mirrored", "reuse the scope object sequentially"): Ours(
-        13, "'strategy=MirroredStrategy has=True xrep=True rctx=None'"
+    ("central", "type of var inside fn"): Ours(ONE_COPY, "'AggregatingVariable'"),
+    ("onedev", "update of tensor (not var)"): Ours(REFUSED, "!ValueError"),
+    ("onedev", "update of PerReplica"): Ours(REFUSED, "!ValueError"),
+    ("mirrored", "update in tf.function in scope"): Ours(
+        "a compiled step returns what the eager one returns", f"[{copies(6.0)}, {mirrored(6.0)}]"
     ),
+    ("central", "non_slot_devices([v])"): Ours(17, "\"('CPU:0',)\""),
+    ("central", "non_slot_devices(None)"): Ours(17, "\"('CPU:0',)\""),
+    ("central", "update_non_slot with colocate_with=[v]"): Ours(TRIPPED, "!ValueError"),
+    ("onedev", "update_non_slot with colocate_with=[v]"): Ours(REFUSED, "!ValueError"),
+    ("onedev", "PerReplica indexing P[0]"): Ours("one replica's value is a JAX array", "!IndexError"),
+    ("mirrored", "reuse the scope object sequentially"): Ours(13, in_cross_replica("MirroredStrategy")),
     ("central", "reuse the scope object sequentially"): Ours(
-        13, "'strategy=CentralStorageStrategy has=True xrep=True rctx=None'"
+        13, in_cross_replica("CentralStorageStrategy")
     ),
-    ("onedev", "reuse the scope object sequentially"): Ours(
-        13, "'strategy=OneDeviceStrategy has=True xrep=True rctx=None'"
-    ),
+    ("onedev", "reuse the scope object sequentially"): Ours(13, in_cross_replica("OneDeviceStrategy")),
+    ("onedev", "exit scope inside replica fn"): Ours(REFUSED, "!RuntimeError"),
+    ("mirrored", "devices=[]"): Ours(REFUSED, "!ValueError"),
+    ("mirrored", "nonexistent device"): Ours(NO_SOFT_PLACEMENT, "!ValueError"),
+    ("mirrored", "gpu device on cpu box"): Ours(NO_SOFT_PLACEMENT, "!ValueError"),
+    ("mirrored", "mixed gpu+cpu"): Ours(NO_SOFT_PLACEMENT, "!ValueError"),
+    ("mirrored", "OneDevice bad"): Ours(NO_SOFT_PLACEMENT, "!ValueError"),
+    ("mirrored", "OneDevice None"): Ours(REFUSED, "!ValueError"),
 }
 
 _EXTRA = {
@@ -205,11 +354,9 @@ _EXTRA = {
     ("mirrored", "tf.function{run} all_reduce(SUM, captured C=1)"): Ours(2, each(2.0, 2.0)),
     ("mirrored", "tf.function{run} all_reduce(SUM, passed tensor arg)"): Ours(2, each(2.0, 2.0)),
     ("mirrored", "reduce(SUM, mirrored var)"): Ours(2, scalar(6.0)),
-    ("mirrored", "batch_reduce_to SUM shared tensor"): Ours(2, f"[{copies(2.0)}]"),
+    ("mirrored", "batch_reduce_to SUM shared tensor"): Ours(2, f"[{scalar(2.0)}]"),
     ("mirrored", "reduce(SUM, run(lambda: C))"): Ours(2, scalar(2.0)),
-    ("mirrored", "reduce(SUM, tuple from local_results)"): Ours(
-        2, f"({scalar(2.0)}, {scalar(4.0)})"
-    ),
+    ("mirrored", "reduce(SUM, tuple from local_results)"): Ours(2, f"({scalar(2.0)}, {scalar(4.0)})"),
     ("mirrored", "tf.function{run} ON_WRITE/SUM assign_add(python 1.)"): Ours(2, mirrored(12.0)),
     ("mirrored", "eager ON_WRITE/SUM int64 assign_add(python 1) (step counter)"): Ours(
         2, "MirroredVariable<int32>{2@c0,2@c1}"
@@ -219,12 +366,15 @@ _EXTRA = {
     ("mirrored", "eager run(fn) where fn calls nested tf.function with all_reduce"): Ours(
         12, each(1.0, 1.0)
     ),
-    ("mirrored", "tf.function{run(fn)} nested tf.function with all_reduce"): Ours(
-        12, each(1.0, 1.0)
-    ),
+    ("mirrored", "tf.function{run(fn)} nested tf.function with all_reduce"): Ours(12, each(1.0, 1.0)),
     ("mirrored", "nested tf.function with aggregating assign"): Ours(12, each(11.0, 11.0)),
     ("mirrored", "run(tf.function(jit_compile=True)) all_reduce"): Ours(12, each(1.0, 1.0)),
     ("mirrored", "tf.function(jit_compile){run all_reduce}"): Ours(12, each(1.0, 1.0)),
+    ("mirrored", "reduce(MEAN, mirrored var)"): Ours(VALUES, scalar(3.0)),
+    ("mirrored", "variable with unknown shape"): Ours(
+        "a compiled program has one shape for each variable", "!ValueError"
+    ),
+    ("mirrored", "poking a component desyncs silently"): Ours(3, "!RuntimeError"),
     ("mirrored", "ReplicaContext.all_reduce(experimental_hints=)"): Ours(16, each(1.0, 1.0)),
 }
 
@@ -239,9 +389,46 @@ _SEVERAL = {
     ("mirrored", "A [3] in tf.function, then B [] in tf.function"): Ours(
         11, f"[{_TWOS}, {each(2.0, 2.0)}]"
     ),
-    ("mirrored", "12 strategies created in a loop with different shapes"): Ours(
-        11, str([4.0] * 12)
+    ("mirrored", "12 strategies created in a loop with different shapes"): Ours(11, str([4.0] * 12)),
+}
+
+
+def rows(wrapper: str, values: str, size: int, indices: str) -> str:
+    def part(dtype: str, numbers: str) -> str:
+        on_each = ", ".join(f"T<{dtype},[{size}]>({numbers})@c{i}" for i in (0, 1))
+        return f"{wrapper}{{{on_each}}}"
+
+    return f"IndexedSlices(values={part('float32', values)},indices={part('int32', indices)})"
+
+
+_RUN[MC, "IndexedSlices"] = Ours(TREE, rows("PerReplica", "[1.]", 1, "[0]"))
+_VARS["mirrored", "ON_READ/* extended.read_var in replica"] = Ours(LOCAL_READ, each(1.0, 2.0))
+_VARS["central+onedev", "extended.update of outside var"] = Ours(OUTSIDER, "!ValueError")
+_REDUCE |= {
+    (MC, "nested dict axis=0"): Ours(BY_LEAF, f"{{'a': {scalar(60.0)}}}"),
+    ("onedev", "nested dict axis=0"): Ours(BY_LEAF, f"{{'a': {scalar(10.0)}}}"),
+    ("onedev", "reduce_to dest=None"): Ours(CHECKED, "!ValueError"),
+    ("onedev", "reduce_to dest=bad device string"): Ours(NO_SOFT_PLACEMENT, "!ValueError"),
+    ("onedev", "reduce_to dest=garbage string"): Ours(CHECKED, "!ValueError"),
+    ("mirrored", "reduce_to IndexedSlices"): Ours(TREE, rows("Mirrored", "[1.,2.]", 2, "[0,1]")),
+    ("mirrored", "batch_reduce_to dense+sparse"): Ours(
+        TREE, f"[{copies(1.5)}, {rows('Mirrored', '[0.5,1. ]', 2, '[0,1]')}]"
     ),
+    (MC, "all_reduce IndexedSlices"): Ours(TREE, rows("PerReplica", "[1.,2.]", 2, "[0,1]")),
+    (MC, "all_reduce dense+IndexedSlices list"): Ours(
+        TREE, f"[{each(0.5, 0.5)}, {rows('PerReplica', '[0.5,1. ]', 2, '[0,1]')}]"
+    ),
+    ("central", "gather mirrored var"): Ours(2, "T<float32,[4]>([0.,0.,0.,0.])@c0"),
+}
+_EXTENDED |= {
+    ("mirrored", "update ON_READ var"): Ours(
+        PARTS_DIFFER, f"[{each(3.0, 3.0)}, SyncOnReadVariable<float32>{{3.@c0,3.@c1}}]"
+    ),
+    ("mirrored", "nested update inside update"): Ours(NESTED, copies(4.0)),
+    (MC, "bool(PerReplica)"): Ours(NOT_ONE_VALUE, "!TypeError"),
+    (MC, "np.asarray(PerReplica)"): Ours(NOT_ONE_VALUE, "!TypeError"),
+    ("mirrored", "copy.copy(strategy)"): Ours(IMMUTABLE, "MirroredStrategy(['CPU:0', 'CPU:1'])"),
+    ("mirrored", "deepcopy(strategy)"): Ours(IMMUTABLE, "True"),
 }
 
 DIFFERENCES: dict[tuple[str, str, str], Ours] = {

@@ -1,7 +1,7 @@
 """What was recorded, joined with our cases, what is left out, and where we differ.
 
-Every recorded case has exactly one fate: `covered` (we must give what TensorFlow gave), `differing` (we
-must give what `differences.py` says) or `left out` (with a reason). `unaccounted` must not occur.
+Every recorded case has exactly one fate: `covered` (we must give what TensorFlow gave), `differing`
+(we must give what `differences.py` says) or `left out` (with a reason); never `unaccounted`.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def _read(probe: str) -> Iterator[Recorded]:
 
 
 def unused() -> list[str]:
-    """Left-out patterns, differences and cases of ours that no recorded case has anything to do with."""
+    """Left-out patterns, differences and cases of ours that belong to no recorded case."""
     cases = every_case()
     recorded = {(case.probe, case.section, case.name) for case in cases}
     left_out = [
@@ -128,9 +128,7 @@ def unused() -> list[str]:
         for pattern in at.left_out
         if not any(case.probe == probe and matches(pattern, case.name) for case in cases)
     ]
-    differing = [
-        f"difference {key}" for key in DIFFERENCES if not any(case._is(*key) for case in cases)
-    ]
+    differing = [f"difference {key}" for key in DIFFERENCES if not any(case._is(*key) for case in cases)]
     ours = [
         f"{probe}: case {section}/{name}"
         for probe, at in PROBES.items()

@@ -1,8 +1,8 @@
 """The strategies and the small vocabulary that the cases are written in.
 
-Every case is a function of a `World`: one strategy of the kind at hand, made anew for each case, with the
-few values that the recorded programs keep at hand. Inside a replica function the module's own functions
-say where we are: `rid()`, `ctx()`, `merge(...)`, `context()`.
+Every case is a function of a `World`: one strategy of the kind at hand, made anew for each case, with
+the few values that the recorded programs keep. Inside a replica function the module's own functions say
+where we are: `rid()`, `ctx()`, `merge(...)`, `context()`.
 """
 
 from __future__ import annotations
@@ -79,9 +79,7 @@ def merge(fn: Callable[..., Any], *args: Any) -> Any:
 
 def slices() -> rx.IndexedSlices:
     """One row per replica: row `rid` holds `rid + 1`."""
-    return rx.IndexedSlices(
-        jnp.reshape(ridf() + 1.0, (1,)), jnp.reshape(jnp.asarray(rid()), (1,)), (3,)
-    )
+    return rx.IndexedSlices(jnp.reshape(ridf() + 1.0, (1,)), jnp.reshape(jnp.asarray(rid()), (1,)), (3,))
 
 
 def context() -> str:
@@ -127,9 +125,7 @@ class World:
             lambda value_context: fn(value_context.replica_id_in_sync_group)
         )
 
-    def variable(
-        self, init: Any = 10.0, sync: str = "AUTO", agg: str = "NONE", **options: Any
-    ) -> Any:
+    def variable(self, init: Any = 10.0, sync: str = "AUTO", agg: str = "NONE", **options: Any) -> Any:
         """A variable made in the strategy's scope."""
         with self.s.scope():
             return rx.Variable(
