@@ -542,7 +542,7 @@ case(
     "CentralStorage param not in computes",
     lambda _: devices_of(rx.CentralStorageStrategy(["CPU:0"], "CPU:1")),
 )
-case("copy.copy(strategy)", lambda w: copy.copy(w.s))
+case("copy.copy(strategy)", lambda w: copy.copy(w.s) is w.s)
 case("deepcopy(strategy)", lambda w: copy.deepcopy(w.s) is w.s)
 case("pickle(strategy)", lambda w: pickle.dumps(w.s))
 case("RunOptions()", lambda _: rx.RunOptions())
