@@ -18,6 +18,7 @@ from jax._src import core as _core
 from jax._src import xla_bridge as _xla_bridge
 from jax._src.array import ArrayImpl as _ArrayImpl
 from jax._src.interpreters.partial_eval import DynamicJaxprTrace as _JaxprTrace
+from jax.interpreters import ad, batching, mlir
 
 __all__ = [
     "ThreadSettings",
@@ -27,6 +28,7 @@ __all__ = [
     "is_staging",
     "is_tracer",
     "is_transforming",
+    "plain",
     "staged_for",
     "trace_of",
     "uncommitted",
@@ -85,6 +87,23 @@ def staged_for() -> str:
 def uncommitted(array: Any) -> jax.Array:
     """A view of a single-device array that JAX may combine with arrays on other devices."""
     return _ArrayImpl(array.aval, array.sharding, [array], committed=False, _skip_checks=True)
+
+
+_plain_p = _core.Primitive("replicax_plain")
+_plain_p.def_impl(lambda x: x)
+_plain_p.def_abstract_eval(lambda x: _core.ShapedArray(x.shape, x.dtype, weak_type=x.weak_type))
+ad.deflinear2(_plain_p, lambda ct, _: [_plain_p.bind(ct)])
+batching.defvectorized(_plain_p)
+mlir.register_lowering(_plain_p, lambda _, x: [x])
+
+
+def plain(array: Any) -> Any:
+    """The same traced array, with a type that does not mention any mesh.
+
+    The type of an array that came from a mesh names the mesh, and some operations of a `shard_map`
+    body refuse such a type when the body closes over the array.
+    """
+    return _plain_p.bind(array) if is_tracer(array) else array
 
 
 class ThreadSettings:

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from replicax._jax import is_tracer
+from replicax._jax import is_tracer, plain
 from replicax.collectives._local import Recipe
 from replicax.errors import CollectiveError
 from replicax.topology import REPLICA_AXIS, ReplicaMesh
@@ -43,7 +43,7 @@ def combine(recipe: Recipe, values: Sequence[PerReplica], mesh: ReplicaMesh) -> 
         return [Mirrored.from_whole(output[0], mesh) for output in outputs]
     arrays, scalars = zip(*(value.to_global(mesh) for value in values), strict=True)
     if any(map(is_tracer, arrays)):
-        outputs = _mapped(recipe, mesh, scalars)(*arrays)
+        outputs = map(plain, _mapped(recipe, mesh, scalars)(*arrays))
     else:
         outputs = mesh.wait(_compiled(recipe, mesh, scalars)(*arrays))
     return [Mirrored.from_whole(output, mesh) for output in outputs]
@@ -100,7 +100,7 @@ def spread(recipe: Recipe, value: Mirrored, mesh: ReplicaMesh) -> PerReplica:
     whole = value.whole
     scalar = jnp.ndim(whole) == 0
     program = _spreading(recipe, mesh, scalar)
-    array = program(whole) if is_tracer(whole) else mesh.wait(jax.jit(program)(whole))
+    array = plain(program(whole)) if is_tracer(whole) else mesh.wait(jax.jit(program)(whole))
     return PerReplica.from_global(array, mesh, scalar=scalar)
 
 

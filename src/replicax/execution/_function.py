@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 import jax
 import numpy as np
 
-from replicax._jax import is_transforming
+from replicax._jax import is_transforming, plain
 from replicax.collectives import await_result, collect_step_timeouts
 from replicax.contexts import current
 from replicax.errors import TracingError, VariableError
@@ -245,7 +245,7 @@ class _Program:
 
     def _step(self, read: list[Any], written: list[Any], arrays: list[Any]) -> Any:
         values = (*read, *written)
-        inputs = {v.ref(): x for v, x in zip(self._variables, values, strict=True)}
+        inputs = {v.ref(): plain(x) for v, x in zip(self._variables, values, strict=True)}
         frame = ProgramFrame(inputs, fresh=self._fresh)
         results = self._call(frame, arrays)
         return results, [frame.output(variable) for variable in self._written]
@@ -253,7 +253,7 @@ class _Program:
     def _call(self, frame: ProgramFrame, arrays: list[Any]) -> list[Any]:
         leaves = list(self._static)
         for i, array in zip(self._dynamic, arrays, strict=True):
-            leaves[i] = array
+            leaves[i] = plain(array)
         args, kwargs = self._treedef.unflatten(leaves)
         token = next(_tokens) if self._fresh else None
         with use_frame(frame), _trace_token(token):

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
+from replicax._jax import plain
 from replicax.contexts import Context, ReplicaContext, enter
 from replicax.execution._program import ProgramFrame, ReplicaFrame
 from replicax.topology import REPLICA_AXIS, device_name
@@ -65,6 +66,7 @@ def run_spmd(strategy: Any, fn: Callable[..., Any], args: Any, kwargs: Any, fram
         axis_names={REPLICA_AXIS},
         check_vma=False,
     )([array for array, _ in globals_], [v._unwrap(frame.cell(v)) for v in parts])
+    results, whole, cells = jax.tree.map(plain, (results, whole, cells))
     for variable, array in zip(traced.mirrored, whole, strict=True):
         frame.store(variable, variable._wrap(array))
     for variable, array in zip(traced.parts, cells, strict=True):

@@ -1,0 +1,589 @@
+"""What Replicax costs on top of hand-written JAX.
+
+Every comparison runs both sides in this process, in turns: a *round* times each contender once, and
+ratios are taken inside a round, so that whatever else the machine does weighs on both. Tables show
+medians over the rounds. The hand-written side is `jax.jit(jax.shard_map(...))` over a flat list of
+arrays whose written ones are donated, with the same math; the two sides are checked to agree first.
+
+    python benchmarks/overhead.py [--quick] [--only steps,host] [--markdown FILE] [--no-check]
+
+    steps      a compiled training step of a 784-2048-2048-10 network
+    host       Python and dispatch of a compiled step that writes 1 to 1,000 variables
+    gradients  200 small gradients: one all_reduce of a list, one by one, packed by hand
+    tracing    tracing a step for 8 replicas, against 2
+    eager      an eager training step of a small network; TensorFlow's beside it, if installed
+
+Replicax writes its variables as an optimizer does: a `merge_call` whose function reduces all gradients
+with `extended.batch_reduce_to` and writes each variable in `extended.update`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import functools
+import gc
+import importlib.util
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import replicax as rx
+
+Step = Callable[[], Any]
+"""One training step; returns arrays that are ready when the step is done."""
+
+LEARNING_RATE = 1e-4
+
+
+# Timing.
+
+
+@contextlib.contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def step_seconds(step: Step, num_steps: int) -> float:
+    """Seconds per step when steps are queued one after the other."""
+    result = None
+    start = time.perf_counter()
+    for _ in range(num_steps):
+        result = step()
+    jax.block_until_ready(result)
+    return (time.perf_counter() - start) / num_steps
+
+
+def host_seconds(step: Step, num_steps: int) -> float:
+    """The calling thread's own time per step until the call returns; no step overlaps another."""
+    seconds = []
+    for _ in range(num_steps):
+        start = time.thread_time()
+        result = step()
+        seconds.append(time.thread_time() - start)
+        jax.block_until_ready(result)
+    return statistics.median(seconds)
+
+
+Measure = Callable[[Step, int], float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Rounds:
+    """The times of each contender, round by round."""
+
+    seconds: dict[str, list[float]]
+
+    def median(self, name: str) -> float:
+        return statistics.median(self.seconds[name])
+
+    def ratio(self, name: str, baseline: str) -> float:
+        """How many times the baseline's time, as the median of the rounds' ratios."""
+        pairs = zip(self.seconds[name], self.seconds[baseline], strict=True)
+        return statistics.median(mine / other for mine, other in pairs)
+
+    def fastest(self, names: Sequence[str]) -> str:
+        return min(names, key=self.median)
+
+
+def take_turns(
+    contenders: dict[str, Step], measure: Measure, *, num_rounds: int, num_steps: int
+) -> Rounds:
+    """Measure all contenders once in each round, in changing order."""
+    for step in contenders.values():
+        measure(step, max(3, num_steps // 4))
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    names = list(contenders)
+    with no_garbage_collection():
+        for i in range(num_rounds):
+            first = i % len(names)
+            for name in names[first:] + names[:first]:
+                seconds[name].append(measure(contenders[name], num_steps))
+            gc.collect()
+    return Rounds(seconds)
+
+
+# The work: networks as lists of arrays, and data.
+
+
+def make_network(*sizes: int) -> list[np.ndarray]:
+    random = np.random.default_rng(0)
+    arrays: list[np.ndarray] = []
+    for rows, columns in zip(sizes, sizes[1:], strict=False):
+        weights = random.normal(size=(rows, columns)) * np.sqrt(2 / rows)
+        arrays += [weights.astype(np.float32), np.zeros(columns, np.float32)]
+    return arrays
+
+
+def make_batch(size: int, num_features: int, num_classes: int) -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng(1)
+    images = random.normal(size=(size, num_features)).astype(np.float32)
+    return images, random.integers(0, num_classes, size).astype(np.int32)
+
+
+def network_loss(parameters: Sequence[Any], images: Any, labels: Any) -> Any:
+    hidden = images
+    layers = list(zip(parameters[::2], parameters[1::2], strict=True))
+    for weights, bias in layers[:-1]:
+        hidden = jax.nn.relu(hidden @ weights + bias)
+    weights, bias = layers[-1]
+    scores = jax.nn.log_softmax(hidden @ weights + bias)
+    return -jnp.mean(jnp.take_along_axis(scores, labels[:, None], axis=-1))
+
+
+def many_losses(parameters: Sequence[Any], x: Any) -> Any:
+    """One small regression for each parameter, so that there are many small gradients."""
+    return sum(jnp.mean((x @ w - i / len(parameters)) ** 2) for i, w in enumerate(parameters))
+
+
+# The hand-written side.
+
+AXIS = "replica"
+
+
+def reduce_plainly(arrays: list[Any]) -> list[Any]:
+    return jax.lax.pmean(arrays, AXIS)
+
+
+def reduce_packed(arrays: list[Any]) -> list[Any]:
+    """All arrays in one buffer, filled in place: XLA on CPU reduces one buffer at a time."""
+    ends = np.cumsum([a.size for a in arrays]).tolist()
+    buffer = jnp.zeros(ends[-1], arrays[0].dtype)
+    for array, end in zip(arrays, ends, strict=True):
+        buffer = jax.lax.dynamic_update_slice(buffer, array.reshape(-1), (end - array.size,))
+    buffer = jax.lax.pmean(buffer, AXIS)
+    return [
+        buffer[end - array.size : end].reshape(array.shape)
+        for array, end in zip(arrays, ends, strict=True)
+    ]
+
+
+Reduce = Callable[[list[Any]], list[Any]]
+
+
+def by_hand(
+    body: Callable[..., Any],
+    state: Sequence[np.ndarray],
+    batch: Sequence[Any],
+    result_spec: PartitionSpec = PartitionSpec(),
+) -> Step:
+    """Run `body(state, *batch) -> (result, new state)` on two devices, state kept and donated."""
+    mesh = Mesh(np.array(jax.devices()[:2]), (AXIS,))
+    whole, rows = PartitionSpec(), PartitionSpec(AXIS)
+    mapped = jax.shard_map(
+        body,
+        mesh=mesh,
+        in_specs=(whole, *(rows for _ in batch)),
+        out_specs=(result_spec, whole),
+        check_vma=False,
+    )
+    jitted = jax.jit(mapped, donate_argnums=0)
+    batch = [jax.device_put(array, NamedSharding(mesh, rows)) for array in batch]
+    arrays = [jnp.copy(jax.device_put(a, NamedSharding(mesh, whole))) for a in state]
+
+    def step() -> Any:
+        nonlocal arrays
+        result, arrays = jitted(arrays, *batch)
+        return result
+
+    return step
+
+
+def train_by_hand(
+    loss_fn: Callable[..., Any], reduce: Reduce, state: Sequence[Any], batch: Sequence[Any]
+) -> Step:
+    def body(parameters: list[Any], *batch: Any) -> Any:
+        loss, gradients = jax.value_and_grad(loss_fn)(parameters, *batch)
+        loss, *gradients = reduce([loss, *gradients])
+        new = [p - LEARNING_RATE * g for p, g in zip(parameters, gradients, strict=True)]
+        return loss, new
+
+    return by_hand(body, state, batch)
+
+
+# Replicax's side.
+
+
+def replicas(count: int) -> rx.MirroredStrategy:
+    return rx.MirroredStrategy([f"CPU:{i}" for i in range(count)])
+
+
+def shard(strategy: Any, array: np.ndarray) -> Any:
+    rows = len(array) // strategy.num_replicas_in_sync
+    return strategy.distribute_values_from_function(
+        lambda ctx: array[ctx.replica_id_in_sync_group * rows :][:rows]
+    )
+
+
+def make_variables(strategy: Any, arrays: Sequence[np.ndarray]) -> list[Any]:
+    with strategy.scope():
+        return [rx.Variable(array) for array in arrays]
+
+
+def descend(variable: Any, gradient: Any) -> None:
+    variable.assign_sub(LEARNING_RATE * gradient)
+
+
+def apply_gradients(strategy: Any, gradients: list[Any], loss: Any, variables: list[Any]) -> Any:
+    """Called by `merge_call`, once for all replicas; returns the mean of their losses."""
+    pairs = [(loss, loss), *zip(gradients, variables, strict=True)]
+    loss, *means = strategy.extended.batch_reduce_to("MEAN", pairs)
+    for variable, mean in zip(variables, means, strict=True):
+        strategy.extended.update(variable, descend, args=(mean,))
+    return loss
+
+
+def replica_step(
+    loss_fn: Callable[..., Any], variables: list[Any], batch: Sequence[Any]
+) -> Any:
+    values = [v.value for v in variables]
+    loss, gradients = jax.value_and_grad(loss_fn)(values, *batch)
+    context = rx.get_replica_context()
+    return context.merge_call(apply_gradients, args=(gradients, loss, variables))
+
+
+def train_with_replicax(
+    strategy: Any, loss_fn: Callable[..., Any], state: Sequence[Any], batch: Sequence[Any]
+) -> tuple[Callable[..., Any], list[Any]]:
+    """An eager training step and what to call it with; `rx.function(step)` compiles it."""
+    variables = make_variables(strategy, state)
+
+    def step(*batch: Any) -> Any:
+        losses = strategy.run(lambda *batch: replica_step(loss_fn, variables, batch), args=batch)
+        return strategy.local_results(losses)[0]
+
+    return step, [shard(strategy, array) for array in batch]
+
+
+def compiled(step: Callable[..., Any], batch: Sequence[Any]) -> Step:
+    return functools.partial(rx.function(step), *batch)
+
+
+def check_agreement(contenders: dict[str, Step]) -> None:
+    """All contenders must compute the same results over a few steps."""
+    results = {n: [_numpy(step()) for _ in range(3)] for n, step in contenders.items()}
+    first, *others = results
+    for other in others:
+        np.testing.assert_allclose(results[other], results[first], rtol=2e-5, err_msg=other)
+
+
+def _numpy(result: Any) -> np.ndarray:
+    return np.asarray(jax.tree.leaves(result)[0])  # of a per-replica value: the global array
+
+
+# What is measured.
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One line of the report: a comparison, its ratio, and what the ratio may be at most."""
+
+    what: str
+    baseline: str
+    ours: str
+    ratio: float
+    at_most: float | None
+
+    @property
+    def passed(self) -> bool:
+        return self.at_most is None or self.ratio <= self.at_most
+
+
+def shown(seconds: float) -> str:
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.0f} us"
+    return f"{seconds * 1e3:.2f} ms" if seconds < 0.1 else f"{seconds * 1e3:.0f} ms"
+
+
+def compare(
+    rounds: Rounds, what: str, ours: str, baselines: Sequence[str], at_most: float | None
+) -> Row:
+    """`ours` against the fastest of `baselines`."""
+    baseline = rounds.fastest(baselines)
+    return Row(
+        what,
+        f"{shown(rounds.median(baseline))} ({baseline})",
+        shown(rounds.median(ours)),
+        rounds.ratio(ours, baseline),
+        at_most,
+    )
+
+
+def bench_steps(quick: bool) -> list[Row]:
+    state, batch = make_network(784, 2048, 2048, 10), make_batch(512, 784, 10)
+    step, shards = train_with_replicax(replicas(2), network_loss, state, batch)
+    contenders = {
+        "by hand": train_by_hand(network_loss, reduce_plainly, state, batch),
+        "by hand, packed": train_by_hand(network_loss, reduce_packed, state, batch),
+        "Replicax": compiled(step, shards),
+    }
+    check_agreement(contenders)
+    rounds = take_turns(contenders, step_seconds, num_rounds=5 if quick else 21, num_steps=4)
+    what = "step: 784-2048-2048-10, batch 512, 2 replicas"
+    return [compare(rounds, what, "Replicax", ["by hand", "by hand, packed"], 1.05)]
+
+
+def bench_host(quick: bool) -> list[Row]:
+    """Many variables and hardly any work; each replica's loss is returned."""
+    rows = []
+    for count in (1, 50, 400, 1000):
+        state = [np.full(3, i / count, np.float32) for i in range(count)]
+        batch = [np.arange(8, dtype=np.float32)]
+        contenders = {
+            "by hand": shift_by_hand(state, batch),
+            "Replicax": shift_with_replicax(state, batch),
+        }
+        if count == 1:
+            contenders["Replicax, loss reduced"] = shift_with_replicax(state, batch, reduced=True)
+        check_agreement({name: contenders[name] for name in ("by hand", "Replicax")})
+        num_rounds, num_steps = (7, 40) if quick else (25, 80)
+        rounds = take_turns(contenders, host_seconds, num_rounds=num_rounds, num_steps=num_steps)
+        what = f"host time of a step, {count} variable{'s' if count > 1 else ''}"
+        rows.append(compare(rounds, what, "Replicax", ["by hand"], 1.10))
+        if count == 1:
+            what = "the same, and reduces the loss to one plain array"
+            rows.append(compare(rounds, what, "Replicax, loss reduced", ["by hand"], None))
+    return rows
+
+
+def shift_by_hand(state: Sequence[np.ndarray], batch: Sequence[np.ndarray]) -> Step:
+    def body(parameters: list[Any], x: Any) -> Any:
+        loss = jnp.mean(x)
+        shift = LEARNING_RATE * jax.lax.pmean(loss, AXIS)
+        return loss[None], [p - shift for p in parameters]
+
+    return by_hand(body, state, batch, PartitionSpec(AXIS))
+
+
+def shift_with_replicax(
+    state: Sequence[np.ndarray], batch: Sequence[np.ndarray], *, reduced: bool = False
+) -> Step:
+    strategy = replicas(2)
+    variables = make_variables(strategy, state)
+
+    def apply_shift(strategy: Any, loss: Any) -> None:
+        mean = strategy.extended.reduce_to("MEAN", loss, variables[0])
+        for variable in variables:
+            strategy.extended.update(variable, descend, args=(mean,))
+
+    def replica_fn(x: Any) -> Any:
+        loss = jnp.mean(x)
+        rx.get_replica_context().merge_call(apply_shift, args=(loss,))
+        return loss
+
+    def step(x: Any) -> Any:
+        losses = strategy.run(replica_fn, args=(x,))
+        return strategy.reduce("MEAN", losses, axis=None) if reduced else losses
+
+    return compiled(step, [shard(strategy, array) for array in batch])
+
+
+def bench_gradients(quick: bool) -> list[Row]:
+    random = np.random.default_rng(0)
+    state = [(random.normal(size=(64, 16)) * 0.1).astype(np.float32) for _ in range(200)]
+    batch = [random.normal(size=(64, 64)).astype(np.float32)]
+    strategy = replicas(2)
+    variables = make_variables(strategy, state)
+    shards = [shard(strategy, array) for array in batch]
+
+    def norm_of(gradients: Sequence[Any]) -> Any:
+        return jnp.sqrt(sum(jnp.sum(g * g) for g in gradients))
+
+    def by_hand_with(reduce: Reduce) -> Step:
+        def body(parameters: list[Any], x: Any) -> Any:
+            return norm_of(reduce(jax.grad(many_losses)(parameters, x))), parameters
+
+        return by_hand(body, state, batch)
+
+    def with_replicax(reduce: Callable[[Any, list[Any]], list[Any]]) -> Step:
+        def replica_fn(x: Any) -> Any:
+            gradients = jax.grad(many_losses)([v.value for v in variables], x)
+            return norm_of(reduce(rx.get_replica_context(), gradients))
+
+        def step(x: Any) -> Any:
+            return strategy.local_results(strategy.run(replica_fn, args=(x,)))[0]
+
+        return compiled(step, shards)
+
+    contenders = {
+        "by hand, packed": by_hand_with(reduce_packed),
+        "one list": with_replicax(lambda context, values: context.all_reduce("MEAN", values)),
+        "one by one": with_replicax(
+            lambda context, values: [context.all_reduce("MEAN", value) for value in values]
+        ),
+    }
+    check_agreement(contenders)
+    rounds = take_turns(
+        contenders, step_seconds, num_rounds=7 if quick else 25, num_steps=10 if quick else 20
+    )
+    what = "200 gradients in one all_reduce"
+    return [
+        compare(rounds, f"{what}, against one by one", "one list", ["one by one"], 0.5),
+        compare(rounds, f"{what}, against packing by hand", "one list", ["by hand, packed"], 1.05),
+    ]
+
+
+def bench_tracing(quick: bool) -> list[Row]:
+    state, batch = make_network(64, *[64] * 24, 10), make_batch(64, 64, 10)
+    compiling = 0.0
+
+    def listen(event: str, seconds: float, **_: Any) -> None:
+        nonlocal compiling
+        if event == "/jax/core/compile/backend_compile_duration":
+            compiling += seconds
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+
+    def new_step(count: int) -> Callable[[], Step]:
+        strategy = replicas(count)
+
+        def make() -> Step:
+            return compiled(*train_with_replicax(strategy, network_loss, state, batch))
+
+        return make
+
+    def tracing_seconds(make: Callable[[], Step], num_steps: int) -> float:
+        """The first call of a new step, less what XLA takes to compile it."""
+        seconds = []
+        for _ in range(num_steps):
+            new = make()
+            before, start = compiling, time.perf_counter()
+            result = new()
+            seconds.append(time.perf_counter() - start - (compiling - before))
+            jax.block_until_ready(result)
+        return statistics.median(seconds)
+
+    contenders = {"2 replicas": new_step(2), "8 replicas": new_step(8)}
+    rounds = take_turns(contenders, tracing_seconds, num_rounds=5 if quick else 11, num_steps=1)
+    what = "tracing for 8 replicas, against 2"
+    return [compare(rounds, what, "8 replicas", ["2 replicas"], 1.2)]
+
+
+# The slowest that TensorFlow's eager step was seen to be good for: what to beat where it is missing.
+TENSORFLOW_EAGER_SECONDS = 3.4e-3
+
+
+def bench_eager(quick: bool) -> list[Row]:
+    state, batch = make_network(784, 128, 10), make_batch(64, 784, 10)
+    step, shards = train_with_replicax(replicas(2), network_loss, state, batch)
+    eager = functools.partial(step, *shards)
+    by_hand = train_by_hand(network_loss, reduce_packed, state, batch)
+    check_agreement({"by hand": by_hand, "Replicax": eager})
+    contenders: dict[str, Any] = {"Replicax": functools.partial(step_seconds, eager)}
+    with contextlib.ExitStack() as stack:
+        if importlib.util.find_spec("tensorflow") is not None:
+            contenders["TensorFlow"] = stack.enter_context(tensorflow_beside(state, batch))
+        rounds = take_turns(
+            contenders,
+            lambda contender, num_steps: contender(num_steps),
+            num_rounds=5 if quick else 15,
+            num_steps=20 if quick else 50,
+        )
+    what = "eager step: 784-128-10, batch 64, 2 replicas"
+    if "TensorFlow" in contenders:
+        return [compare(rounds, what, "Replicax", ["TensorFlow"], 1.0)]
+    ours = rounds.median("Replicax")
+    known = f"{shown(TENSORFLOW_EAGER_SECONDS)} (TensorFlow, recorded)"
+    return [Row(what, known, shown(ours), ours / TENSORFLOW_EAGER_SECONDS, 1.0)]
+
+
+@contextlib.contextmanager
+def tensorflow_beside(
+    state: Sequence[np.ndarray], batch: Sequence[np.ndarray]
+) -> Iterator[Callable[[int], float]]:
+    """A TensorFlow process that measures the same eager step whenever it is asked to."""
+    with tempfile.TemporaryDirectory() as folder:
+        arrays = {f"state{i}": array for i, array in enumerate(state)}
+        np.savez(Path(folder, "work.npz"), images=batch[0], labels=batch[1], **arrays)
+        program = Path(__file__).with_name("eager_tensorflow.py")
+        process = subprocess.Popen(
+            [sys.executable, str(program), str(Path(folder, "work.npz"))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        try:
+            yield functools.partial(_ask, process)
+        finally:
+            process.kill()
+            process.wait()
+
+
+def _ask(process: subprocess.Popen[str], num_steps: int) -> float:
+    assert process.stdin is not None and process.stdout is not None
+    print(num_steps, file=process.stdin, flush=True)
+    for line in process.stdout:
+        if line.startswith("seconds "):
+            return float(line.split()[1])
+    raise RuntimeError("the TensorFlow process ended; run benchmarks/eager_tensorflow.py to see why")
+
+
+# The report.
+
+BENCHMARKS: dict[str, Callable[[bool], list[Row]]] = {
+    "steps": bench_steps,
+    "host": bench_host,
+    "gradients": bench_gradients,
+    "tracing": bench_tracing,
+    "eager": bench_eager,
+}
+
+
+def table(rows: Sequence[Row]) -> str:
+    cells = [("measured", "baseline", "Replicax", "ratio", "target", "")]
+    for row in rows:
+        verdict = "ok" if row.passed else "MISSED"
+        target = "-" if row.at_most is None else f"<= {row.at_most:.2f}"
+        cells.append((row.what, row.baseline, row.ours, f"{row.ratio:.3f}", target, verdict))
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = [" | ".join(map(str.ljust, line, widths)) for line in cells]
+    rule = " | ".join("-" * max(width, 3) for width in widths)
+    return "\n".join(f"| {line} |" for line in (lines[0], rule, *lines[1:]))
+
+
+def parsed_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="What Replicax costs on top of hand-written JAX.")
+    names = ",".join(BENCHMARKS)
+    parser.add_argument("--quick", action="store_true", help="fewer rounds, noisier numbers")
+    parser.add_argument("--only", default=names, help=f"some of {names}")
+    parser.add_argument("--markdown", type=Path, help="also write the table to this file")
+    parser.add_argument("--no-check", action="store_true", help="do not fail on a missed target")
+    arguments = parser.parse_args()
+    arguments.only = arguments.only.split(",")
+    if unknown := set(arguments.only) - set(BENCHMARKS):
+        parser.error(f"unknown benchmark {sorted(unknown)}; choose from {names}")
+    return arguments
+
+
+def main() -> int:
+    arguments = parsed_arguments()
+    rx.set_cpu_devices(8)
+    rows: list[Row] = []
+    for name in arguments.only:
+        print(f"{name} ...", file=sys.stderr, flush=True)
+        rows += BENCHMARKS[name](arguments.quick)
+    print(table(rows))
+    if arguments.markdown is not None:
+        arguments.markdown.write_text(table(rows) + "\n")
+    return int(not arguments.no_check and not all(row.passed for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

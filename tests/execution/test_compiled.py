@@ -1,0 +1,183 @@
+"""Compiled steps whose variables, results or sizes are easy to get wrong."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import replicax as rx
+
+SUM = rx.VariableAggregation.SUM
+
+
+@pytest.fixture(params=[2, 3])
+def strategy(request):
+    return rx.MirroredStrategy([f"CPU:{i}" for i in range(request.param)])
+
+
+@pytest.fixture(params=["eager", "compiled"])
+def mode(request):
+    return rx.function if request.param == "compiled" else lambda fn: fn
+
+
+def replica_id():
+    return rx.get_replica_context().replica_id_in_sync_group
+
+
+def rows(strategy, make):
+    return strategy.distribute_values_from_function(lambda ctx: make(ctx.replica_id_in_sync_group))
+
+
+def test_variable_read_in_replicas_first_and_outside_afterwards(strategy, mode):
+    with strategy.scope():
+        v = rx.Variable(jnp.arange(3.0))
+    x = rows(strategy, lambda i: jnp.full(2, i, jnp.float32))
+
+    @mode
+    def step(x):
+        doubled = strategy.run(lambda: v.value * 2)
+        return strategy.reduce("MEAN", doubled, None) + v.value + strategy.gather(x, 0)[-1]
+
+    last = strategy.num_replicas_in_sync - 1
+    np.testing.assert_allclose(step(x), 3 * np.arange(3.0) + last)
+
+
+def test_indexed_update_of_a_variables_value_in_replicas(strategy, mode):
+    with strategy.scope():
+        v = rx.Variable(jnp.zeros(4))
+    step = mode(lambda: strategy.run(lambda: v.value.at[replica_id()].set(1.0)))
+    for i, part in enumerate(strategy.local_results(step())):
+        np.testing.assert_array_equal(part, np.eye(4)[i])
+
+
+def test_scatter_in_replicas(strategy, mode):
+    with strategy.scope():
+        v = rx.Variable(jnp.zeros((3, 2)), aggregation=SUM)
+
+    def replica_fn():
+        v.scatter_add(rx.IndexedSlices(jnp.ones((1, 2)), replica_id()[None]))
+
+    mode(lambda: strategy.run(replica_fn))()
+    expected = np.zeros((3, 2))
+    expected[: strategy.num_replicas_in_sync] = 1
+    np.testing.assert_array_equal(v.numpy(), expected)
+
+
+MIRRORED_RESULTS = {
+    "broadcast_to": lambda s, v: s.extended.broadcast_to(jnp.float32(3), v),
+    "reduce_to": lambda s, v: s.extended.reduce_to("MEAN", rows(s, lambda i: jnp.float32(3)), v),
+    "update_non_slot": lambda s, v: s.extended.update_non_slot(
+        s.extended.non_slot_devices([v]), lambda x: x + 1, args=(jnp.float32(2),)
+    ),
+}
+
+
+@pytest.mark.parametrize("what", MIRRORED_RESULTS)
+def test_step_that_touches_no_variable_returns_a_mirrored_value(strategy, mode, what):
+    with strategy.scope():
+        v = rx.Variable(0.0)
+    result = mode(lambda: MIRRORED_RESULTS[what](strategy, v))()
+    assert isinstance(result, rx.Mirrored)
+    assert [float(x) for x in result.values] == [3.0] * strategy.num_replicas_in_sync
+
+
+def test_all_gather_of_one_value_for_all(strategy, mode):
+    """Every replica contributes what it holds, whether or not it is the same object everywhere."""
+    shared = jnp.arange(2.0)
+
+    def replica_fn(x):
+        return rx.get_replica_context().all_gather(x, axis=0) * 1
+
+    result = mode(lambda: strategy.run(replica_fn, args=(shared,)))()
+    for part in strategy.local_results(result):
+        np.testing.assert_array_equal(part, np.tile(shared, strategy.num_replicas_in_sync))
+
+
+def test_mean_of_integers_is_float_for_one_value_too(strategy, mode):
+    value = jnp.int32(3)
+
+    def replica_fn(x):
+        return rx.get_replica_context().all_reduce("MEAN", x)
+
+    mean = mode(lambda: strategy.reduce("MEAN", value, None))()
+    assert mean.dtype == jnp.float32 and float(mean) == 3.0
+    for part in strategy.local_results(mode(lambda: strategy.run(replica_fn, args=(value,)))()):
+        assert part.dtype == jnp.float32 and float(part) == 3.0
+
+
+EMPTY = {
+    "reduce": lambda s, x: s.reduce("SUM", x, None),
+    "gather": lambda s, x: s.gather(x, 0),
+    "all_reduce": lambda s, x: s.reduce(
+        "MEAN", s.run(lambda x: rx.get_replica_context().all_reduce("SUM", x), args=(x,)), None
+    ),
+    "all_gather": lambda s, x: s.reduce(
+        "MEAN", s.run(lambda x: rx.get_replica_context().all_gather(x, 0), args=(x,)), None
+    ),
+}
+
+
+@pytest.mark.parametrize("what", EMPTY)
+def test_values_without_rows_on_any_replica(strategy, mode, what):
+    x = rows(strategy, lambda i: jnp.zeros((0, 2)))
+    result = mode(lambda x: EMPTY[what](strategy, x))(x)
+    assert result.shape == (0, 2)
+
+
+def test_variable_without_elements(strategy, mode):
+    with strategy.scope():
+        v = rx.Variable(
+            jnp.zeros((0, 2)),
+            synchronization=rx.VariableSynchronization.ON_READ,
+            aggregation=SUM,
+        )
+    mode(lambda: strategy.run(lambda: v.assign_add(jnp.ones((0, 2)), read_value=False)))()
+    assert v.read_value().shape == (0, 2)
+
+
+def test_reduce_to_the_place_of_a_numpy_array(strategy, mode):
+    here = np.zeros(2, np.float32)
+    x = rows(strategy, lambda i: jnp.float32(1))
+    result = mode(lambda x: strategy.extended.reduce_to("SUM", x, here))(x)
+    assert float(result) == strategy.num_replicas_in_sync
+
+
+def test_one_replica_reduces_to_the_place_of_a_numpy_array(mode):
+    strategy = rx.MirroredStrategy(["CPU:0"])
+
+    def replica_fn(x):
+        context = rx.get_replica_context()
+        return context.merge_call(lambda s, x: s.extended.reduce_to("SUM", x, x), args=(x,))
+
+    result = mode(lambda x: strategy.run(replica_fn, args=(x,)))(np.ones(2, np.float32))
+    np.testing.assert_array_equal(result, np.ones(2))
+
+
+def test_value_read_before_a_step_stays_valid(strategy):
+    with strategy.scope():
+        v = rx.Variable(jnp.zeros(3), aggregation=SUM)
+    step = rx.function(lambda: strategy.run(lambda: v.assign_add(jnp.ones(3), read_value=False)))
+    held = [v.value]
+    for _ in range(3):
+        step()
+        held.append(v.value)
+        held.append(strategy.local_results(v)[-1].read_value())
+    count = strategy.num_replicas_in_sync
+    firsts = [float(x[0]) for x in held]
+    assert firsts == [0, *(count * i for i in (1, 1, 2, 2, 3, 3))]
+
+
+def test_gradient_of_all_reduce(strategy, mode):
+    """The gradient of a sum over replicas is the sum of the replicas' gradients."""
+
+    def loss(x):
+        scale = rx.get_replica_context().replica_id_in_sync_group + 1.0
+        return scale * rx.get_replica_context().all_reduce("SUM", x**2)
+
+    x = rows(strategy, lambda i: jnp.float32(i + 1))
+    result = mode(lambda x: strategy.run(jax.grad(loss), args=(x,)))(x)
+    count = strategy.num_replicas_in_sync
+    scales = sum(range(1, count + 1))
+    assert [float(g) for g in strategy.local_results(result)] == [
+        2.0 * (i + 1) * scales for i in range(count)
+    ]

@@ -1,0 +1,110 @@
+"""How often a compiled step calls the user's Python function: not more for more replicas, and not again."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import replicax as rx
+
+COUNTS = (1, 2, 3, 8)
+
+
+def mirrored(num_replicas):
+    return rx.MirroredStrategy([f"CPU:{i}" for i in range(num_replicas)])
+
+
+class Counted:
+    """A replica function that knows how often it was called."""
+
+    def __init__(self, strategy):
+        self.calls = 0
+        with strategy.scope():
+            self.total = rx.Variable(0.0, aggregation=rx.VariableAggregation.SUM)
+            self.mean = rx.Variable(
+                0.0,
+                synchronization=rx.VariableSynchronization.ON_READ,
+                aggregation=rx.VariableAggregation.MEAN,
+            )
+
+    def __call__(self, x):
+        self.calls += 1
+        ctx = rx.get_replica_context()
+        self.total.assign_add(jnp.sum(x))
+        self.mean.assign_add(ctx.all_reduce("MEAN", jnp.sum(x)))
+        return ctx.merge_call(lambda strategy, x: strategy.extended.reduce_to("SUM", x, x), args=(x,))
+
+
+def batch(strategy, rows):
+    return strategy.distribute_values_from_function(lambda ctx: np.ones(rows, np.float32))
+
+
+def calls_of_step(num_replicas):
+    strategy = mirrored(num_replicas)
+    replica_fn = Counted(strategy)
+    step = rx.function(lambda x: strategy.run(replica_fn, args=(x,)))
+    first = step(batch(strategy, 4))
+    calls = replica_fn.calls
+    for _ in range(3):
+        step(batch(strategy, 4))
+    assert replica_fn.calls == calls, "traced again for the same shapes"
+    assert float(strategy.local_results(first)[0][0]) == num_replicas
+    assert float(replica_fn.total.value) == 4 * 4 * num_replicas
+    return calls
+
+
+def test_calls_do_not_depend_on_the_number_of_replicas():
+    calls = {count: calls_of_step(count) for count in COUNTS}
+    assert len(set(calls.values())) == 1, calls
+    assert calls[2] <= 2, "one trace to find the variables, one to compile"
+
+
+def test_calls_of_a_compiled_replica_function():
+    calls = {}
+    for count in COUNTS:
+        strategy = mirrored(count)
+        replica_fn = Counted(strategy)
+        compiled = rx.function(replica_fn)
+        for _ in range(3):
+            strategy.run(compiled, args=(batch(strategy, 4),))
+        calls[count] = replica_fn.calls
+    assert len(set(calls.values())) == 1, calls
+    assert calls[2] <= 2
+
+
+def test_a_new_shape_is_traced_once_more():
+    strategy = mirrored(2)
+    replica_fn = Counted(strategy)
+    step = rx.function(lambda x: strategy.run(replica_fn, args=(x,)))
+    step(batch(strategy, 4))
+    once = replica_fn.calls
+    step(batch(strategy, 3))
+    twice = replica_fn.calls
+    assert once < twice <= 2 * once
+    step(batch(strategy, 4))
+    step(batch(strategy, 3))
+    assert replica_fn.calls == twice
+    assert step.num_programs == 2
+
+
+@pytest.mark.parametrize("num_replicas", COUNTS)
+def test_writing_a_variable_between_steps_does_not_trace_again(num_replicas):
+    strategy = mirrored(num_replicas)
+    replica_fn = Counted(strategy)
+    step = rx.function(lambda x: strategy.run(replica_fn, args=(x,)))
+    step(batch(strategy, 4))
+    calls = replica_fn.calls
+    replica_fn.total.assign(100.0)
+    replica_fn.mean.assign(7.0)
+    strategy.run(lambda: replica_fn.total.assign_add(jnp.float32(1)))
+    step(batch(strategy, 4))
+    assert replica_fn.calls == calls
+    assert float(replica_fn.total.value) == 100 + num_replicas + 4 * num_replicas
+    assert float(replica_fn.mean.read_value()) == 7 + 4
+
+
+def test_eager_calls_once_for_each_replica():
+    for count in COUNTS:
+        strategy = mirrored(count)
+        replica_fn = Counted(strategy)
+        strategy.run(replica_fn, args=(batch(strategy, 4),))
+        assert replica_fn.calls == count

@@ -1,0 +1,92 @@
+"""Starts one program in several processes that form a JAX cluster on this machine.
+
+Each process runs the program as `python program.py` with the place to meet, the number of processes and
+its own number in the environment; `join_cluster` in the program reads them. If one process fails or
+time runs out, all are killed, and the error shows what every one of them printed.
+"""
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+_VARIABLES = ("REPLICAX_TEST_COORDINATOR", "REPLICAX_TEST_PROCESSES", "REPLICAX_TEST_PROCESS")
+# What this process set up for its own devices must not reach the others.
+_NOT_INHERITED = ("PJRT_NPROC", "NPROC", "XLA_FLAGS", "JAX_NUM_CPU_DEVICES")
+
+
+def join_cluster(devices_per_process):
+    """Called by the program first: ask for CPU devices and meet the other processes."""
+    import jax
+
+    import replicax as rx
+
+    coordinator, num_processes, process = (os.environ[name] for name in _VARIABLES)
+    rx.set_cpu_devices(devices_per_process)
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(coordinator, int(num_processes), int(process))
+
+
+def launch(program, num_processes=2, timeout=90):
+    """Run `program`, a file, in `num_processes` processes; what each of them printed.
+
+    Raises:
+        AssertionError: a process failed, or not all were done after `timeout` seconds.
+    """
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        outputs = [Path(folder, f"process_{i}") for i in range(num_processes)]
+        files = [stack.enter_context(path.open("w")) for path in outputs]
+        coordinator = f"localhost:{_free_port()}"
+        processes = [
+            subprocess.Popen(
+                [sys.executable, str(program)],
+                env=_environment(coordinator, num_processes, i),
+                stdout=file,
+                stderr=subprocess.STDOUT,
+            )
+            for i, file in enumerate(files)
+        ]
+        try:
+            problem = _wait(processes, time.monotonic() + timeout)
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+        printed = [path.read_text() for path in outputs]
+        assert problem is None, "\n".join([problem, *map(_titled, range(num_processes), printed)])
+        return printed
+
+
+def _environment(coordinator, num_processes, process):
+    inherited = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
+    mine = dict(zip(_VARIABLES, (coordinator, str(num_processes), str(process)), strict=True))
+    return inherited | {"JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1"} | mine
+
+
+def _free_port():
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        return probe.getsockname()[1]
+
+
+def _wait(processes, deadline):
+    """None once all processes have succeeded; otherwise what went wrong, as soon as it is known."""
+    while True:
+        codes = [process.poll() for process in processes]
+        for i, code in enumerate(codes):
+            if code:
+                return f"process {i} failed with exit status {code}"
+        if None not in codes:
+            return None
+        if time.monotonic() > deadline:
+            late = [i for i, code in enumerate(codes) if code is None]
+            return f"out of time; still running: {late}"
+        time.sleep(0.02)
+
+
+def _titled(process, printed):
+    return f"---- process {process} printed:\n{printed[-6000:]}"
