@@ -14,6 +14,7 @@ BUILTINS = {
     errors.ContextError: [RuntimeError],
     errors.VariableError: [ValueError],
     errors.TracingError: [RuntimeError],
+    errors.TracedValueError: [TypeError],
     errors.CollectiveError: [ValueError],
     errors.ReduceOpTypeError: [TypeError, AssertionError],
     errors.CollectiveTimeoutError: [TimeoutError],

@@ -12,6 +12,7 @@ others.
     ├── ContextError               (RuntimeError)                a call in the wrong place
     ├── VariableError              (ValueError)                  a bad creation or write
     ├── TracingError               (RuntimeError)                a variable inside a foreign trace
+    ├── TracedValueError           (TypeError)                   a traced value used as a Python number
     ├── CollectiveError            (ValueError)                  a reduction that can't be done
     ├── ArgumentKindError          (ValueError, AssertionError)  another kind of thing was expected
     ├── PerReplicaUseError         (TypeError, ValueError)       a value per replica used as one value
@@ -33,6 +34,7 @@ __all__ = [
     "RepeatedDeviceError",
     "ReplicaxError",
     "StructureMismatchError",
+    "TracedValueError",
     "TracingError",
     "VariableError",
 ]
@@ -102,6 +104,13 @@ class TracingError(ReplicaxError, RuntimeError):
     Raised when a plain `jax.jit` meets a `Variable`, whose value it would freeze as a constant, and
     for a write inside `jax.lax` control flow, which would escape from it. `rx.function` is the way
     to compile code with variables.
+    """
+
+
+class TracedValueError(ReplicaxError, TypeError):
+    """A compiled replica function used a value, often its replica id, as a Python number.
+
+    One program serves all replicas, so there is no number yet when it is traced.
     """
 
 

@@ -535,12 +535,11 @@ def test_jax_functions(strategy, mode):
 
     def compute():
         results = [jnp.exp(v), jnp.sum(v), jnp.stack([v, v]), jnp.where(v > 0, v, 0)]
-        results += [jnp.dot(v, v), jnp.reshape(v, (3, 1)), jax.nn.relu(v), jax.lax.add(v, v)]
-        return [*results, jax.vmap(lambda x: 2 * x)(v), jax.grad(lambda w: (w * v).sum())(v)]
+        return [*results, jnp.dot(v, v), jnp.reshape(v, (3, 1)), jax.nn.relu(v), jax.lax.add(v, v)]
 
     a = value
     expected = [np.exp(a), a.sum(), np.stack([a, a]), np.where(a > 0, a, 0), a @ a, a[:, None]]
-    expected += [np.maximum(a, 0), a + a, 2 * a, a]
+    expected += [np.maximum(a, 0), a + a]
     for found in everywhere(strategy, mode, compute):
         for actual, wanted in zip(found, expected, strict=True):
             close(actual, wanted)

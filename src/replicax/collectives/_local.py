@@ -21,13 +21,15 @@ from jax import lax
 from replicax.collectives._options import CommunicationImplementation, CommunicationOptions
 from replicax.types import ReduceOp
 
-__all__ = ["AllGather", "AllReduce", "FirstReplica", "OneDeviceReduce", "Recipe", "Spread"]
+__all__ = ["STACK_AXIS", "AllGather", "AllReduce", "FirstReplica", "OneDeviceReduce", "Recipe", "Spread"]
 
 # On CPU XLA runs one rendezvous for each all-reduce, so values below this size travel together;
 # larger ones are bound by memory, where the copy into a pack would cost more than it saves.
 _SMALL_BYTES = 1 << 18
 
-Sum = Callable[[Any, str], Any]
+# The axis of a recipe that is mapped over a stack of components rather than over devices. It has another
+# name than the replicas' axis, since such a stack may be reduced in a program that maps that one.
+STACK_AXIS = "replica_stack"
 
 
 class Recipe(Protocol):
@@ -123,6 +125,8 @@ def _mean(total: Any, axis: str) -> Any:
 def _hierarchical_sum(array: Any, axis: str) -> Any:
     """Sum within groups, then across them: the second stage moves between fewer neighbours."""
     count = lax.axis_size(axis)
+    if axis == STACK_AXIS:
+        return lax.psum(array, axis)  # one device holds all values
     group = max(d for d in range(1, math.isqrt(count) + 1) if count % d == 0)
     if group == 1:
         return lax.psum(array, axis)

@@ -60,6 +60,8 @@ class CommunicationOptions:
             raise TypeError(f"bytes_per_pack must be an int, got {self.bytes_per_pack!r}.")
         if self.bytes_per_pack < 0:
             raise ValueError(f"bytes_per_pack must be 0 (automatic) or more, got {self.bytes_per_pack}.")
+        if not isinstance(self.timeout_seconds, int | float | None):
+            raise TypeError(f"timeout_seconds must be a number or None, got {self.timeout_seconds!r}.")
         if self.timeout_seconds is not None and self.timeout_seconds <= 0:
             raise ValueError(
                 f"timeout_seconds must be positive, got {self.timeout_seconds}; None waits as long "

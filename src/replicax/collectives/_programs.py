@@ -18,15 +18,12 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from replicax._jax import is_tracer, plain
-from replicax.collectives._local import Recipe
+from replicax.collectives._local import STACK_AXIS, Recipe
 from replicax.errors import CollectiveError
 from replicax.topology import REPLICA_AXIS, ReplicaMesh
 from replicax.values import Mirrored, PerReplica
 
 __all__ = ["combine", "map_each", "spread"]
-
-# A program that traces replica after replica runs inside one that maps REPLICA_AXIS already.
-_STACK_AXIS = "replica_stack"
 
 
 def combine(recipe: Recipe, values: Sequence[PerReplica], mesh: ReplicaMesh) -> list[Mirrored]:
@@ -39,7 +36,7 @@ def combine(recipe: Recipe, values: Sequence[PerReplica], mesh: ReplicaMesh) -> 
     _require_uniform(values)
     if any(value.is_traced_apart for value in values):
         stacks = [jnp.stack(value.components) for value in values]
-        outputs = jax.vmap(functools.partial(recipe, _STACK_AXIS), axis_name=_STACK_AXIS)(*stacks)
+        outputs = jax.vmap(functools.partial(recipe, STACK_AXIS), axis_name=STACK_AXIS)(*stacks)
         return [Mirrored.from_whole(output[0], mesh) for output in outputs]
     arrays, scalars = zip(*(value.to_global(mesh) for value in values), strict=True)
     if any(map(is_tracer, arrays)):

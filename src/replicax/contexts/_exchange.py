@@ -20,7 +20,7 @@ from jax.interpreters import ad, batching, mlir
 from replicax._jax import trace_of
 from replicax.errors import TracingError
 
-__all__ = ["Exchange"]
+__all__ = ["Exchange", "out_of_reach"]
 
 
 class Exchange(abc.ABC):
@@ -92,7 +92,12 @@ def _batch(values: Sequence[Any], dims: Sequence[Any], *, exchange: Exchange) ->
 
 
 def _refuse_lowering(*_: Any, **__: Any) -> NoReturn:
-    raise TracingError(
+    raise out_of_reach()
+
+
+def out_of_reach() -> TracingError:
+    """Says that an eager replica can't meet its peers from inside a program."""
+    return TracingError(
         "An eager replica called all_reduce or all_gather inside jax.jit, lax.scan, lax.cond or "
         "another function that JAX compiles; its peers can't be met from there. Call it outside of "
         "that function, or compile the whole step with `rx.function`, where this works."

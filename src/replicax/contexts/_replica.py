@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from replicax.collectives import checked_axis, merge_options
-from replicax.contexts._exchange import Exchange
+from replicax.contexts._exchange import Exchange, out_of_reach
 from replicax.errors import CollectiveError
 from replicax.types import ReduceOp
 from replicax.values import IndexedSlices, PerReplica, is_number
@@ -280,6 +280,8 @@ class _Gather(Exchange):
         return _Scatter(self._context, self._axis, self._sizes)
 
     def result_shapes(self, shapes: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+        if not self._sizes:
+            raise out_of_reach()
         return [
             _resized(shape, self._axis, size[2]) for shape, size in zip(shapes, self._sizes, strict=True)
         ]

@@ -205,6 +205,8 @@ def set_strategy(strategy: Any) -> None:
     True
     >>> rx.set_strategy(None)
     """
+    if strategy is not None and not callable(getattr(strategy, "create_variable", None)):
+        raise TypeError(f"set_strategy() takes a strategy or None, got {strategy!r}.")
     stack = _stack.get()
     if len(stack) > 1 or (stack and stack[0].owner is not set_strategy):
         raise ContextError("set_strategy() must not be called inside a strategy's scope.")

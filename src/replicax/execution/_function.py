@@ -199,6 +199,8 @@ class _Program:
         self._fresh = False
         self._outputs = _Outputs()
         found = self._discover(leaves)
+        for node in (*_distributed(treedef), *_distributed(self._outputs.treedef)):
+            found.use_mesh(node.mesh)
         self._mesh: ReplicaMesh | None = found.mesh
         self._written = list(found.written.values())
         self._read = [v for ref, v in found.touched.items() if ref not in found.written]
@@ -276,9 +278,8 @@ class _Program:
 
     def _components_apart(self, leaves: list[Any]) -> list[int]:
         """Which leaves are components of per-replica values with different shapes."""
-        numbers = self._treedef.unflatten(range(len(leaves)))
-        nodes = jax.tree.leaves(numbers, is_leaf=lambda x: isinstance(x, PerReplica))
-        apart = [n for n in nodes if isinstance(n, PerReplica) and n._components is not None]
+        nodes = _distributed(self._treedef)
+        apart = [n for n in nodes if isinstance(n, PerReplica) and n.num_components is not None]
         indices = [i for node in apart for i in node.components if i in set(self._dynamic)]
         if indices and self._mesh is not None and not self._mesh.is_local:
             raise TracingError(
@@ -330,6 +331,13 @@ class _Program:
         variable._array = variable._resting(on_first_replica(variable._array))
 
 
+def _distributed(treedef: Any) -> list[PerReplica | Mirrored]:
+    """The distributed values in a structure, holding the numbers of their leaves."""
+    numbers = treedef.unflatten(range(treedef.num_leaves))
+    nodes = jax.tree.leaves(numbers, is_leaf=lambda x: isinstance(x, PerReplica | Mirrored))
+    return [node for node in nodes if isinstance(node, PerReplica | Mirrored)]
+
+
 def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
     weak = isinstance(leaf, jax.Array) and leaf.weak_type
     dtype = leaf.dtype if isinstance(leaf, jax.Array) else jax.numpy.result_type(leaf)
@@ -359,15 +367,14 @@ class _Outputs:
 
     def _sort(self) -> None:
         """Tell apart shards of per-replica values, their separate components, and plain arrays."""
-        numbers = self.treedef.unflatten(range(len(self.leaves)))
         shards, apart, mirrored = set(), {}, set()
-        for node in jax.tree.leaves(numbers, is_leaf=lambda x: isinstance(x, PerReplica | Mirrored)):
+        for node in _distributed(self.treedef):
             if isinstance(node, Mirrored):
                 mirrored.update(jax.tree.leaves(node))
-            elif isinstance(node, PerReplica) and node._components is not None:
+            elif node.num_components is not None:
                 apart.update({leaf: replica for replica, leaf in enumerate(node.components)})
-            elif isinstance(node, PerReplica):
-                shards.add(node._array)
+            else:
+                shards.update(jax.tree.leaves(node))
         self.sharded = [i in shards for i in self.dynamic]
         self.apart = [(n, apart[i]) for n, i in enumerate(self.dynamic) if i in apart]
         special = shards | mirrored | set(apart)

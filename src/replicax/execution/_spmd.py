@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec
 
 from replicax._jax import plain
 from replicax.contexts import Context, ReplicaContext, enter
+from replicax.errors import TracedValueError
 from replicax.execution._program import ProgramFrame, ReplicaFrame
 from replicax.topology import REPLICA_AXIS, device_name
 from replicax.values import (
@@ -81,7 +82,24 @@ def _call(strategy: Any, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     replica_id = lax.axis_index(REPLICA_AXIS)
     context = ReplicaContext(strategy, replica_id, merge_point=_SpmdReplica(strategy), devices=names)
     with enter(Context(strategy, replica=context)):
-        return fn(*args, **kwargs)
+        try:
+            return fn(*args, **kwargs)
+        except _NOT_A_NUMBER as error:
+            raise TracedValueError(
+                "A compiled replica function used a traced value as a Python number (in `if`, `int()`, "
+                "`range()`, an index of a list, ...). One program serves all replicas, so the replica id "
+                "and everything computed from arguments has no value yet. Choose with `jnp.where` or "
+                "`jax.lax.cond`, pass what differs between replicas as an argument made by "
+                "`strategy.distribute_values_from_function`, or leave out `rx.function` to run eagerly. "
+                f"JAX says: {str(error).splitlines()[0]}"
+            ) from error
+
+
+_NOT_A_NUMBER = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
 
 
 def run_inline(strategy: Any, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:

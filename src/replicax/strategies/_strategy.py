@@ -181,6 +181,10 @@ class Strategy(abc.ABC):
                 f"strategy.run(fn, args=...) takes a tuple or list of arguments, got a "
                 f"{type(args).__name__}. For one argument write args=(x,)."
             )
+        if not isinstance(kwargs, Mapping | None):
+            raise TypeError(f"strategy.run(fn, kwargs=...) takes a dict of arguments, got {kwargs!r}.")
+        if not isinstance(options, RunOptions | None):
+            raise TypeError(f"strategy.run(fn, options=...) takes an rx.RunOptions, got {options!r}.")
         kwargs = dict(kwargs or {})
         for leaf in flatten((tuple(args), kwargs))[0]:
             if isinstance(leaf, PerReplica):
@@ -193,6 +197,7 @@ class Strategy(abc.ABC):
             raise IndexError(
                 f"strategy.run got a PerReplica value with {has} components for {needs} replicas."
             )
+        value.on(self.mesh)
         dynamic = options is None or options.experimental_enable_dynamic_batch_size
         if not dynamic and value.uniform is None:
             raise ValueError(

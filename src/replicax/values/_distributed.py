@@ -21,6 +21,7 @@ import numpy as np
 from jax import lax
 
 from replicax._jax import is_tracer, is_transforming, uncommitted
+from replicax.errors import CollectiveError
 from replicax.topology import REPLICA_AXIS, ReplicaMesh
 from replicax.values._operators import forward_operators, refuse_operators
 
@@ -140,7 +141,18 @@ class PerReplica(DistributedValues):
         return self._mesh
 
     def on(self, mesh: ReplicaMesh) -> PerReplica:
-        """This value, said to be of `mesh` if it belonged to no strategy."""
+        """This value, said to be of `mesh` if it belonged to no strategy; raises if it can't be."""
+        has, needs = self.num_components, len(mesh.local_replica_ids)
+        traced = self.is_traced_apart  # a program's components are those of all processes
+        if self._mesh is not None and self._mesh != mesh:
+            raise CollectiveError(
+                f"A per-replica value of {self._mesh} was used with the replicas of {mesh}. "
+                "Reduce it with its own strategy first."
+            )
+        if has is not None and has != (mesh.num_replicas if traced else needs):
+            raise CollectiveError(
+                f"A PerReplica value with {has} components was used for {needs} replicas."
+            )
         if self._mesh is None:
             self._mesh = mesh
         return self
