@@ -144,9 +144,7 @@ def test_gradients_leave_the_replicas_and_variables_are_written_outside(strategy
 
     @mode
     def step(x, y):
-        results = strategy.run(
-            lambda x, y: gradients_of(weights.value, bias.value, x, y), args=(x, y)
-        )
+        results = strategy.run(lambda x, y: gradients_of(weights.value, bias.value, x, y), args=(x, y))
         loss, (d_weights, d_bias) = strategy.reduce("MEAN", results, axis=None)
         weights.assign_sub(RATE * d_weights)
         bias.assign_sub(RATE * d_bias)

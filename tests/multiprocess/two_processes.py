@@ -297,9 +297,7 @@ def main():
     modes = {"eager": lambda step: step, "compiled": rx.function}
     checks = [name for name in globals() if name.startswith("check_")]
     results = [
-        passes(name, mode_name, mode, strategy)
-        for name in checks
-        for mode_name, mode in modes.items()
+        passes(name, mode_name, mode, strategy) for name in checks for mode_name, mode in modes.items()
     ]
     if not all(results):
         os._exit(1)  # an orderly end would wait for the other process

@@ -647,7 +647,7 @@ class _Drawer:
         count = kind.shapes[0] if axis is None else [sum(s[a] for s in kind.shapes) for a in np.ravel(axis)]
         if op == "MEAN" and 0 in count:
             op = "SUM"  # the mean of nothing is not a number
-        dtype = "float32" if op == "MEAN" and not (kind.plain and axis is None) else kind.dtype
+        dtype = "float32" if op == "MEAN" else kind.dtype
         statements.append(Reduce(op, value, axis))
         gone = {a % ndim for a in np.ravel(axis)} if axis is not None else set()
         shape = tuple(d for a, d in enumerate(kind.shapes[0]) if a not in gone)

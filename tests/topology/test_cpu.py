@@ -12,9 +12,7 @@ from replicax.errors import BackendStartedError, DeviceError
 
 SETTINGS = ("PJRT_NPROC", "NPROC", "XLA_FLAGS", "JAX_NUM_CPU_DEVICES")
 FOUR_BY_FLAG = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
-NUM_CORES = (
-    len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-)
+NUM_CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def run_python(code, **environment):
@@ -47,9 +45,7 @@ def test_asking_again_for_the_same_number_is_fine():
 
 @pytest.mark.parametrize("caught_as", [BackendStartedError, RuntimeError, ValueError])
 def test_asking_too_late_for_another_number_is_refused(caught_as):
-    with pytest.raises(
-        caught_as, match=r"set_cpu_devices\(3\)` came too late: .* 8 CPU.* Call it first"
-    ):
+    with pytest.raises(caught_as, match=r"set_cpu_devices\(3\)` came too late: .* 8 CPU.* Call it first"):
         rx.set_cpu_devices(3)
 
 

@@ -107,9 +107,7 @@ def test_a_missing_cpu_device_names_the_call_that_makes_it():
 
 
 def test_a_missing_platform_says_where_to_look():
-    with pytest.raises(
-        DeviceError, match=r"CPU:7\. `jax\.devices\('tpu'\)` tells why JAX finds no TPU"
-    ):
+    with pytest.raises(DeviceError, match=r"CPU:7\. `jax\.devices\('tpu'\)` tells why JAX finds no TPU"):
         find_device("TPU:0")
 
 
@@ -172,9 +170,7 @@ def test_a_number_is_not_a_list():
 
 
 def test_an_empty_list_is_refused():
-    with pytest.raises(
-        DeviceError, match=r"`devices` is empty.* None for all\. This process has CPU:0"
-    ):
+    with pytest.raises(DeviceError, match=r"`devices` is empty.* None for all\. This process has CPU:0"):
         resolve_devices([])
 
 
@@ -191,9 +187,7 @@ class Device:
 @pytest.fixture
 def gpu_machine(monkeypatch):
     by_platform = {
-        "gpu": [
-            Device("gpu", id=2 * task + i, process_index=task) for task in (0, 1) for i in (0, 1)
-        ],
+        "gpu": [Device("gpu", id=2 * task + i, process_index=task) for task in (0, 1) for i in (0, 1)],
         "cpu": [Device("cpu", id=100 * task, process_index=task) for task in (0, 1)],
     }
 
@@ -218,9 +212,7 @@ def test_indices_count_the_devices_of_one_process(gpu_machine):
 
 
 def test_a_missing_gpu_lists_those_there_are(gpu_machine):
-    with pytest.raises(
-        DeviceError, match=r"no device 'GPU:2'\. This process has GPU:0, GPU:1, CPU:0\.$"
-    ):
+    with pytest.raises(DeviceError, match=r"no device 'GPU:2'\. This process has GPU:0, GPU:1, CPU:0\.$"):
         find_device("GPU:2")
 
 

@@ -98,11 +98,16 @@ class Communicator:
             whole, offsets = self._gather_uneven(value, axis)
         else:
             axis = checked_axis(axis, uniform)
-            (whole,) = combine(AllGather(axis), [value], self.mesh)
+            whole = self._gather_alike(value, uniform, axis)
             starts = [i * uniform.shape[axis] for i in self.mesh.local_replica_ids]
             offsets = None if value.is_local else PerReplica(starts)
         await_or_limit([whole], options, "A gather across replicas")
         return whole, offsets
+
+    def _gather_alike(self, value: PerReplica, uniform: Any, axis: int) -> Mirrored:
+        if uniform.shape[axis] == 0:
+            return self.mirrored(jnp.zeros(uniform.shape, uniform.dtype))
+        return combine(AllGather(axis), [value], self.mesh)[0]
 
     def _gather_uneven(self, value: PerReplica, axis: int) -> tuple[Any, Any]:
         for component in value.components:

@@ -91,7 +91,7 @@ def _fill(indices: Sequence[int], sizes: Sequence[int], limit: int) -> list[list
     packs: list[list[int]] = []
     room = 0
     for index, size in zip(indices, sizes, strict=True):
-        if size <= room:
+        if packs and size <= room:
             packs[-1].append(index)
             room -= size
         else:

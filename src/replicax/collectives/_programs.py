@@ -68,14 +68,7 @@ def _mapped(recipe: Recipe, mesh: ReplicaMesh, scalars: Sequence[bool]) -> Any:
         mine = (a.reshape(()) if scalar else a for a, scalar in zip(arrays, scalars, strict=True))
         return tuple(recipe(REPLICA_AXIS, *mine))
 
-    return jax.shard_map(
-        body,
-        mesh=mesh.mesh,
-        in_specs=PartitionSpec(REPLICA_AXIS),
-        out_specs=PartitionSpec(),
-        axis_names={REPLICA_AXIS},
-        check_vma=False,
-    )
+    return _shard_map(body, mesh, PartitionSpec(REPLICA_AXIS), PartitionSpec())
 
 
 @functools.lru_cache(maxsize=1024)
@@ -88,8 +81,19 @@ def map_each(recipe: Recipe, value: PerReplica, mesh: ReplicaMesh) -> PerReplica
     if value.is_local:
         (mine,) = recipe(REPLICA_AXIS, value.select(0))
         return PerReplica.from_local(mine, mesh)
-    parts = [recipe(REPLICA_AXIS, component)[0] for component in value.components]
-    return PerReplica(parts, mesh=mesh)
+    if not value.is_global_tracer:
+        parts = [recipe(REPLICA_AXIS, component)[0] for component in value.components]
+        return PerReplica(parts, mesh=mesh)
+    array, scalar = value.to_global(mesh)
+    is_scalar: list[bool] = []
+
+    def body(array: Any) -> Any:
+        (mine,) = recipe(REPLICA_AXIS, array.reshape(()) if scalar else array)
+        is_scalar.append(mine.ndim == 0)
+        return mine.reshape((1,)) if mine.ndim == 0 else mine
+
+    mapped = plain(_shard_map(body, mesh, PartitionSpec(REPLICA_AXIS), PartitionSpec(REPLICA_AXIS))(array))
+    return PerReplica.from_global(mapped, mesh, scalar=is_scalar[-1])
 
 
 def spread(recipe: Recipe, value: Mirrored, mesh: ReplicaMesh) -> PerReplica:
@@ -107,11 +111,16 @@ def _spreading(recipe: Recipe, mesh: ReplicaMesh, scalar: bool) -> Any:
         (mine,) = recipe(REPLICA_AXIS, array)
         return mine.reshape((1,)) if scalar else mine
 
+    return _shard_map(body, mesh, PartitionSpec(), PartitionSpec(REPLICA_AXIS))
+
+
+def _shard_map(body: Any, mesh: ReplicaMesh, in_specs: Any, out_specs: Any) -> Any:
+    # Without check_vma the transpose of a sum is a sum, which is tf.distribute's rule for gradients.
     return jax.shard_map(
         body,
         mesh=mesh.mesh,
-        in_specs=PartitionSpec(),
-        out_specs=PartitionSpec(REPLICA_AXIS),
+        in_specs=in_specs,
+        out_specs=out_specs,
         axis_names={REPLICA_AXIS},
         check_vma=False,
     )

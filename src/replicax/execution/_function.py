@@ -30,8 +30,8 @@ from replicax.execution._program import (
     layout,
 )
 from replicax.topology import ReplicaMesh
-from replicax.values import Mirrored, PerReplica, is_array, on_first_replica
-from replicax.variables import Variable, journal, use_frame
+from replicax.values import Component, Mirrored, PerReplica, free, is_array, on_first_replica
+from replicax.variables import Variable, VariableCopy, journal, use_frame
 
 __all__ = ["Function", "function"]
 
@@ -86,7 +86,7 @@ class Function(Generic[_P, _R]):
         self.python_function = fn
         self._programs: dict[Any, _Program] = {}
         self._for_strategy: WeakKeyDictionary[Any, Function[..., Any]] = WeakKeyDictionary()
-        self._bound: WeakKeyDictionary[Any, Function[..., Any]] = WeakKeyDictionary()
+        self._attribute = ""
 
     def __repr__(self) -> str:
         name = getattr(self.python_function, "__qualname__", repr(self.python_function))
@@ -96,9 +96,20 @@ class Function(Generic[_P, _R]):
         """As a method: one compiled step for each instance."""
         if instance is None:
             return self
-        if instance not in self._bound:
-            self._bound[instance] = Function(self.python_function.__get__(instance, owner))
-        return self._bound[instance]
+        bound = Function(self.python_function.__get__(instance, owner))
+        try:
+            vars(instance)[self._attribute] = bound
+        except TypeError as error:
+            raise TypeError(
+                f"@rx.function on a method keeps its compiled programs in the instance, but a "
+                f"{type(instance).__name__} has no __dict__. Add '__dict__' to its __slots__, or make the "
+                "function in __init__."
+            ) from error
+        return bound
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        """Remember the name under which a method is found."""
+        self._attribute = name
 
     @property
     def num_programs(self) -> int:
@@ -112,7 +123,7 @@ class Function(Generic[_P, _R]):
         if in_replica or is_transforming():
             # Part of a larger trace, or of one eager replica, which has to take turns with others.
             return self.python_function(*args, **kwargs)
-        leaves, treedef = jax.tree.flatten((args, kwargs))
+        leaves, treedef = jax.tree.flatten((args, kwargs), is_leaf=_is_variable)
         key = (here.strategy, here.replica is None, treedef, *map(_leaf_key, leaves))
         try:
             program = self._programs.get(key)
@@ -138,6 +149,10 @@ class Function(Generic[_P, _R]):
         program = _Program(self.python_function, leaves, treedef)
         self._programs[key] = program
         return program
+
+
+def _is_variable(value: Any) -> bool:
+    return isinstance(value, Variable | VariableCopy)
 
 
 def _leaf_key(leaf: Any) -> Any:
@@ -206,6 +221,8 @@ class _Program:
         self._read = [v for ref, v in found.touched.items() if ref not in found.written]
         self._variables = [*self._read, *self._written]
         self._apart = self._components_apart(leaves)
+        distributed = {i for node in _distributed(treedef) for i in jax.tree.leaves(node)}
+        self._plain = [i for i in self._dynamic if i not in distributed]
         self._moved_read = [i for i, v in enumerate(self._read) if self._is_moved(v)]
         self._moved_written = [i for i, v in enumerate(self._written) if self._is_moved(v)]
         self._jitted = jax.jit(self._step, donate_argnums=1, out_shardings=self._layouts())
@@ -294,10 +311,11 @@ class _Program:
         loose = [v for v in self._variables if v._loose]
         if loose:
             self._settle(loose)
-        if self._apart and self._mesh is not None:
-            leaves = list(leaves)
+        if self._mesh is not None:
             for i in self._apart:
                 leaves[i] = self._mesh.replicate(leaves[i])
+            for i in self._plain:
+                leaves[i] = free(leaves[i])
         read = [v._array for v in self._read]
         written = [v._array for v in self._written]
         if self._moved_read or self._moved_written:
@@ -357,7 +375,8 @@ class _Outputs:
 
     def take(self, result: Any) -> list[Any]:
         """Take the arrays out of `result` and remember the rest."""
-        self.leaves, self.treedef = jax.tree.flatten(result)
+        self.leaves, self.treedef = jax.tree.flatten(result, is_leaf=_is_variable)
+        self.leaves = [x.container if isinstance(x, Component) else x for x in self.leaves]
         self.dynamic = [i for i, leaf in enumerate(self.leaves) if is_array(leaf)]
         arrays = [self.leaves[i] for i in self.dynamic]
         for i in self.dynamic:

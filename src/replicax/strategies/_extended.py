@@ -7,7 +7,7 @@ reach: a scope, or the function of a `merge_call`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, final
 
 from replicax.collectives import broadcast, deliver, merge_options
@@ -151,6 +151,11 @@ class StrategyExtended:
         """
         require_cross_replica(self._strategy, "batch_reduce_to()")
         options = merge_options(options, experimental_hints)
+        if not isinstance(value_destination_pairs, Iterable):
+            raise TypeError(
+                "batch_reduce_to takes a list of (value, destinations) pairs, got "
+                f"{value_destination_pairs!r}."
+            )
         pairs = [_checked_pair(pair) for pair in value_destination_pairs]
         flattened = [flatten_values(value) for value, _ in pairs]
         leaves = [leaf for values, _ in flattened for leaf in values]
@@ -237,7 +242,7 @@ class StrategyExtended:
         """
         _check_arguments(args)
         replica = current().replica
-        if replica is not None and current().strategy is self._strategy and self._strategy.places_values:
+        if replica is not None and current().strategy is self._strategy:
             return replica.merge_call(
                 lambda strategy, args, kwargs: strategy.extended.update(var, fn, args, kwargs, group),
                 args=(tuple(args), dict(kwargs or {})),

@@ -12,7 +12,7 @@ import numpy as np
 from replicax.collectives import Communicator, checked_axis, deliver, map_each
 from replicax.errors import CollectiveError
 from replicax.types import ReduceOp
-from replicax.values import IndexedSlices, Mirrored, PerReplica, is_number
+from replicax.values import IndexedSlices, Leaf, Mirrored, PerReplica, is_number
 from replicax.variables import Variable, VariableCopy
 
 __all__ = ["flatten_values", "gather", "reduce", "reduce_leaves"]
@@ -22,7 +22,7 @@ def flatten_values(structure: Any) -> tuple[list[Any], Any]:
     """The values in `structure`, of variables what the replicas hold, and its shape."""
 
     def is_leaf(x: Any) -> bool:
-        return x is None or isinstance(x, IndexedSlices | PerReplica | Mirrored)
+        return x is None or isinstance(x, IndexedSlices | Leaf)
 
     leaves, treedef = jax.tree.flatten(structure, is_leaf=is_leaf)
     held = [x.held() if isinstance(x, Variable | VariableCopy) else x for x in leaves]

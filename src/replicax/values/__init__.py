@@ -2,6 +2,7 @@
 
 from replicax.values._distributed import (
     DistributedValues,
+    Leaf,
     Mirrored,
     PerReplica,
     free,
@@ -26,6 +27,7 @@ __all__ = [
     "Component",
     "DistributedValues",
     "IndexedSlices",
+    "Leaf",
     "Mirrored",
     "PerReplica",
     "flatten",

@@ -27,6 +27,7 @@ from replicax.values._operators import forward_operators, refuse_operators
 
 __all__ = [
     "DistributedValues",
+    "Leaf",
     "Mirrored",
     "PerReplica",
     "free",
@@ -60,7 +61,13 @@ def on_first_replica(array: jax.Array) -> jax.Array:
     return array if is_tracer(array) else uncommitted(array.addressable_data(0))
 
 
-class DistributedValues(abc.ABC):
+class Leaf:
+    """Something that Replicax's structures do not look into, although `jax.tree` may."""
+
+    __slots__ = ()
+
+
+class DistributedValues(Leaf, abc.ABC):
     """A value with one component per replica: the base of `PerReplica`, `Mirrored` and variables.
 
     >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -166,6 +173,11 @@ class PerReplica(DistributedValues):
     def num_components(self) -> int | None:
         """How many components it was made from; None if it is one global array or a local value."""
         return None if self._components is None else len(self._components)
+
+    @property
+    def is_global_tracer(self) -> bool:
+        """Whether it is one global array of a program being traced."""
+        return not self._is_local and is_tracer(self._array)
 
     @property
     def is_traced_apart(self) -> bool:

@@ -12,7 +12,7 @@ import jax
 
 from replicax.errors import StructureMismatchError
 from replicax.topology import ReplicaMesh
-from replicax.values._distributed import DistributedValues, Mirrored, PerReplica, is_array
+from replicax.values._distributed import Leaf, Mirrored, PerReplica, free, is_array
 
 __all__ = [
     "Component",
@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 
-class Component:
+class Component(Leaf):
     """One replica's part of a larger object, which it names: replicas' parts merge back into it."""
 
     __slots__ = ()
@@ -38,7 +38,7 @@ class Component:
 
 
 def _is_leaf(value: Any) -> bool:
-    return value is None or isinstance(value, DistributedValues)
+    return value is None or isinstance(value, Leaf)
 
 
 def flatten(structure: Any) -> tuple[list[Any], Any]:
@@ -52,10 +52,13 @@ def map_leaves(fn: Callable[[Any], Any], structure: Any) -> Any:
 
 
 def select(structure: Any, local_index: int) -> Any:
-    """The part of `structure` that one local replica sees; variables stay themselves."""
+    """The part of `structure` that one local replica sees; variables stay themselves.
+
+    Arrays that are the same for all replicas may come from any device.
+    """
 
     def part(leaf: Any) -> Any:
-        return leaf.select(local_index) if isinstance(leaf, PerReplica | Mirrored) else leaf
+        return leaf.select(local_index) if isinstance(leaf, PerReplica | Mirrored) else free(leaf)
 
     return map_leaves(part, structure)
 

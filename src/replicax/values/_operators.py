@@ -31,6 +31,8 @@ _BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "and": operator.and_,
     "or": operator.or_,
     "xor": operator.xor,
+    "lshift": operator.lshift,
+    "rshift": operator.rshift,
 }
 _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "eq": operator.eq,

@@ -33,6 +33,7 @@ from replicax.types import VariableAggregation, VariableSynchronization
 from replicax.values import (
     Component,
     IndexedSlices,
+    Leaf,
     Mirrored,
     PerReplica,
     forward_operators,
@@ -107,10 +108,26 @@ class _Reference:
         return id(self.variable)
 
 
-class _Readable(abc.ABC):
-    """What a variable and one of its copies have in common: a value."""
+def _seen_by_jax(readable: Any) -> tuple[tuple[Any], None]:
+    return (readable.read_value(),), None
+
+
+def _as_seen_by_jax(_: None, children: Any) -> Any:
+    return children[0]
+
+
+class _Readable(Leaf, abc.ABC):
+    """What a variable and one of its copies have in common: a value.
+
+    JAX sees the value: given to `jnp.sum`, `jax.jit` or `jax.grad`, alone or in a structure, a variable
+    is the array that it holds here.
+    """
 
     __slots__ = ()
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        jax.tree_util.register_pytree_node(cls, _seen_by_jax, _as_seen_by_jax)
 
     @abc.abstractmethod
     def read_value(self) -> jax.Array:
@@ -135,6 +152,10 @@ class Variable(_Readable, metaclass=_MadeByStrategy):
 
     It computes like the array that it holds: `v + 1`, `v[0]`, `jnp.sum(v)`; in a replica function that
     is the replica's own copy. Write it with `assign`, `assign_add` and their like.
+
+    `jax.tree` functions see the array, so `jax.grad(loss)({"w": v})` differentiates with respect to the
+    value. To go through variables themselves, use lists, or pass
+    `is_leaf=lambda x: isinstance(x, rx.Variable)`.
 
     Args:
         initial_value: an array, anything that converts to one, or a function without arguments that
