@@ -35,9 +35,7 @@ def make_step(state: list[np.ndarray], images: np.ndarray, labels: np.ndarray):
         pairs = [(loss, loss), *zip(gradients, variables, strict=True)]
         loss, *means = strategy.extended.batch_reduce_to("MEAN", pairs)
         for variable, mean in zip(variables, means, strict=True):
-            strategy.extended.update(
-                variable, lambda v, g: v.assign_sub(LEARNING_RATE * g), args=(mean,)
-            )
+            strategy.extended.update(variable, lambda v, g: v.assign_sub(LEARNING_RATE * g), args=(mean,))
         return loss
 
     def replica_step(images, labels):

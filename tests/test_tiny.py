@@ -3,6 +3,8 @@
 Whatever the strategy and the mode, the losses and weights are those of a NumPy loop on one device.
 """
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -41,7 +43,7 @@ gradients_of = jax.value_and_grad(squared_error, argnums=(0, 1))
 def assert_trained_like_numpy(losses, weights, bias):
     expected_losses, expected_weights, expected_bias = numpy_training()
     losses = [float(loss) for loss in losses]
-    assert all(after < before for before, after in zip(losses, losses[1:], strict=False))
+    assert all(after < before for before, after in itertools.pairwise(losses))
     np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
     np.testing.assert_allclose(weights.numpy(), expected_weights, rtol=1e-5)
     np.testing.assert_allclose(bias.numpy(), expected_bias, rtol=1e-5)

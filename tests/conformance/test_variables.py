@@ -535,7 +535,13 @@ def test_jax_functions(strategy, mode):
 
     def compute():
         results = [jnp.exp(v), jnp.sum(v), jnp.stack([v, v]), jnp.where(v > 0, v, 0)]
-        return [*results, jnp.dot(v, v), jnp.reshape(v, (3, 1)), jax.nn.relu(v), jax.lax.add(v, v)]
+        return [
+            *results,
+            jnp.dot(v, v),
+            jnp.reshape(v, (3, 1)),
+            jax.nn.relu(v),
+            jax.lax.add(v.value, v.value),
+        ]
 
     a = value
     expected = [np.exp(a), a.sum(), np.stack([a, a]), np.where(a > 0, a, 0), a @ a, a[:, None]]

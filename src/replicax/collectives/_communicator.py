@@ -58,6 +58,12 @@ class Communicator:
             return results
         return [place(result, where) for result, where in zip(results, destinations, strict=True)]
 
+    def on_each(self, value: Any) -> Any:
+        """What the replicas hold if they all hold `value`."""
+        if isinstance(value, PerReplica) or self.num_replicas == 1:
+            return value
+        return PerReplica([value] * len(self.mesh.local_replica_ids), mesh=self.mesh)
+
     def mirrored(self, value: Any) -> Any:
         """A value that is the same for all replicas, on each of them."""
         if isinstance(value, Mirrored | PerReplica) or self.num_replicas == 1:
@@ -70,9 +76,9 @@ class Communicator:
         number = value.to_plain() if isinstance(value, Mirrored) else value
         if not is_number(number):
             raise CollectiveError(f"Only arrays and numbers can be reduced across replicas, got {value!r}.")
-        if self.num_replicas == 1:
-            return _as_mean(value) if op is ReduceOp.MEAN else value
         if op is ReduceOp.MEAN:
+            return _as_mean(value)
+        if self.num_replicas == 1:
             return value
         if isinstance(value, Mirrored):
             return Mirrored.from_whole(value.whole * self.num_replicas, value.mesh)
@@ -154,7 +160,9 @@ def _other_axes(value: PerReplica, axis: int) -> set[Any]:
 
 
 def _as_mean(value: Any) -> Any:
-    """What averaging makes of a value: integers become float32."""
+    """What averaging makes of a value that is the same everywhere: integers become float32."""
+    if isinstance(value, Mirrored):
+        return Mirrored.from_whole(_as_mean(value.whole), value.mesh)
     if isinstance(value, bool | int | float | complex):
         return value
     if jnp.issubdtype(value.dtype, jnp.inexact):

@@ -165,9 +165,8 @@ def _device_of(destinations: Any) -> Any:
             f"destinations must be a variable, a distributed value, an array or one device, got "
             f"{destinations!r}. To mirror the result on all devices pass the value itself."
         )
-    if is_tracer(destinations):
-        return None
-    return getattr(destinations, "device", None)
+    device = None if is_tracer(destinations) else getattr(destinations, "device", None)
+    return device if isinstance(device, jax.Device) else None
 
 
 def broadcast(tensor: Any, destinations: Any) -> Any:

@@ -73,7 +73,7 @@ def _mapped(recipe: Recipe, mesh: ReplicaMesh, scalars: Sequence[bool]) -> Any:
 
 @functools.lru_cache(maxsize=1024)
 def _compiled(recipe: Recipe, mesh: ReplicaMesh, scalars: tuple[bool, ...]) -> Any:
-    return jax.jit(_mapped(recipe, mesh, scalars))
+    return jax.jit(_mapped(recipe, mesh, scalars), out_shardings=mesh.replicated)
 
 
 def map_each(recipe: Recipe, value: PerReplica, mesh: ReplicaMesh) -> PerReplica:
@@ -100,12 +100,18 @@ def spread(recipe: Recipe, value: Mirrored, mesh: ReplicaMesh) -> PerReplica:
     """The parts that `recipe` makes of one value for all replicas, each replica its own."""
     whole = value.whole
     scalar = jnp.ndim(whole) == 0
-    program = _spreading(recipe, mesh, scalar)
-    array = plain(program(whole)) if is_tracer(whole) else mesh.wait(jax.jit(program)(whole))
+    if is_tracer(whole):
+        array = plain(_spreading(recipe, mesh, scalar)(whole))
+    else:
+        array = mesh.wait(_compiled_spreading(recipe, mesh, scalar)(whole))
     return PerReplica.from_global(array, mesh, scalar=scalar)
 
 
 @functools.lru_cache(maxsize=1024)
+def _compiled_spreading(recipe: Recipe, mesh: ReplicaMesh, scalar: bool) -> Any:
+    return jax.jit(_spreading(recipe, mesh, scalar), out_shardings=mesh.sharded)
+
+
 def _spreading(recipe: Recipe, mesh: ReplicaMesh, scalar: bool) -> Any:
     def body(array: Any) -> Any:
         (mine,) = recipe(REPLICA_AXIS, array)

@@ -271,7 +271,9 @@ class _Gather(Exchange):
         return results
 
     def _merge(self, strategy: Any, *values: Any) -> list[Any]:
-        return [strategy.communicator.gather(value, self._axis, self._options) for value in values]
+        communicator = strategy.communicator
+        held = map(communicator.on_each, values)
+        return [communicator.gather(value, self._axis, self._options) for value in held]
 
     def linear(self) -> Exchange:
         return self

@@ -48,9 +48,11 @@ def run_replicas(
         team.append(_Replica(strategy, index, replica_id, call, base))
     try:
         return _take_turns(strategy, team, regroup_traced if traced else regroup)
-    finally:
+    except BaseException as error:
         for replica in team:
-            replica.cancel()
+            replica.cancel(error)
+        raise
+    finally:
         base.settings.restore()
 
 
@@ -119,6 +121,7 @@ class _Replica:
         self.result: Any = None
         self._base = base
         self._num_created = 0
+        self._cancelled = False
         self._strategy, self._replica_id, self._call = strategy, replica_id, call
         self._greenlet = greenlet.greenlet(self._main)
         self._greenlet.gr_context = contextvars.copy_context()
@@ -135,7 +138,8 @@ class _Replica:
     def resume(self, reply: Any) -> None:
         """Run until the next merge_call or the end."""
         if isinstance(reply, _Failure):
-            self._greenlet.throw(reply.error)
+            error = reply.error
+            self._greenlet.throw(type(error), error, error.__traceback__)
         else:
             self._greenlet.switch(reply)
 
@@ -144,15 +148,23 @@ class _Replica:
         request, self.request = self.request, None
         return request
 
-    def cancel(self) -> None:
-        """Leave the replica's function where it waits; its `finally` blocks run."""
-        if self._greenlet and not self._greenlet.dead:
-            self._greenlet.throw()
+    def cancel(self, cause: BaseException) -> None:
+        """Leave the replica's function where it waits, because of `cause`; its `finally` blocks run."""
+        self._cancelled = True
+        try:
+            if self._greenlet and not self._greenlet.dead:
+                self._greenlet.throw()
+        except Exception as error:
+            cause.add_note(
+                f"Replica {self.local_index} raised {error!r} when it was stopped because of this."
+            )
 
     # The merge point.
 
     def merge_call(self, merge_fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Let the others run until all have come here."""
+        if self._cancelled:
+            raise ContextError("merge_call in a replica that is being stopped, since another one failed.")
         if current_trace() is not self.base_trace:
             raise TracingError(
                 "merge_call (or writing a variable with an aggregation) inside a function that JAX "

@@ -7,7 +7,7 @@ from typing import Any
 from replicax.collectives import Communicator
 from replicax.errors import VariableError
 from replicax.types import ReduceOp, VariableAggregation
-from replicax.values import IndexedSlices, PerReplica
+from replicax.values import IndexedSlices, Mirrored
 from replicax.variables._variable import Variable
 
 __all__ = ["aggregate", "check_scatter", "require_aggregation"]
@@ -38,22 +38,15 @@ def aggregate(aggregation: VariableAggregation, value: Any, communicator: Commun
 def _aggregate_rows(
     aggregation: VariableAggregation, rows: IndexedSlices, communicator: Communicator
 ) -> IndexedSlices:
-    parts = [_on_each(part, communicator) for part in (rows.values, rows.indices)]
+    parts = [communicator.on_each(part) for part in (rows.values, rows.indices)]
     if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
         values, indices = communicator.first(parts)
     else:
         values, indices = (communicator.gather(part, 0)[0] for part in parts)
-    values, indices = values.whole, indices.whole
+    values, indices = (x.whole if isinstance(x, Mirrored) else x for x in (values, indices))
     if aggregation is VariableAggregation.MEAN:
         values = values / communicator.num_replicas
     return IndexedSlices(values, indices, rows.dense_shape)
-
-
-def _on_each(part: Any, communicator: Communicator) -> PerReplica:
-    if isinstance(part, PerReplica):
-        return part
-    mesh = communicator.mesh
-    return PerReplica([part] * len(mesh.local_replica_ids), mesh=mesh)
 
 
 def check_scatter(variable: Variable, method: str, *, summable: bool) -> None:

@@ -151,7 +151,8 @@ class Variable(_Readable, metaclass=_MadeByStrategy):
     """State that lives where the strategy in scope puts it.
 
     It computes like the array that it holds: `v + 1`, `v[0]`, `jnp.sum(v)`; in a replica function that
-    is the replica's own copy. Write it with `assign`, `assign_add` and their like.
+    is the replica's own copy. (`jax.lax` takes arrays only: `jax.lax.add(v.value, 1.0)`.) Write it with
+    `assign`, `assign_add` and their like.
 
     `jax.tree` functions see the array, so `jax.grad(loss)({"w": v})` differentiates with respect to the
     value. To go through variables themselves, use lists, or pass
