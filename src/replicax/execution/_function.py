@@ -76,7 +76,14 @@ def function(fn: Callable[_P, _R]) -> Function[_P, _R]:
 
 @final
 class Function(Generic[_P, _R]):
-    """A compiled step; made by `rx.function`."""
+    """A compiled step; made by `rx.function`.
+
+    As a method's decorator it compiles the method for each instance.
+
+    >>> double = rx.function(lambda x: 2 * x)
+    >>> double(jnp.ones(2)), double(jnp.ones(3)), double.num_programs
+    (Array([2., 2.], dtype=float32), Array([2., 2., 2.], dtype=float32), 2)
+    """
 
     def __init__(self, fn: Callable[_P, _R]) -> None:
         """Compile `fn` when it is first called."""
