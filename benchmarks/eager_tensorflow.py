@@ -57,7 +57,6 @@ def main() -> None:
     arrays = np.load(sys.argv[1])
     state = [arrays[f"state{i}"] for i in range(4)]
     step = make_step(state, arrays["images"], arrays["labels"])
-    print("losses", *(float(step()) for _ in range(3)), flush=True)
     for line in sys.stdin:
         num_steps = int(line)
         start = time.perf_counter()

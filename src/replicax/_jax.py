@@ -18,9 +18,14 @@ from jax._src import core as _core
 from jax._src import xla_bridge as _xla_bridge
 from jax._src.array import ArrayImpl as _ArrayImpl
 from jax._src.interpreters.partial_eval import DynamicJaxprTrace as _JaxprTrace
+from jax._src.lib import _jax as _jaxlib  # pyright: ignore[reportPrivateImportUsage]
 from jax.interpreters import ad, batching, mlir
 
+_trace_state, _eval_trace = _core.trace_ctx, _core.eval_trace
+_array_result_handler = _jaxlib.array_result_handler
+
 __all__ = [
+    "FirstReplicaViews",
     "ThreadSettings",
     "backends_are_initialized",
     "current_program",
@@ -70,7 +75,7 @@ def current_program() -> Any:
 
 def is_transforming() -> bool:
     """Whether any trace is active: JAX differentiates, maps or records what is called."""
-    return current_trace() is not _core.eval_trace
+    return _trace_state.trace is not _eval_trace
 
 
 def is_staging() -> bool:
@@ -87,6 +92,25 @@ def staged_for() -> str:
 def uncommitted(array: Any) -> jax.Array:
     """A view of a single-device array that JAX may combine with arrays on other devices."""
     return _ArrayImpl(array.aval, array.sharding, [array], committed=False, _skip_checks=True)
+
+
+class FirstReplicaViews:
+    """Makes `uncommitted` views of the first local copy of arrays that come again with the same type."""
+
+    __slots__ = ("_handlers",)
+
+    def __init__(self) -> None:
+        self._handlers: dict[int, Any] = {}
+
+    def __call__(self, index: int, array: Any) -> jax.Array:
+        """The view of the array that has this `index` among those of a program."""
+        first = array._arrays[0]
+        handler = self._handlers.get(index)
+        if handler is None:
+            handler = self._handlers[index] = _array_result_handler(
+                first.aval, first.sharding, committed=False, _skip_checks=True
+            )
+        return handler([first])
 
 
 _plain_p = _core.Primitive("replicax_plain")

@@ -20,7 +20,6 @@ import jax
 from replicax._jax import ThreadSettings, current_trace
 from replicax.contexts import Context, ReplicaContext, enter
 from replicax.errors import ContextError, TracingError
-from replicax.topology import device_name
 from replicax.values import regroup, regroup_traced, select
 
 __all__ = ["run_replicas"]
@@ -129,10 +128,10 @@ class _Replica:
     def _main(self, _: Any) -> None:
         fn, args, kwargs = self._call
         mesh = self._strategy.mesh
-        devices = mesh.replica_devices[mesh.local_replica_ids[self.local_index]]
-        names = tuple(device_name(device) for device in devices)
+        replica = mesh.local_replica_ids[self.local_index]
+        names, device = mesh.device_names[replica], mesh.replica_devices[replica][0]
         context = ReplicaContext(self._strategy, self._replica_id, merge_point=self, devices=names)
-        with enter(Context(self._strategy, replica=context)), jax.default_device(devices[0]):
+        with enter(Context(self._strategy, replica=context)), jax.default_device(device):
             self.result = fn(*args, **kwargs)
 
     def resume(self, reply: Any) -> None:

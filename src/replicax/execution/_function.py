@@ -1,37 +1,23 @@
 """`rx.function`: a step compiled into one program, with its variables lifted out.
 
-A step reads and writes variables wherever it likes. To compile it, the step is traced twice: a first,
-abstract pass finds the variables that it touches; the second makes a pure function from (arrays only
-read, arrays also written, arguments) to (results, new arrays), whose written arrays are donated. Calling
-it then costs two list comprehensions over the variables on top of the call of the program.
+A `Function` looks at the kind of its arguments (structure, shapes, dtypes, constants) and runs the
+`CompiledStep` for it. A function with one program, which is most, does not even look: it hands the
+arguments to JAX, which has to look at them anyway.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import itertools
 import logging
 from collections.abc import Callable
 from typing import Any, Generic, ParamSpec, TypeVar, final
 from weakref import WeakKeyDictionary
 
 import jax
-import numpy as np
 
-from replicax._jax import is_transforming, plain
-from replicax.collectives import await_result, collect_step_timeouts
-from replicax.contexts import current
-from replicax.errors import TracingError, VariableError
-from replicax.execution._program import (
-    EagerCallNeeded,
-    FreshTraceNeeded,
-    ProgramFrame,
-    layout,
-)
-from replicax.topology import ReplicaMesh
-from replicax.values import Component, Mirrored, PerReplica, free, is_array, on_first_replica
-from replicax.variables import Variable, VariableCopy, journal, use_frame
+from replicax._jax import is_transforming
+from replicax.contexts import Context, current
+from replicax.execution._compiled import CompiledStep, is_variable, leaf_key
 
 __all__ = ["Function", "function"]
 
@@ -39,10 +25,6 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 _logger = logging.getLogger("replicax")
-
-# JAX keeps traces by function and by this value: a new one makes it trace nested functions anew.
-_trace_token = jax.make_user_context(None)
-_tokens = itertools.count()
 
 
 def function(fn: Callable[_P, _R]) -> Function[_P, _R]:
@@ -91,8 +73,9 @@ class Function(Generic[_P, _R]):
             raise TypeError(f"rx.function takes a function, got {fn!r}.")
         functools.update_wrapper(self, fn)
         self.python_function = fn
-        self._programs: dict[Any, _Program] = {}
+        self._programs: dict[Any, CompiledStep] = {}
         self._for_strategy: WeakKeyDictionary[Any, Function[..., Any]] = WeakKeyDictionary()
+        self._quick_call: Callable[[Any, Any], Any] | None = None
         self._attribute = ""
 
     def __repr__(self) -> str:
@@ -125,20 +108,27 @@ class Function(Generic[_P, _R]):
 
     def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         """Run the step, after compiling it if its arguments are of a new kind."""
+        if self._quick_call is not None:
+            try:
+                return self._quick_call(args, kwargs)
+            except _NOT_AS_BEFORE:
+                pass  # the long way finds out what is different
+        return self._call_slowly(args, kwargs)
+
+    def _call_slowly(self, args: Any, kwargs: Any) -> Any:
         here = current()
         in_replica = here.replica is not None and here.strategy.num_replicas_in_sync > 1
         if in_replica or is_transforming():
             # Part of a larger trace, or of one eager replica, which has to take turns with others.
-            return self.python_function(*args, **kwargs)
-        leaves, treedef = jax.tree.flatten((args, kwargs), is_leaf=_is_variable)
-        key = (here.strategy, here.replica is None, treedef, *map(_leaf_key, leaves))
+            function: Callable[..., Any] = self.python_function
+            return function(*args, **kwargs)
+        leaves, treedef = jax.tree.flatten((args, kwargs), is_leaf=is_variable)
+        key = (here.strategy, here.replica is None, treedef, *map(leaf_key, leaves))
         try:
-            program = self._programs.get(key)
+            step = self._programs.get(key)
         except TypeError as error:
             raise TypeError(_unhashable(self, leaves)) from error
-        if program is None:
-            program = self._compile(key, leaves, treedef)
-        return program(leaves)
+        return (step or self._compile(key, leaves, treedef))(leaves)
 
     def in_replicas(self, strategy: Any) -> Function[..., Any]:
         """The step "run this function in every replica of `strategy`", compiled as a whole."""
@@ -150,30 +140,36 @@ class Function(Generic[_P, _R]):
             self._for_strategy[strategy] = Function(functools.wraps(self.python_function)(step))
         return self._for_strategy[strategy]
 
-    def _compile(self, key: Any, leaves: list[Any], treedef: Any) -> _Program:
+    def _compile(self, key: Any, leaves: list[Any], treedef: Any) -> CompiledStep:
         if len(self._programs) >= 2:
             _logger.warning(_retraced(self, list(self._programs), key))
-        program = _Program(self.python_function, leaves, treedef)
-        self._programs[key] = program
-        return program
+        step = CompiledStep(self.python_function, leaves, treedef)
+        self._programs[key] = step
+        quick = step.is_direct and len(self._programs) == 1
+        self._quick_call = step.quick_call(_same_context(current())) if quick else None
+        return step
 
 
-def _is_variable(value: Any) -> bool:
-    return isinstance(value, Variable | VariableCopy)
+# JAX raises these for arguments that it can't take, or that are on other devices.
+_NOT_AS_BEFORE = (ValueError, TypeError)
 
 
-def _leaf_key(leaf: Any) -> Any:
-    if isinstance(leaf, jax.Array):
-        return leaf.shape, leaf.dtype, leaf.weak_type
-    if isinstance(leaf, np.ndarray | np.generic):
-        return leaf.shape, leaf.dtype, False
-    return leaf.ref() if isinstance(leaf, Variable) else (type(leaf), leaf)
+def _same_context(then: Context) -> Callable[[], bool]:
+    """Whether a function is called in a context like `then`, and by nobody who traces it."""
+    strategy, replica = then.strategy, then.replica is not None
+
+    def is_here() -> bool:
+        here = current()
+        in_replica = here.replica is not None
+        return here.strategy is strategy and in_replica == replica and not is_transforming()
+
+    return is_here
 
 
 def _unhashable(function: Function[..., Any], leaves: list[Any]) -> str:
     def hashable(leaf: Any) -> bool:
         try:
-            hash(_leaf_key(leaf))
+            hash(leaf_key(leaf))
         except TypeError:
             return False
         return True
@@ -208,212 +204,3 @@ def _show(leaf_key: Any) -> str:
     if isinstance(leaf_key, tuple) and len(leaf_key) == 3:
         return f"{leaf_key[1]}{list(leaf_key[0])}"
     return repr(leaf_key[1]) if isinstance(leaf_key, tuple) else "another variable"
-
-
-@final
-class _Program:
-    """A step traced and compiled for one kind of arguments."""
-
-    def __init__(self, fn: Callable[..., Any], leaves: list[Any], treedef: Any) -> None:
-        self._fn, self._treedef = fn, treedef
-        self._dynamic = [i for i, leaf in enumerate(leaves) if is_array(leaf)]
-        self._static = [None if is_array(leaf) else leaf for leaf in leaves]
-        self._fresh = False
-        self._outputs = _Outputs()
-        found = self._discover(leaves)
-        for node in (*_distributed(treedef), *_distributed(self._outputs.treedef)):
-            found.use_mesh(node.mesh)
-        self._mesh: ReplicaMesh | None = found.mesh
-        self._written = list(found.written.values())
-        self._read = [v for ref, v in found.touched.items() if ref not in found.written]
-        self._variables = [*self._read, *self._written]
-        self._apart = self._components_apart(leaves)
-        distributed = {i for node in _distributed(treedef) for i in jax.tree.leaves(node)}
-        self._plain = [i for i in self._dynamic if i not in distributed]
-        self._moved_read = [i for i, v in enumerate(self._read) if self._is_moved(v)]
-        self._moved_written = [i for i, v in enumerate(self._written) if self._is_moved(v)]
-        self._jitted = jax.jit(self._step, donate_argnums=1, out_shardings=self._layouts())
-
-    # Tracing.
-
-    def _discover(self, leaves: list[Any]) -> ProgramFrame:
-        """Find the variables that the step touches; create those that it creates."""
-        arrays = [_abstract(leaves[i]) for i in self._dynamic]
-        for _ in range(4):
-            try:
-                with collect_step_timeouts() as limits:
-                    frame = self._trace_abstractly(arrays)
-            except FreshTraceNeeded:
-                self._fresh = True
-            except EagerCallNeeded:
-                with journal(keep=False):
-                    args, kwargs = self._treedef.unflatten(leaves)
-                    self._fn(*args, **kwargs)
-            else:
-                if not frame.created:
-                    self._timeout = min(limits, default=None)
-                    return frame
-        raise VariableError(
-            "The function creates variables on every call. A compiled step may create variables only "
-            "once: keep them, and create them only if they are not there yet."
-        )
-
-    def _trace_abstractly(self, arrays: list[Any]) -> ProgramFrame:
-        frames: list[ProgramFrame] = []
-
-        def trace(arrays: list[Any]) -> Any:
-            frame = ProgramFrame(None, fresh=self._fresh)
-            frames.append(frame)
-            return self._call(frame, arrays)
-
-        jax.eval_shape(trace, arrays)
-        return frames[-1]
-
-    def _step(self, read: list[Any], written: list[Any], arrays: list[Any]) -> Any:
-        values = (*read, *written)
-        inputs = {v.ref(): plain(x) for v, x in zip(self._variables, values, strict=True)}
-        frame = ProgramFrame(inputs, fresh=self._fresh)
-        results = self._call(frame, arrays)
-        return results, [frame.output(variable) for variable in self._written]
-
-    def _call(self, frame: ProgramFrame, arrays: list[Any]) -> list[Any]:
-        leaves = list(self._static)
-        for i, array in zip(self._dynamic, arrays, strict=True):
-            leaves[i] = plain(array)
-        args, kwargs = self._treedef.unflatten(leaves)
-        token = next(_tokens) if self._fresh else None
-        with use_frame(frame), _trace_token(token):
-            return self._outputs.take(self._fn(*args, **kwargs))
-
-    # Where things are.
-
-    def _is_moved(self, variable: Variable) -> bool:
-        """Whether the variable's state must be brought to the step's devices and back."""
-        if self._mesh is None:
-            return False
-        return not variable.rests_on_mesh or variable.mesh != self._mesh
-
-    def _layouts(self) -> Any:
-        mesh = self._mesh
-        if mesh is None:
-            return None
-        results = [mesh.sharded if sharded else mesh.replicated for sharded in self._outputs.sharded]
-        return results, [layout(variable, mesh) for variable in self._written]
-
-    def _components_apart(self, leaves: list[Any]) -> list[int]:
-        """Which leaves are components of per-replica values with different shapes."""
-        nodes = _distributed(self._treedef)
-        apart = [n for n in nodes if isinstance(n, PerReplica) and n.num_components is not None]
-        indices = [i for node in apart for i in node.components if i in set(self._dynamic)]
-        if indices and self._mesh is not None and not self._mesh.is_local:
-            raise TracingError(
-                "Per-replica values with different shapes can't be arguments of a compiled step that "
-                "spans several processes. Call the step eagerly, or pad them to one shape."
-            )
-        return indices
-
-    # Running.
-
-    def __call__(self, leaves: list[Any]) -> Any:
-        loose = [v for v in self._variables if v._loose]
-        if loose:
-            self._settle(loose)
-        if self._mesh is not None:
-            for i in self._apart:
-                leaves[i] = self._mesh.replicate(leaves[i])
-            for i in self._plain:
-                leaves[i] = free(leaves[i])
-        read = [v._array for v in self._read]
-        written = [v._array for v in self._written]
-        if self._moved_read or self._moved_written:
-            self._bring(read, self._moved_read)
-            self._bring(written, self._moved_written)
-        arrays = [leaves[i] for i in self._dynamic]
-        results, new = self._jitted(read, written, arrays)
-        for variable, array in zip(self._written, new, strict=True):
-            variable._array = array
-        for i in self._moved_written:
-            self._take_back(self._written[i])
-        if self._mesh is not None:
-            self._mesh.wait(results if results else new)
-            if self._timeout is not None:
-                await_result((results, new), self._timeout, "A compiled step")
-        return self._outputs.rebuild(results, self._mesh)
-
-    def _settle(self, loose: list[Variable]) -> None:
-        written = {id(v) for v in self._written}
-        for variable in loose:
-            variable._settle(for_writing=id(variable) in written)
-
-    def _bring(self, arrays: list[Any], moved: list[int]) -> None:
-        assert self._mesh is not None
-        for i in moved:
-            arrays[i] = self._mesh.replicate(on_first_replica(arrays[i]))
-
-    def _take_back(self, variable: Variable) -> None:
-        """Put the new state of a moved variable where it rests."""
-        assert variable._array is not None
-        variable._array = variable._resting(on_first_replica(variable._array))
-
-
-def _distributed(treedef: Any) -> list[PerReplica | Mirrored]:
-    """The distributed values in a structure, holding the numbers of their leaves."""
-    numbers = treedef.unflatten(range(treedef.num_leaves))
-    nodes = jax.tree.leaves(numbers, is_leaf=lambda x: isinstance(x, PerReplica | Mirrored))
-    return [node for node in nodes if isinstance(node, PerReplica | Mirrored)]
-
-
-def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
-    weak = isinstance(leaf, jax.Array) and leaf.weak_type
-    dtype = leaf.dtype if isinstance(leaf, jax.Array) else jax.numpy.result_type(leaf)
-    return jax.ShapeDtypeStruct(leaf.shape, dtype, weak_type=weak)
-
-
-@dataclasses.dataclass
-class _Outputs:
-    """The structure of a step's result, and which of its leaves are arrays."""
-
-    treedef: Any = None
-    leaves: list[Any] = dataclasses.field(default_factory=list)
-    dynamic: list[int] = dataclasses.field(default_factory=list)
-    sharded: list[bool] = dataclasses.field(default_factory=list)
-    apart: list[tuple[int, int]] = dataclasses.field(default_factory=list)
-    plain: list[int] = dataclasses.field(default_factory=list)
-
-    def take(self, result: Any) -> list[Any]:
-        """Take the arrays out of `result` and remember the rest."""
-        self.leaves, self.treedef = jax.tree.flatten(result, is_leaf=_is_variable)
-        self.leaves = [x.container if isinstance(x, Component) else x for x in self.leaves]
-        self.dynamic = [i for i, leaf in enumerate(self.leaves) if is_array(leaf)]
-        arrays = [self.leaves[i] for i in self.dynamic]
-        for i in self.dynamic:
-            self.leaves[i] = None
-        self._sort()
-        return arrays
-
-    def _sort(self) -> None:
-        """Tell apart shards of per-replica values, their separate components, and plain arrays."""
-        shards, apart, mirrored = set(), {}, set()
-        for node in _distributed(self.treedef):
-            if isinstance(node, Mirrored):
-                mirrored.update(jax.tree.leaves(node))
-            elif node.num_components is not None:
-                apart.update({leaf: replica for replica, leaf in enumerate(node.components)})
-            else:
-                shards.update(jax.tree.leaves(node))
-        self.sharded = [i in shards for i in self.dynamic]
-        self.apart = [(n, apart[i]) for n, i in enumerate(self.dynamic) if i in apart]
-        special = shards | mirrored | set(apart)
-        self.plain = [n for n, i in enumerate(self.dynamic) if i not in special]
-
-    def rebuild(self, arrays: list[Any], mesh: ReplicaMesh | None) -> Any:
-        """The result of one run, from its arrays."""
-        leaves = list(self.leaves)
-        if mesh is not None:
-            for n in self.plain:
-                arrays[n] = on_first_replica(arrays[n])
-            for n, replica in self.apart:
-                arrays[n] = mesh.split_replicated(arrays[n])[replica]
-        for i, array in zip(self.dynamic, arrays, strict=True):
-            leaves[i] = array
-        return self.treedef.unflatten(leaves)

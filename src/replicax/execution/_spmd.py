@@ -19,7 +19,7 @@ from replicax._jax import plain
 from replicax.contexts import Context, ReplicaContext, enter
 from replicax.errors import TracedValueError
 from replicax.execution._program import ProgramFrame, ReplicaFrame
-from replicax.topology import REPLICA_AXIS, device_name
+from replicax.topology import REPLICA_AXIS
 from replicax.values import (
     Component,
     Mirrored,
@@ -78,7 +78,7 @@ def run_spmd(strategy: Any, fn: Callable[..., Any], args: Any, kwargs: Any, fram
 def _call(strategy: Any, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Call `fn` in the context of the replica that stands for all."""
     mesh = strategy.mesh
-    names = tuple(device_name(device) for row in mesh.replica_devices for device in row)
+    names = tuple(name for row in mesh.device_names for name in row)
     replica_id = lax.axis_index(REPLICA_AXIS)
     context = ReplicaContext(strategy, replica_id, merge_point=_SpmdReplica(strategy), devices=names)
     with enter(Context(strategy, replica=context)):

@@ -11,6 +11,7 @@ parts and `assemble` builds the global array from them.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, final
@@ -27,14 +28,27 @@ __all__ = ["REPLICA_AXIS", "ReplicaMesh"]
 
 REPLICA_AXIS = "replica"
 
+_meshes: weakref.WeakValueDictionary[Any, ReplicaMesh] = weakref.WeakValueDictionary()
+
 
 @final
 class ReplicaMesh:
-    """Devices arranged by replica, with the shardings that Replicax uses on them."""
+    """Devices arranged by replica, with the shardings that Replicax uses on them.
 
-    def __init__(self, devices: Sequence[Any]) -> None:
+    There is one mesh for each arrangement of devices, so meshes can be compared with `is`.
+    """
+
+    def __new__(cls, devices: Sequence[Any]) -> ReplicaMesh:
         """Arrange `devices`: one per replica, or a nested sequence with the replicas first."""
         grid = np.asarray(devices, dtype=object)
+        key = (grid.shape, *grid.flat)
+        mesh = _meshes.get(key)
+        if mesh is None:
+            mesh = _meshes[key] = super().__new__(cls)
+            mesh._arrange(grid)
+        return mesh
+
+    def _arrange(self, grid: np.ndarray) -> None:
         logical_axes = tuple(f"logical_{i}" for i in range(grid.ndim - 1))
         self.mesh = Mesh(grid, (REPLICA_AXIS, *logical_axes))
         self.num_replicas: int = grid.shape[0]
@@ -52,14 +66,7 @@ class ReplicaMesh:
             self.sharded = NamedSharding(self.mesh, PartitionSpec(REPLICA_AXIS))
 
     def __repr__(self) -> str:
-        names = (" ".join(map(device_name, row)) for row in self.replica_devices)
-        return f"ReplicaMesh([{', '.join(names)}])"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, ReplicaMesh) and self.mesh == other.mesh
-
-    def __hash__(self) -> int:
-        return hash(self.mesh)
+        return f"ReplicaMesh([{', '.join(map(' '.join, self.device_names))}])"
 
     @property
     def is_local(self) -> bool:
@@ -75,6 +82,11 @@ class ReplicaMesh:
     def local_devices(self) -> tuple[Any, ...]:
         """The first device of every local replica: where its eager code runs."""
         return tuple(self.replica_devices[i][0] for i in self.local_replica_ids)
+
+    @cached_property
+    def device_names(self) -> tuple[tuple[str, ...], ...]:
+        """The names of every replica's devices."""
+        return tuple(tuple(map(device_name, row)) for row in self.replica_devices)
 
     @cached_property
     def _replica_shardings(self) -> tuple[Sharding, ...]:

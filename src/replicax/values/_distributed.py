@@ -12,6 +12,7 @@ value. One trace stands for all replicas there, so "my replica's value" is all t
 from __future__ import annotations
 
 import abc
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, final
 
@@ -93,6 +94,22 @@ class DistributedValues(Leaf, abc.ABC):
         """The devices that the components are on; None for values that belong to no strategy."""
 
 
+@final
+class _Layout:
+    """What a `PerReplica` is made of, apart from arrays. One object for each layout: compared with `is`."""
+
+    __slots__ = ("kind", "mesh", "scalar")
+
+    def __init__(self, kind: str, mesh: ReplicaMesh | None, scalar: bool) -> None:
+        self.kind, self.mesh, self.scalar = kind, mesh, scalar
+
+    def __repr__(self) -> str:
+        return f"{self.kind} on {self.mesh}"
+
+
+_layout = functools.lru_cache(maxsize=None)(_Layout)
+
+
 def _listing(name: str, components: Sequence[Any], show: Callable[[Any], str]) -> str:
     lines = ",\n".join(f"  {i}: {show(value)}" for i, value in enumerate(components))
     return f"{name}:{{\n{lines}\n}}"
@@ -131,8 +148,9 @@ class PerReplica(DistributedValues):
     @classmethod
     def from_global(cls, array: Any, mesh: ReplicaMesh | None, *, scalar: bool) -> PerReplica:
         """The value whose component i is the i-th shard of `array`."""
-        self = cls((), mesh=mesh)
-        self._components, self._array, self._scalar = None, array, scalar
+        self = object.__new__(cls)
+        self._components, self._array, self._scalar, self._is_local = None, array, scalar, False
+        self._mesh = mesh
         return self
 
     @classmethod
@@ -173,6 +191,23 @@ class PerReplica(DistributedValues):
     def num_components(self) -> int | None:
         """How many components it was made from; None if it is one global array or a local value."""
         return None if self._components is None else len(self._components)
+
+    @property
+    def is_global(self) -> bool:
+        """Whether it is one global array."""
+        return self._array is not None and not self._is_local
+
+    @property
+    def is_scalar(self) -> bool:
+        """Whether the components of the global array are scalars."""
+        return self._scalar
+
+    def global_array_on(self, mesh: ReplicaMesh, scalar: bool) -> Any:
+        """The global array, if there is one already and it lies as said; otherwise ValueError."""
+        array = self._array
+        if array is None or self._mesh is not mesh or self._scalar is not scalar or self._is_local:
+            raise ValueError("not such a global array")
+        return array
 
     @property
     def is_global_tracer(self) -> bool:
@@ -260,14 +295,15 @@ class PerReplica(DistributedValues):
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], Any]:
         """Children: the global array where the components are alike, the components otherwise."""
-        if self._is_local:
-            return (self._array,), ("local", self._mesh, False)
+        if self._array is not None:
+            kind = "local" if self._is_local else "global"
+            return (self._array,), _layout(kind, self._mesh, self._scalar)
         mesh = self._mesh
-        if self._array is None and mesh is not None and self._all_arrays():
+        if mesh is not None and self._all_arrays():
             self.to_global(mesh)
         if self._array is not None:
-            return (self._array,), ("global", mesh, self._scalar)
-        return self.components, ("components", mesh, False)
+            return (self._array,), _layout("global", mesh, self._scalar)
+        return self.components, _layout("components", mesh, False)
 
     def _all_arrays(self) -> bool:
         arrays = all(map(is_array, self._components or ()))
@@ -277,12 +313,11 @@ class PerReplica(DistributedValues):
     @classmethod
     def tree_unflatten(cls, aux: Any, children: Any) -> PerReplica:
         """Rebuild from whatever a tree function made of the children."""
-        kind, mesh, scalar = aux
-        if kind == "local":
-            return cls.from_local(children[0], mesh)
-        if kind == "global":
-            return cls.from_global(children[0], mesh, scalar=scalar)
-        return cls(children, mesh=mesh)
+        if aux.kind == "global":
+            return cls.from_global(children[0], aux.mesh, scalar=aux.scalar)
+        if aux.kind == "local":
+            return cls.from_local(children[0], aux.mesh)
+        return cls(children, mesh=aux.mesh)
 
 
 @final

@@ -11,15 +11,16 @@ This class holds what all kinds share: the array that is the variable's state, a
 writing API, which looks at the context and hands the work to one of four methods of the kind.
 
 State has two forms. `_array` is the global array that compiled steps take and return; `_cell` is the
-distributed value that eager code works with. At least one is there. `_loose` says that `_array` is
-missing or that somebody else may hold it, so that a compiled step must not take it over as it is.
+distributed value that eager code works with. At least one is there, unless `_holder`, a compiled step that
+runs again and again, holds the array. `_loose` says that `_array` is missing or that somebody else may have
+it, so that a compiled step must not take it over as it is.
 """
 
 from __future__ import annotations
 
 import abc
 from collections.abc import Callable
-from typing import Any, final
+from typing import Any, Protocol, final
 
 import jax
 import jax.numpy as jnp
@@ -42,7 +43,28 @@ from replicax.values import (
 from replicax.variables._frames import Cell, current_frame
 from replicax.variables._spec import VariableSpec
 
-__all__ = ["Apply", "Variable", "VariableCopy", "write_one_copy"]
+__all__ = ["Apply", "Variable", "VariableCopy", "state_version", "write_one_copy"]
+
+
+class Holder(Protocol):
+    """A compiled step that keeps the arrays of the variables that it writes, from one run to the next."""
+
+    def give_back(self) -> None:
+        """Put the arrays into their variables."""
+        ...
+
+
+@final
+class StateVersion:
+    """Counts changes of any variable's state, so that a step knows when there were none."""
+
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
+state_version = StateVersion()
 
 Apply = Callable[[Any, Any], Any]
 """Makes the new value of a variable from the old one and what was passed in."""
@@ -187,7 +209,7 @@ class Variable(_Readable, metaclass=_MadeByStrategy):
     Array(4.5, dtype=float32)
     """
 
-    __slots__ = ("__weakref__", "_array", "_cell", "_loose", "_spec", "_strategy")
+    __slots__ = ("__weakref__", "_array", "_cell", "_holder", "_loose", "_spec", "_strategy")
 
     # NumPy must leave the arithmetic to us: `np.float32(1) * v`.
     __array_priority__ = 100
@@ -198,6 +220,7 @@ class Variable(_Readable, metaclass=_MadeByStrategy):
         self._strategy = strategy
         self._array: jax.Array | None = array
         self._cell: Cell | None = None
+        self._holder: Holder | None = None
         self._loose = False
 
     # What it is.
@@ -284,18 +307,29 @@ class Variable(_Readable, metaclass=_MadeByStrategy):
 
     def _get_cell(self) -> Cell:
         if self._cell is None:
-            self._cell = self._wrap(self._array)
+            self._cell = self._wrap(self._reclaim())
             self._loose = True
+            state_version.count += 1
         return self._cell
 
     def _set_cell(self, cell: Cell) -> None:
+        self._reclaim()
         self._cell, self._array, self._loose = cell, None, True
+        state_version.count += 1
+
+    def _reclaim(self) -> jax.Array | None:
+        """The array, taken back from the step that holds it."""
+        if self._holder is not None:
+            self._holder.give_back()
+        return self._array
 
     def _settle(self, *, for_writing: bool) -> None:
         """Make `_array` the state; one that nobody else holds if a step will write into it."""
-        array = self._unwrap(self._cell) if self._array is None else self._array
+        array = self._reclaim()
+        if array is None:
+            array = self._unwrap(self._cell)
         self._array = array
-        if for_writing:
+        if for_writing and self._loose:
             self._array, self._cell, self._loose = jnp.copy(array), None, False
 
     @abc.abstractmethod
