@@ -21,7 +21,9 @@ from jax._src.interpreters.partial_eval import DynamicJaxprTrace as _JaxprTrace
 from jax._src.lib import _jax as _jaxlib  # pyright: ignore[reportPrivateImportUsage]
 from jax.interpreters import ad, batching, mlir
 
-_trace_state, _eval_trace = _core.trace_ctx, _core.eval_trace
+trace_state, eval_trace = _core.trace_ctx, _core.eval_trace
+"""`trace_state.trace is eval_trace` where operations are run rather than traced."""
+
 _array_result_handler = _jaxlib.array_result_handler
 
 __all__ = [
@@ -30,12 +32,14 @@ __all__ = [
     "backends_are_initialized",
     "current_program",
     "current_trace",
+    "eval_trace",
     "is_staging",
     "is_tracer",
     "is_transforming",
     "plain",
     "staged_for",
     "trace_of",
+    "trace_state",
     "uncommitted",
 ]
 
@@ -75,7 +79,7 @@ def current_program() -> Any:
 
 def is_transforming() -> bool:
     """Whether any trace is active: JAX differentiates, maps or records what is called."""
-    return _trace_state.trace is not _eval_trace
+    return trace_state.trace is not eval_trace
 
 
 def is_staging() -> bool:

@@ -4,6 +4,7 @@ from replicax.contexts._replica import MergePoint, ReplicaContext
 from replicax.contexts._stack import (
     Context,
     Scope,
+    context_stack,
     current,
     enter,
     enter_default,
@@ -22,6 +23,7 @@ __all__ = [
     "MergePoint",
     "ReplicaContext",
     "Scope",
+    "context_stack",
     "current",
     "enter",
     "enter_default",

@@ -23,6 +23,7 @@ from replicax.errors import ContextError
 __all__ = [
     "Context",
     "Scope",
+    "context_stack",
     "current",
     "enter",
     "enter_default",
@@ -57,6 +58,9 @@ class Context:
 
 _stack: ContextVar[tuple[Context, ...]] = ContextVar("replicax_contexts", default=())
 _default: Context
+
+context_stack = _stack
+"""For code that asks whether anything was entered or left since: compare what `get()` returns with `is`."""
 
 
 def register_default(context: Context) -> None:

@@ -16,8 +16,9 @@ from typing import Any, final
 import jax
 import numpy as np
 
-from replicax._jax import FirstReplicaViews, plain
+from replicax._jax import FirstReplicaViews, eval_trace, plain, trace_state
 from replicax.collectives import await_result, collect_step_timeouts
+from replicax.contexts import context_stack
 from replicax.errors import TracingError, VariableError
 from replicax.execution._program import (
     EagerCallNeeded,
@@ -203,28 +204,42 @@ class CompiledStep:
         moves = self._apart or self._moved_read or self._moved_written
         return len(self._dynamic) == len(self._static) and not (waits or moves)
 
-    def quick_call(self, is_here: Callable[[], bool]) -> Callable[[Any, Any], Any]:
-        """A shorter way to run a step again, for arguments of the same kind: raises if they are not.
+    def quick_call(self) -> Callable[[Any, Any], Any]:
+        """A shorter way to run the step again; raises if the arguments or the context are not as now.
 
         JAX looks at the arguments anyway. It calls `_step` for ones that it has not seen, which tells
-        whether they are of this step's kind; so hardly anything needs to be looked at here.
+        whether they are of this step's kind; so hardly anything needs to be looked at here. All is in one
+        function body, since at this scale every call of another function shows.
         """
-        jitted, version = self._jitted, state_version
-        arguments = _pack if self._tops is None else _top_level_packer(self._tops)
+        jitted, version, stack, tops = self._jitted, state_version, context_stack, self._tops
+        then, num_arguments = stack.get(), len(tops or ())
         rebuild = self._outputs.rebuilder(self._mesh)
         read: list[Any] = []
         seen = -1
 
         def call(args: Any, kwargs: Any) -> Any:
             nonlocal read, seen
-            if not is_here():
+            if stack.get() is not then or trace_state.trace is not eval_trace:
                 raise OtherArguments
+            if tops is None:
+                arguments: Any = (args, kwargs)
+            elif kwargs or len(args) != num_arguments:
+                raise OtherArguments
+            else:
+                arguments = []
+                for argument, (mesh, scalar) in zip(args, tops):  # noqa: B905 - a check would cost time
+                    if mesh is None:
+                        arguments.append(argument)
+                    elif type(argument) is PerReplica and argument.lies_on(mesh, scalar):
+                        arguments.append(argument._array)
+                    else:
+                        raise OtherArguments
             written = self._held
             if written is None:
                 written = self._hold()
             if seen != version.count:
                 read = self._take_read()
-            results, self._held = jitted(read, written, arguments(args, kwargs))
+            results, self._held = jitted(read, written, arguments)
             version.count = seen = version.count + 1
             return rebuild(results)
 
@@ -273,10 +288,6 @@ def _current(variable: Variable, *, for_writing: bool) -> Any:
     return variable._array
 
 
-def _pack(args: Any, kwargs: Any) -> Any:
-    return args, kwargs
-
-
 _Top = tuple[ReplicaMesh | None, bool]
 
 
@@ -295,25 +306,6 @@ def _top_level(treedef: Any) -> list[_Top] | None:
         else:
             return None
     return None if kwargs else tops
-
-
-def _top_level_packer(tops: list[_Top]) -> Callable[[Any, Any], list[Any]]:
-    num_arguments = len(tops)
-
-    def pack(args: Any, kwargs: Any) -> list[Any]:
-        if kwargs or len(args) != num_arguments:
-            raise OtherArguments
-        arrays = []
-        for argument, (mesh, scalar) in zip(args, tops):  # noqa: B905 - a check would cost time
-            if mesh is None:
-                arrays.append(argument)
-            elif type(argument) is PerReplica:
-                arrays.append(argument.global_array_on(mesh, scalar))
-            else:
-                raise OtherArguments
-        return arrays
-
-    return pack
 
 
 def _distributed(treedef: Any) -> list[PerReplica | Mirrored]:

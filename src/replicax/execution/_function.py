@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 import jax
 
 from replicax._jax import is_transforming
-from replicax.contexts import Context, current
+from replicax.contexts import current
 from replicax.execution._compiled import CompiledStep, is_variable, leaf_key
 
 __all__ = ["Function", "function"]
@@ -128,7 +128,12 @@ class Function(Generic[_P, _R]):
             step = self._programs.get(key)
         except TypeError as error:
             raise TypeError(_unhashable(self, leaves)) from error
-        return (step or self._compile(key, leaves, treedef))(leaves)
+        if step is None:
+            step = self._compile(key, leaves, treedef)
+        result = step(leaves)
+        if step.is_direct and len(self._programs) == 1:
+            self._quick_call = step.quick_call()
+        return result
 
     def in_replicas(self, strategy: Any) -> Function[..., Any]:
         """The step "run this function in every replica of `strategy`", compiled as a whole."""
@@ -145,25 +150,12 @@ class Function(Generic[_P, _R]):
             _logger.warning(_retraced(self, list(self._programs), key))
         step = CompiledStep(self.python_function, leaves, treedef)
         self._programs[key] = step
-        quick = step.is_direct and len(self._programs) == 1
-        self._quick_call = step.quick_call(_same_context(current())) if quick else None
+        self._quick_call = None
         return step
 
 
 # JAX raises these for arguments that it can't take, or that are on other devices.
 _NOT_AS_BEFORE = (ValueError, TypeError)
-
-
-def _same_context(then: Context) -> Callable[[], bool]:
-    """Whether a function is called in a context like `then`, and by nobody who traces it."""
-    strategy, replica = then.strategy, then.replica is not None
-
-    def is_here() -> bool:
-        here = current()
-        in_replica = here.replica is not None
-        return here.strategy is strategy and in_replica == replica and not is_transforming()
-
-    return is_here
 
 
 def _unhashable(function: Function[..., Any], leaves: list[Any]) -> str:

@@ -202,12 +202,10 @@ class PerReplica(DistributedValues):
         """Whether the components of the global array are scalars."""
         return self._scalar
 
-    def global_array_on(self, mesh: ReplicaMesh, scalar: bool) -> Any:
-        """The global array, if there is one already and it lies as said; otherwise ValueError."""
-        array = self._array
-        if array is None or self._mesh is not mesh or self._scalar is not scalar or self._is_local:
-            raise ValueError("not such a global array")
-        return array
+    def lies_on(self, mesh: ReplicaMesh, scalar: bool) -> bool:
+        """Whether it is one global array on `mesh` already, of components that are scalars or not."""
+        here = self._array is not None and self._mesh is mesh
+        return here and self._scalar is scalar and not self._is_local
 
     @property
     def is_global_tracer(self) -> bool:
