@@ -27,7 +27,7 @@ from replicax.execution._program import (
     layout,
 )
 from replicax.topology import ReplicaMesh
-from replicax.values import Component, Mirrored, PerReplica, free, is_array, on_first_replica
+from replicax.values import Component, Layout, Mirrored, PerReplica, free, is_array, on_first_replica
 from replicax.variables import Variable, VariableCopy, journal, state_version, use_frame
 
 __all__ = ["CompiledStep", "OtherArguments", "is_variable", "leaf_key"]
@@ -211,15 +211,16 @@ class CompiledStep:
         whether they are of this step's kind; so hardly anything needs to be looked at here. All is in one
         function body, since at this scale every call of another function shows.
         """
-        jitted, version, stack, tops = self._jitted, state_version, context_stack, self._tops
-        then, num_arguments = stack.get(), len(tops or ())
+        jitted, version, tops, per_replica = self._jitted, state_version, self._tops, PerReplica
+        stack, tracing, not_tracing = context_stack.get, trace_state, eval_trace
+        then, num_arguments = stack(), len(tops or ())
         rebuild = self._outputs.rebuilder(self._mesh)
         read: list[Any] = []
         seen = -1
 
         def call(args: Any, kwargs: Any) -> Any:
             nonlocal read, seen
-            if stack.get() is not then or trace_state.trace is not eval_trace:
+            if stack() is not then or tracing.trace is not not_tracing:
                 raise OtherArguments
             if tops is None:
                 arguments: Any = (args, kwargs)
@@ -227,10 +228,10 @@ class CompiledStep:
                 raise OtherArguments
             else:
                 arguments = []
-                for argument, (mesh, scalar) in zip(args, tops):  # noqa: B905 - a check would cost time
-                    if mesh is None:
+                for argument, lies in zip(args, tops):  # noqa: B905 - a check would cost time
+                    if lies is None:
                         arguments.append(argument)
-                    elif type(argument) is PerReplica and argument.lies_on(mesh, scalar):
+                    elif type(argument) is per_replica and argument._layout is lies:
                         arguments.append(argument._array)
                     else:
                         raise OtherArguments
@@ -288,21 +289,18 @@ def _current(variable: Variable, *, for_writing: bool) -> Any:
     return variable._array
 
 
-_Top = tuple[ReplicaMesh | None, bool]
-
-
-def _top_level(treedef: Any) -> list[_Top] | None:
-    """For arguments that are nothing but arrays and per-replica values: where each one lies.
+def _top_level(treedef: Any) -> list[Layout | None] | None:
+    """For arguments that are nothing but arrays and per-replica values: how each of the latter lies.
 
     The global arrays of such arguments can go into the program without walking a structure.
     """
     args, kwargs = treedef.unflatten(range(treedef.num_leaves))
-    tops: list[_Top] = []
+    tops: list[Layout | None] = []
     for argument in args:
         if isinstance(argument, PerReplica) and argument.is_global:
-            tops.append((argument.mesh, argument.is_scalar))
+            tops.append(argument.layout)
         elif isinstance(argument, int):
-            tops.append((None, False))
+            tops.append(None)
         else:
             return None
     return None if kwargs else tops
@@ -367,7 +365,8 @@ class _Outputs:
             convert = functools.partial(self._convert, mesh, FirstReplicaViews())
         whole = treedef.unflatten(range(len(static))) if len(static) == 1 else None
         if isinstance(whole, PerReplica) and whole.is_global:
-            return lambda arrays: PerReplica.from_global(arrays[0], whole.mesh, scalar=whole.is_scalar)
+            from_layout, lies = PerReplica.from_layout, whole.layout
+            return lambda arrays: from_layout(arrays[0], lies)
         if len(dynamic) == len(static) and convert is None:
             return treedef.unflatten
 

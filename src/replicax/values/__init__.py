@@ -2,6 +2,7 @@
 
 from replicax.values._distributed import (
     DistributedValues,
+    Layout,
     Leaf,
     Mirrored,
     PerReplica,
@@ -27,6 +28,7 @@ __all__ = [
     "Component",
     "DistributedValues",
     "IndexedSlices",
+    "Layout",
     "Leaf",
     "Mirrored",
     "PerReplica",

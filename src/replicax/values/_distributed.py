@@ -28,6 +28,7 @@ from replicax.values._operators import forward_operators, refuse_operators
 
 __all__ = [
     "DistributedValues",
+    "Layout",
     "Leaf",
     "Mirrored",
     "PerReplica",
@@ -95,7 +96,7 @@ class DistributedValues(Leaf, abc.ABC):
 
 
 @final
-class _Layout:
+class Layout:
     """What a `PerReplica` is made of, apart from arrays. One object for each layout: compared with `is`."""
 
     __slots__ = ("kind", "mesh", "scalar")
@@ -107,7 +108,7 @@ class _Layout:
         return f"{self.kind} on {self.mesh}"
 
 
-_layout = functools.lru_cache(maxsize=None)(_Layout)
+_layout = functools.lru_cache(maxsize=None)(Layout)
 
 
 def _listing(name: str, components: Sequence[Any], show: Callable[[Any], str]) -> str:
@@ -135,57 +136,62 @@ class PerReplica(DistributedValues):
     Array(10, dtype=int32)
     """
 
-    __slots__ = ("_array", "_components", "_is_local", "_mesh", "_scalar")
+    __slots__ = ("_array", "_components", "_layout")
 
     def __init__(self, values: Sequence[Any], *, mesh: ReplicaMesh | None = None) -> None:
         """Wrap `values`, one for each local replica."""
         self._components: tuple[Any, ...] | None = tuple(values)
         self._array: Any = None
-        self._scalar = False
-        self._is_local = False
-        self._mesh = mesh
+        self._layout = _layout("components", mesh, False)
 
     @classmethod
     def from_global(cls, array: Any, mesh: ReplicaMesh | None, *, scalar: bool) -> PerReplica:
         """The value whose component i is the i-th shard of `array`."""
+        return cls.from_layout(array, _layout("global", mesh, scalar))
+
+    @classmethod
+    def from_layout(cls, array: Any, layout: Layout) -> PerReplica:
+        """The value that consists of one array, which lies as `layout` says."""
         self = object.__new__(cls)
-        self._components, self._array, self._scalar, self._is_local = None, array, scalar, False
-        self._mesh = mesh
+        self._components, self._array, self._layout = None, array, layout
         return self
 
     @classmethod
     def from_local(cls, value: Any, mesh: ReplicaMesh | None) -> PerReplica:
         """The value of which a compiled replica holds `value`."""
-        self = cls((), mesh=mesh)
-        self._components, self._array, self._is_local = None, value, True
-        return self
+        return cls.from_layout(value, _layout("local", mesh, False))
 
     @property
     def mesh(self) -> ReplicaMesh | None:
         """The devices that the components are on; None for values that belong to no strategy."""
-        return self._mesh
+        return self._layout.mesh
+
+    @property
+    def layout(self) -> Layout:
+        """How the array of the value lies on the devices, if it is one array."""
+        return self._layout
 
     def on(self, mesh: ReplicaMesh) -> PerReplica:
         """This value, said to be of `mesh` if it belonged to no strategy; raises if it can't be."""
         has, needs = self.num_components, len(mesh.local_replica_ids)
         traced = self.is_traced_apart  # a program's components are those of all processes
-        if self._mesh is not None and self._mesh != mesh:
+        if self.mesh is not None and self.mesh != mesh:
             raise CollectiveError(
-                f"A per-replica value of {self._mesh} was used with the replicas of {mesh}. "
+                f"A per-replica value of {self.mesh} was used with the replicas of {mesh}. "
                 "Reduce it with its own strategy first."
             )
         if has is not None and has != (mesh.num_replicas if traced else needs):
             raise CollectiveError(
                 f"A PerReplica value with {has} components was used for {needs} replicas."
             )
-        if self._mesh is None:
-            self._mesh = mesh
+        if self.mesh is None:
+            self._layout = _layout(self._layout.kind, mesh, self._layout.scalar)
         return self
 
     @property
     def is_local(self) -> bool:
         """Whether this stands for "each replica's own value" inside a compiled replica function."""
-        return self._is_local
+        return self._layout.kind == "local"
 
     @property
     def num_components(self) -> int | None:
@@ -195,22 +201,12 @@ class PerReplica(DistributedValues):
     @property
     def is_global(self) -> bool:
         """Whether it is one global array."""
-        return self._array is not None and not self._is_local
-
-    @property
-    def is_scalar(self) -> bool:
-        """Whether the components of the global array are scalars."""
-        return self._scalar
-
-    def lies_on(self, mesh: ReplicaMesh, scalar: bool) -> bool:
-        """Whether it is one global array on `mesh` already, of components that are scalars or not."""
-        here = self._array is not None and self._mesh is mesh
-        return here and self._scalar is scalar and not self._is_local
+        return self._layout.kind == "global"
 
     @property
     def is_global_tracer(self) -> bool:
         """Whether it is one global array of a program being traced."""
-        return not self._is_local and is_tracer(self._array)
+        return not self.is_local and is_tracer(self._array)
 
     @property
     def is_traced_apart(self) -> bool:
@@ -230,39 +226,39 @@ class PerReplica(DistributedValues):
         return self._components
 
     def _split(self) -> tuple[Any, ...]:
-        if self._is_local:
+        if self.is_local:
             stacked = lax.all_gather(self._array, REPLICA_AXIS)
             return tuple(stacked[i] for i in range(stacked.shape[0]))
         if is_tracer(self._array):
-            assert self._mesh is not None
+            assert self.mesh is not None
             stacked = self._array
-            if not self._scalar:
-                stacked = stacked.reshape(self._mesh.num_replicas, -1, *stacked.shape[1:])
-            return tuple(stacked[i] for i in range(self._mesh.num_replicas))
-        assert self._mesh is not None
-        return self._mesh.split(self._array, scalar=self._scalar)
+            if not self._layout.scalar:
+                stacked = stacked.reshape(self.mesh.num_replicas, -1, *stacked.shape[1:])
+            return tuple(stacked[i] for i in range(self.mesh.num_replicas))
+        assert self.mesh is not None
+        return self.mesh.split(self._array, scalar=self._layout.scalar)
 
     def select(self, local_index: int) -> Any:
         """The component of one local replica; inside a compiled replica, that replica's own."""
-        return self._array if self._is_local else self.components[local_index]
+        return self._array if self.is_local else self.components[local_index]
 
     def replaced(self, local_index: int, value: Any) -> PerReplica:
         """This value with another component for one local replica."""
-        if self._is_local:
-            return PerReplica.from_local(value, self._mesh)
+        if self.is_local:
+            return PerReplica.from_local(value, self.mesh)
         components = list(self.components)
         components[local_index] = value
-        return PerReplica(components, mesh=self._mesh)
+        return PerReplica(components, mesh=self.mesh)
 
     @property
     def uniform(self) -> jax.ShapeDtypeStruct | None:
         """The one shape and dtype of all components, or None if they differ or are not numbers."""
         if self._components is None:
             shape = self._array.shape
-            if not self._is_local:
-                assert self._mesh is not None
-                count = self._mesh.num_replicas
-                shape = () if self._scalar else (shape[0] // count, *shape[1:])
+            if not self.is_local:
+                assert self.mesh is not None
+                count = self.mesh.num_replicas
+                shape = () if self._layout.scalar else (shape[0] // count, *shape[1:])
             return jax.ShapeDtypeStruct(shape, self._array.dtype)
         if not self._components or not all(map(is_number, self._components)):
             return None
@@ -281,11 +277,11 @@ class PerReplica(DistributedValues):
                 join = jnp.stack if scalar else jnp.concatenate
                 return join([jnp.asarray(c) for c in self._components]), scalar
             components = [c if is_array(c) else jnp.asarray(c) for c in self._components]
-            self._array, self._mesh, self._scalar = mesh.assemble(components), mesh, scalar
-        return self._array, self._scalar
+            self._array, self._layout = mesh.assemble(components), _layout("global", mesh, scalar)
+        return self._array, self._layout.scalar
 
     def __repr__(self) -> str:
-        if self._is_local:
+        if self.is_local:
             return f"PerReplica:{{each replica: {self._array!r}}}"
         return _listing("PerReplica", self.values, repr)
 
@@ -294,14 +290,13 @@ class PerReplica(DistributedValues):
     def tree_flatten(self) -> tuple[tuple[Any, ...], Any]:
         """Children: the global array where the components are alike, the components otherwise."""
         if self._array is not None:
-            kind = "local" if self._is_local else "global"
-            return (self._array,), _layout(kind, self._mesh, self._scalar)
-        mesh = self._mesh
+            return (self._array,), self._layout
+        mesh = self.mesh
         if mesh is not None and self._all_arrays():
             self.to_global(mesh)
         if self._array is not None:
-            return (self._array,), _layout("global", mesh, self._scalar)
-        return self.components, _layout("components", mesh, False)
+            return (self._array,), self._layout
+        return self.components, self._layout
 
     def _all_arrays(self) -> bool:
         arrays = all(map(is_array, self._components or ()))
@@ -311,11 +306,9 @@ class PerReplica(DistributedValues):
     @classmethod
     def tree_unflatten(cls, aux: Any, children: Any) -> PerReplica:
         """Rebuild from whatever a tree function made of the children."""
-        if aux.kind == "global":
-            return cls.from_global(children[0], aux.mesh, scalar=aux.scalar)
-        if aux.kind == "local":
-            return cls.from_local(children[0], aux.mesh)
-        return cls(children, mesh=aux.mesh)
+        if aux.kind == "components":
+            return cls(children, mesh=aux.mesh)
+        return cls.from_layout(children[0], aux)
 
 
 @final
