@@ -104,15 +104,22 @@ def _reduce_packed(arrays: Sequence[Any], reduce: Callable[[Any], Any]) -> list[
     if len(arrays) == 1:
         return [reduce(arrays[0])]
     offsets = np.cumsum([0, *(a.size for a in arrays)])
-    # Updates in place: on CPU a concatenate would be fused with what computes the parts, and crawl.
-    buffer = jnp.zeros((int(offsets[-1]),), arrays[0].dtype)
-    for array, offset in zip(arrays, offsets[:-1], strict=True):
-        buffer = lax.dynamic_update_slice(buffer, array.reshape(-1), (int(offset),))
-    buffer = reduce(buffer)
+    buffer = reduce(_join([array.reshape(-1) for array in arrays], offsets))
     return [
         lax.slice(buffer, (int(start),), (int(stop),)).reshape(array.shape)
         for array, start, stop in zip(arrays, offsets[:-1], offsets[1:], strict=True)
     ]
+
+
+def _join(parts: Sequence[Any], offsets: Any) -> Any:
+    """One buffer of `parts`, without XLA on CPU computing the parts inside of the copy, which crawls."""
+    if all(part.size * part.dtype.itemsize <= _SMALL_BYTES for part in parts):
+        return jnp.concatenate(lax.optimization_barrier(parts))
+    # A barrier before large parts costs more than it saves: update a buffer in place.
+    buffer = jnp.zeros((int(offsets[-1]),), parts[0].dtype)
+    for part, offset in zip(parts, offsets[:-1], strict=True):
+        buffer = lax.dynamic_update_slice(buffer, part, (int(offset),))
+    return buffer
 
 
 def _mean(total: Any, axis: str) -> Any:
