@@ -404,9 +404,9 @@ def shift_with_replicax(
 def bench_gradients(quick: bool) -> list[Row]:
     """The gradients of 200 regressions; then, without a target, gradients that cost nothing to compute.
 
-    Both sides may pack in two ways, and the better one of the hand-written side counts. Copying parts into
-    a buffer wins where there is nothing to compute; joining them behind a barrier, as Replicax does, wins by
-    much where the parts come out of a network.
+    The hand-written side packs in two ways, and the better one counts. Copying parts into a buffer wins
+    where there is nothing to compute; joining them behind a barrier, as Replicax does, wins by much where
+    the parts come out of a network.
     """
     packed = ["by hand, packed", "by hand, concatenated"]
     rounds = gradient_rounds(quick, jax.grad(many_regressions))

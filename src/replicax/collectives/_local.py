@@ -23,9 +23,10 @@ from replicax.types import ReduceOp
 
 __all__ = ["STACK_AXIS", "AllGather", "AllReduce", "FirstReplica", "OneDeviceReduce", "Recipe", "Spread"]
 
-# On CPU XLA runs one rendezvous for each all-reduce, so values below this size travel together;
-# larger ones are bound by memory, where the copy into a pack would cost more than it saves.
+# On CPU XLA runs one rendezvous for each all-reduce, so values below this size travel together, in packs
+# of this size; larger ones are bound by memory, where the copy into a pack would cost more than it saves.
 _SMALL_BYTES = 1 << 18
+_PACK_BYTES = 1 << 22
 
 # The axis of a recipe that is mapped over a stack of components rather than over devices. It has another
 # name than the replicas' axis, since such a stack may be reduced in a program that maps that one.
@@ -75,27 +76,35 @@ class AllReduce:
         packs: list[list[int]] = []
         for indices in by_dtype.values():
             sizes = [arrays[i].size * arrays[i].dtype.itemsize for i in indices]
-            packs += _fill(indices, sizes, self._limit(sizes))
+            alone, limit = self._limits(sizes)
+            packs += _fill(indices, sizes, alone, limit)
         return packs
 
-    def _limit(self, sizes: Sequence[int]) -> int:
+    def _limits(self, sizes: Sequence[int]) -> tuple[int, int]:
+        """From which size on a value travels alone, and how large a pack may be."""
         if self.num_packs is not None:
-            return math.ceil(sum(sizes) / self.num_packs) if self.num_packs else 0
-        if self.options.bytes_per_pack:
-            return self.options.bytes_per_pack
-        return _SMALL_BYTES if self.platform == "cpu" else 0
+            limit = math.ceil(sum(sizes) / self.num_packs) if self.num_packs else 0
+        elif self.options.bytes_per_pack:
+            limit = self.options.bytes_per_pack
+        else:
+            return (_SMALL_BYTES, _PACK_BYTES) if self.platform == "cpu" else (0, 0)
+        return limit, limit
 
 
-def _fill(indices: Sequence[int], sizes: Sequence[int], limit: int) -> list[list[int]]:
-    """Group neighbours while they fit into `limit` bytes; what is larger goes alone."""
+def _fill(indices: Sequence[int], sizes: Sequence[int], alone: int, limit: int) -> list[list[int]]:
+    """Group values below `alone` bytes while they fit into `limit` bytes; larger ones go alone."""
     packs: list[list[int]] = []
+    open_pack: list[int] | None = None
     room = 0
     for index, size in zip(indices, sizes, strict=True):
-        if packs and size <= room:
-            packs[-1].append(index)
+        if size >= alone:
+            packs.append([index])
+        elif open_pack is not None and size <= room:
+            open_pack.append(index)
             room -= size
         else:
-            packs.append([index])
+            open_pack = [index]
+            packs.append(open_pack)
             room = limit - size
     return packs
 
