@@ -20,7 +20,7 @@ import jax
 from replicax._jax import ThreadSettings, current_trace
 from replicax.contexts import Context, ReplicaContext, enter
 from replicax.errors import ContextError, TracingError
-from replicax.values import regroup, regroup_traced, select
+from replicax.values import regroup, regroup_traced, split
 
 __all__ = ["run_replicas"]
 
@@ -42,9 +42,9 @@ def run_replicas(
     """
     base = _Base()
     team: list[_Replica] = []
-    for index, replica_id in enumerate(replica_ids):
-        call = (fn, select(args, index), select(kwargs, index))
-        team.append(_Replica(strategy, index, replica_id, call, base))
+    arguments = split((args, kwargs), len(replica_ids))
+    for index, (replica_id, own) in enumerate(zip(replica_ids, arguments, strict=True)):
+        team.append(_Replica(strategy, index, replica_id, (fn, *own), base))
     try:
         return _take_turns(strategy, team, regroup_traced if traced else regroup)
     except BaseException as error:
@@ -86,7 +86,7 @@ def _merge(strategy: Any, team: list[_Replica], merge: _Regroup) -> list[Any]:
         args, kwargs = merge([request[1:] for request in requests], strategy.mesh)
         with enter(Context(strategy)):
             result = merge_fn(strategy, *args, **kwargs)
-        return [select(result, replica.local_index) for replica in team]
+        return split(result, len(team))
     except Exception as error:
         return [_Failure(error)] * len(team)
 

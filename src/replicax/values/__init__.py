@@ -21,6 +21,7 @@ from replicax.values._nest import (
     regroup_mirrored,
     regroup_traced,
     select,
+    split,
 )
 from replicax.values._operators import forward_operators
 
@@ -44,4 +45,5 @@ __all__ = [
     "regroup_mirrored",
     "regroup_traced",
     "select",
+    "split",
 ]

@@ -22,6 +22,7 @@ __all__ = [
     "regroup_apart",
     "regroup_mirrored",
     "regroup_traced",
+    "split",
     "select",
 ]
 
@@ -61,6 +62,17 @@ def select(structure: Any, local_index: int) -> Any:
         return leaf.select(local_index) if isinstance(leaf, PerReplica | Mirrored) else free(leaf)
 
     return map_leaves(part, structure)
+
+
+def split(structure: Any, count: int) -> list[Any]:
+    """`select` for each of `count` local replicas; what is the same for all is one object for all."""
+    leaves, treedef = flatten(structure)
+    shared = [leaf if isinstance(leaf, PerReplica | Mirrored) else free(leaf) for leaf in leaves]
+
+    def part(leaf: Any, index: int) -> Any:
+        return leaf.select(index) if isinstance(leaf, PerReplica | Mirrored) else leaf
+
+    return [treedef.unflatten(part(leaf, i) for leaf in shared) for i in range(count)]
 
 
 def regroup(results: Sequence[Any], mesh: ReplicaMesh | None) -> Any:
