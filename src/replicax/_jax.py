@@ -5,7 +5,8 @@ Everything else in Replicax uses JAX's public API. What lives here, and why ther
 * whether a backend has started (virtual CPU devices must be asked for before);
 * which trace is current (a `Variable` must know whether it would be baked into somebody's `jax.jit`);
 * JAX's thread-local settings (eager replicas share one thread and must not see each other's);
-* a view of a device buffer as an *uncommitted* array, which mixes freely with arrays on any device.
+* a view of a device buffer as an *uncommitted* array, which mixes freely with arrays on any device;
+* a traced array whose type does not name the mesh that it came from.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from jax._src.interpreters.partial_eval import DynamicJaxprTrace as _JaxprTrace
 from jax._src.lib import _jax as _jaxlib  # pyright: ignore[reportPrivateImportUsage]
 from jax.interpreters import ad, batching, mlir
 
+# Public as jax.extend.core.Primitive, whose import takes as long as all of Replicax.
+Primitive = _core.Primitive
 trace_state, eval_trace = _core.trace_ctx, _core.eval_trace
 """`trace_state.trace is eval_trace` where operations are run rather than traced."""
 
@@ -28,7 +31,9 @@ _array_result_handler = _jaxlib.array_result_handler
 
 __all__ = [
     "FirstReplicaViews",
+    "Primitive",
     "ThreadSettings",
+    "at_trace",
     "backends_are_initialized",
     "current_program",
     "current_trace",
@@ -70,6 +75,11 @@ def is_tracer(value: Any) -> bool:
 def trace_of(value: Any) -> Any:
     """The trace that a tracer belongs to; None for anything else."""
     return value._trace if isinstance(value, _core.Tracer) else None
+
+
+def at_trace(trace: Any) -> Any:
+    """A `with` block in which operations go to `trace`."""
+    return _core.set_current_trace(trace)
 
 
 def current_program() -> Any:
@@ -117,7 +127,7 @@ class FirstReplicaViews:
         return handler([first])
 
 
-_plain_p = _core.Primitive("replicax_plain")
+_plain_p = Primitive("replicax_plain")
 _plain_p.def_impl(lambda x: x)
 _plain_p.def_abstract_eval(lambda x: _core.ShapedArray(x.shape, x.dtype, weak_type=x.weak_type))
 ad.deflinear2(_plain_p, lambda ct, _: [_plain_p.bind(ct)])

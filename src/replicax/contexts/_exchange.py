@@ -12,12 +12,10 @@ import abc
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-import jax
-import jax.extend
 import jax.numpy as jnp
 from jax.interpreters import ad, batching, mlir
 
-from replicax._jax import trace_of
+from replicax._jax import Primitive, at_trace, trace_of
 from replicax.errors import TracingError
 
 __all__ = ["Exchange", "out_of_reach"]
@@ -36,7 +34,7 @@ class Exchange(abc.ABC):
         What does not belong to a trace inside the replica is exchanged now, outside of such traces.
         """
         if all(trace_of(value) in (None, self._base_trace) for value in values):
-            with jax.extend.core.set_current_trace(self._base_trace):
+            with at_trace(self._base_trace):
                 return self.exchange(values)
         return _exchange_p.bind(*map(jnp.asarray, values), exchange=self)
 
@@ -57,7 +55,7 @@ class Exchange(abc.ABC):
         """The shapes that come back for values of `shapes`."""
 
 
-_exchange_p = jax.extend.core.Primitive("replicax_exchange")
+_exchange_p = Primitive("replicax_exchange")
 _exchange_p.multiple_results = True
 
 
