@@ -17,7 +17,7 @@ import jax
 from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import xla_bridge as _xla_bridge
-from jax._src.array import ArrayImpl as _ArrayImpl
+from jax._src.array import ArrayImpl
 from jax._src.interpreters.partial_eval import DynamicJaxprTrace as _JaxprTrace
 from jax._src.lib import _jax as _jaxlib  # pyright: ignore[reportPrivateImportUsage]
 from jax.interpreters import ad, batching, mlir
@@ -30,6 +30,7 @@ trace_state, eval_trace = _core.trace_ctx, _core.eval_trace
 _array_result_handler = _jaxlib.array_result_handler
 
 __all__ = [
+    "ArrayImpl",
     "FirstReplicaViews",
     "Primitive",
     "ThreadSettings",
@@ -105,7 +106,7 @@ def staged_for() -> str:
 
 def uncommitted(array: Any) -> jax.Array:
     """A view of a single-device array that JAX may combine with arrays on other devices."""
-    return _ArrayImpl(array.aval, array.sharding, [array], committed=False, _skip_checks=True)
+    return ArrayImpl(array.aval, array.sharding, [array], committed=False, _skip_checks=True)
 
 
 class FirstReplicaViews:
@@ -118,6 +119,8 @@ class FirstReplicaViews:
 
     def __call__(self, index: int, array: Any) -> jax.Array:
         """The view of the array that has this `index` among those of a program."""
+        if not isinstance(array, ArrayImpl):
+            return array  # random keys are not plain arrays, and mix as they are
         first = array._arrays[0]
         handler = self._handlers.get(index)
         if handler is None:
@@ -141,7 +144,8 @@ def plain(array: Any) -> Any:
     The type of an array that came from a mesh names the mesh, and some operations of a `shard_map`
     body refuse such a type when the body closes over the array.
     """
-    return _plain_p.bind(array) if is_tracer(array) else array
+    traced = is_tracer(array) and not jax.numpy.issubdtype(array.dtype, jax.dtypes.extended)
+    return _plain_p.bind(array) if traced else array
 
 
 class ThreadSettings:

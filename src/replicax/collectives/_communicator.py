@@ -174,7 +174,7 @@ def checked_axis(axis: Any, value: Any, what: str = "gather") -> int:
     """`axis` of `value`, counted from the front."""
     shape = np.shape(value) if is_number(value) else tuple(value.shape)
     ndim = len(shape)
-    if not isinstance(axis, int | np.integer):
+    if isinstance(axis, bool) or not isinstance(axis, int | np.integer):
         raise TypeError(f"{what}: axis must be an int, got {axis!r}.")
     if not -ndim <= axis < ndim:
         allowed = f"Pass {-ndim} <= axis < {ndim}." if ndim else "A scalar has no axes."

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import functools
 import logging
+import weakref
 from collections.abc import Callable
 from typing import Any, Generic, ParamSpec, TypeVar, final
-from weakref import WeakKeyDictionary
 
 import jax
 
 from replicax._jax import is_transforming
 from replicax.contexts import current
-from replicax.execution._compiled import CompiledStep, is_variable, leaf_key
+from replicax.execution._compiled import CompiledStep, OtherArguments, leaf_key
+from replicax.execution._outputs import is_variable
 
 __all__ = ["Function", "function"]
 
@@ -33,7 +34,8 @@ def function(fn: Callable[_P, _R]) -> Function[_P, _R]:
     The step is traced when it is called with arguments of a new kind (shapes, dtypes, structure), and
     the compiled program is used from then on. Arrays and per-replica values are traced; anything else
     (Python numbers, strings, objects) is a constant of the program, and another value of it compiles
-    another program. Without this decorator the same step runs eagerly, with the same results.
+    another program. Without this decorator the same step runs eagerly, with the same results; only code
+    that JAX compiles by itself (`lax.scan`, `jax.jit`) can't read variables or meet other replicas there.
 
     Args:
         fn: the step. It is called only to be traced, sometimes more than once, so it should not have
@@ -74,32 +76,39 @@ class Function(Generic[_P, _R]):
         functools.update_wrapper(self, fn)
         self.python_function = fn
         self._programs: dict[Any, CompiledStep] = {}
-        self._for_strategy: WeakKeyDictionary[Any, Function[..., Any]] = WeakKeyDictionary()
+        self._for_strategy: weakref.WeakKeyDictionary[Any, Function[..., Any]] = weakref.WeakKeyDictionary()
         self._quick_call: Callable[[Any, Any], Any] | None = None
-        self._attribute = ""
+        self._bound: dict[int, Function[..., Any]] = {}
 
     def __repr__(self) -> str:
         name = getattr(self.python_function, "__qualname__", repr(self.python_function))
         return f"<rx.function {name}, compiled {len(self._programs)} times>"
 
     def __get__(self, instance: Any, owner: Any = None) -> Function[..., _R]:
-        """As a method: one compiled step for each instance."""
+        """As a method: one compiled step for each instance, which lives as long as the instance."""
         if instance is None:
             return self
-        bound = Function(self.python_function.__get__(instance, owner))
+        key = id(instance)
+        if key not in self._bound:
+            self._bound[key] = self._bind(instance)
+        return self._bound[key]
+
+    def _bind(self, instance: Any) -> Function[..., _R]:
+        key = id(instance)
         try:
-            vars(instance)[self._attribute] = bound
+            reference = weakref.ref(instance, lambda _: self._bound.pop(key, None))
         except TypeError as error:
             raise TypeError(
-                f"@rx.function on a method keeps its compiled programs in the instance, but a "
-                f"{type(instance).__name__} has no __dict__. Add '__dict__' to its __slots__, or make the "
-                "function in __init__."
+                f"@rx.function on a method needs instances that can be weakly referenced, but a "
+                f"{type(instance).__name__} can't. Add '__weakref__' to its __slots__."
             ) from error
-        return bound
+        unbound: Callable[..., Any] = self.python_function
 
-    def __set_name__(self, owner: type, name: str) -> None:
-        """Remember the name under which a method is found."""
-        self._attribute = name
+        @functools.wraps(unbound)
+        def method(*args: Any, **kwargs: Any) -> Any:
+            return unbound(reference(), *args, **kwargs)
+
+        return Function(method)
 
     @property
     def num_programs(self) -> int:
@@ -111,7 +120,7 @@ class Function(Generic[_P, _R]):
         if self._quick_call is not None:
             try:
                 return self._quick_call(args, kwargs)
-            except _NOT_AS_BEFORE:
+            except OtherArguments:
                 pass  # the long way finds out what is different
         return self._call_slowly(args, kwargs)
 
@@ -120,8 +129,8 @@ class Function(Generic[_P, _R]):
         in_replica = here.replica is not None and here.strategy.num_replicas_in_sync > 1
         if in_replica or is_transforming():
             # Part of a larger trace, or of one eager replica, which has to take turns with others.
-            function: Callable[..., Any] = self.python_function
-            return function(*args, **kwargs)
+            python_function: Callable[..., Any] = self.python_function
+            return python_function(*args, **kwargs)
         leaves, treedef = jax.tree.flatten((args, kwargs), is_leaf=is_variable)
         key = (here.strategy, here.replica is None, treedef, *map(leaf_key, leaves))
         try:
@@ -152,10 +161,6 @@ class Function(Generic[_P, _R]):
         self._programs[key] = step
         self._quick_call = None
         return step
-
-
-# JAX raises these for arguments that it can't take, or that are on other devices.
-_NOT_AS_BEFORE = (ValueError, TypeError)
 
 
 def _unhashable(function: Function[..., Any], leaves: list[Any]) -> str:

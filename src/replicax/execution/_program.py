@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, final
 
 import jax
@@ -21,14 +21,15 @@ from replicax.topology import REPLICA_AXIS, ReplicaMesh
 from replicax.values import Mirrored, PerReplica
 from replicax.variables import Cell, Frame, SyncOnReadVariable, Variable
 
-__all__ = ["FreshTraceNeeded", "EagerCallNeeded", "ProgramFrame", "ReplicaFrame"]
+__all__ = ["EagerCallNeeded", "FreshTraceNeeded", "ProgramFrame", "ReplicaFrame", "layout"]
 
 
 class FreshTraceNeeded(BaseException):
     """A variable is read inside `scan`, `cond` or their like, whose traces JAX keeps by function.
 
-    A kept trace would hold on to this trace's tracers, so the step must be traced under a token that
-    makes JAX trace them anew. Not an `Exception`: no user code should catch it.
+    A kept trace would hold on to the tracer that it read, so the step must be traced under a token, a new
+    one after each write, that makes JAX trace such functions anew. Not an `Exception`: no user code should
+    catch it.
     """
 
 
@@ -65,6 +66,7 @@ class ProgramFrame(Frame):
         self.written: dict[Any, Variable] = {}
         self.created: list[Variable] = []
         self.mesh: ReplicaMesh | None = None
+        self.on_write: Callable[[], Any] = lambda: None
 
     @property
     def is_discovery(self) -> bool:
@@ -106,6 +108,7 @@ class ProgramFrame(Frame):
         self.cell(variable)
         self._cells[ref] = cell
         self.written[ref] = variable
+        self.on_write()
 
     def adopt(self, variable: Variable) -> None:
         if not self.is_discovery:
@@ -179,6 +182,7 @@ class ReplicaFrame(Frame):
         self.load(variable)
         self._cells[variable.ref()] = cell
         self.written[variable.ref()] = variable
+        self.outer.on_write()
 
     def local_output(self, variable: Variable) -> Any:
         """This replica's new value of a written variable."""

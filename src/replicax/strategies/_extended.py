@@ -7,7 +7,7 @@ reach: a scope, or the function of a `merge_call`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, final
 
 from replicax.collectives import broadcast, deliver, merge_options
@@ -266,6 +266,8 @@ class StrategyExtended:
     def non_slot_devices(self, var_list: Sequence[Variable] | None = None) -> tuple[str, ...]:
         """The devices for state that belongs to all of `var_list` rather than to one variable.
 
+        They are the same for all variables of a strategy, so `var_list` need not be given.
+
         >>> rx.MirroredStrategy(["CPU:0", "CPU:1"]).extended.non_slot_devices([])
         ('CPU:0', 'CPU:1')
         """
@@ -298,10 +300,6 @@ class StrategyExtended:
             )
         return self._update(None, fn, args, kwargs, group, len(colocate_with))
 
-    @contextlib.contextmanager
-    def _colocated(self) -> Iterator[None]:
-        yield
-
     def colocate_vars_with(self, colocate_with_variable: Any) -> contextlib.AbstractContextManager[None]:
         """A `with` block in which new variables go where `colocate_with_variable` is.
 
@@ -328,7 +326,7 @@ class StrategyExtended:
                 f"colocate_vars_with needs a variable made in this strategy's scope, or what "
                 f"`extended.non_slot_devices` returns; got {colocate_with_variable!r}."
             )
-        return self._colocated()
+        return contextlib.nullcontext()
 
     # Looking at variables.
 

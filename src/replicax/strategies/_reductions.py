@@ -149,8 +149,11 @@ def _check_reducible(component: Any) -> None:
 def _checked_axes(axis: Any, sample: Any) -> tuple[int, ...]:
     if isinstance(axis, list):
         raise TypeError(f"reduce(axis={axis}): pass an int or a tuple of ints, not a list.")
-    axes = axis if isinstance(axis, tuple) else (axis,)
-    return tuple(checked_axis(a, sample, "reduce") for a in axes)
+    given = axis if isinstance(axis, tuple) else (axis,)
+    axes = tuple(checked_axis(a, sample, "reduce") for a in given)
+    if len(set(axes)) < len(axes):
+        raise CollectiveError(f"reduce(axis={axis}) names an axis twice.")
+    return axes
 
 
 def _count(shape: tuple[int, ...], axes: tuple[int, ...]) -> int:

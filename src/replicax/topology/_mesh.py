@@ -31,6 +31,11 @@ REPLICA_AXIS = "replica"
 _meshes: weakref.WeakValueDictionary[Any, ReplicaMesh] = weakref.WeakValueDictionary()
 
 
+def _is_key(value: Any) -> bool:
+    """Whether `value` holds typed random keys, whose buffers can be reached only through their data."""
+    return isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
+
+
 @final
 class ReplicaMesh:
     """Devices arranged by replica, with the shardings that Replicax uses on them.
@@ -64,6 +69,14 @@ class ReplicaMesh:
         else:
             self.replicated = NamedSharding(self.mesh, PartitionSpec())
             self.sharded = NamedSharding(self.mesh, PartitionSpec(REPLICA_AXIS))
+
+    def __copy__(self) -> ReplicaMesh:
+        """Itself: there is one for each arrangement of devices."""
+        return self
+
+    def __deepcopy__(self, memo: dict[int, object]) -> ReplicaMesh:
+        """Itself: there is one for each arrangement of devices."""
+        return self
 
     def __repr__(self) -> str:
         return f"ReplicaMesh([{', '.join(map(' '.join, self.device_names))}])"
@@ -120,6 +133,10 @@ class ReplicaMesh:
 
     def assemble(self, components: Sequence[Any]) -> jax.Array:
         """The sharded global array whose local parts are `components`, all of one shape and dtype."""
+        if _is_key(components[0]):
+            keys = [key[None] if key.ndim == 0 else key for key in components]
+            data = self.assemble([jax.random.key_data(key) for key in keys])
+            return jax.random.wrap_key_data(data, impl=jax.random.key_impl(keys[0]))
         parts = [jnp.reshape(c, (1,)) if np.ndim(c) == 0 else c for c in components]
         shape = parts[0].shape
         return self._assemble(parts, (self.num_replicas * shape[0], *shape[1:]), self.sharded)
@@ -139,6 +156,10 @@ class ReplicaMesh:
 
     def split(self, array: jax.Array, *, scalar: bool) -> tuple[jax.Array, ...]:
         """The local replicas' parts of a sharded global array."""
+        if _is_key(array):
+            impl, data = jax.random.key_impl(array), self._split(jax.random.key_data(array))
+            keys = tuple(jax.random.wrap_key_data(part, impl=impl) for part in data)
+            return tuple(key[0] for key in keys) if scalar else keys
         parts = self._split(array)
         return tuple(jnp.reshape(part, ()) for part in parts) if scalar else parts
 

@@ -8,6 +8,7 @@ from replicax.values._distributed import (
     PerReplica,
     free,
     is_array,
+    is_key,
     is_number,
     on_first_replica,
 )
@@ -37,6 +38,7 @@ __all__ = [
     "free",
     "forward_operators",
     "is_array",
+    "is_key",
     "is_number",
     "map_leaves",
     "on_first_replica",

@@ -34,6 +34,7 @@ __all__ = [
     "PerReplica",
     "free",
     "is_array",
+    "is_key",
     "is_number",
     "on_first_replica",
 ]
@@ -44,6 +45,11 @@ def is_array(value: Any) -> bool:
     return isinstance(value, jax.Array | np.ndarray | np.generic)
 
 
+def is_key(value: Any) -> bool:
+    """Whether `value` is an array of typed random keys, which JAX keeps apart from other arrays."""
+    return isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
+
+
 def is_number(value: Any) -> bool:
     """Whether `value` is an array or a Python number, that is, something to compute with."""
     return is_array(value) or isinstance(value, bool | int | float | complex)
@@ -51,6 +57,8 @@ def is_number(value: Any) -> bool:
 
 def free(value: Any) -> Any:
     """A component for the cross-replica context: of an array, a view that mixes with other devices."""
+    if is_key(value) and not is_tracer(value):
+        return jax.random.wrap_key_data(free(jax.random.key_data(value)), impl=jax.random.key_impl(value))
     if not isinstance(value, jax.Array) or is_tracer(value) or not value.committed:
         return value
     if len(value.sharding.device_set) == 1:

@@ -5,7 +5,7 @@ Structures are JAX pytrees in which `None`, distributed values and variables are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -89,11 +89,9 @@ def regroup_traced(results: Sequence[Any], mesh: ReplicaMesh | None) -> Any:
     def wrap(leaves: Sequence[Any]) -> PerReplica:
         return PerReplica(leaves, mesh=mesh)
 
-    first, treedef = flatten(results[0])
-    columns = [first, *(_flatten_like(treedef, r, i) for i, r in enumerate(results[1:], 1))]
+    treedef, columns = _columns(results)
     return treedef.unflatten(
-        wrap(leaves) if any(map(is_array, leaves)) else _merge(leaves, wrap)
-        for leaves in zip(*columns, strict=True)
+        wrap(leaves) if any(map(is_array, leaves)) else _merge(leaves, wrap) for leaves in columns
     )
 
 
@@ -104,17 +102,20 @@ def regroup_mirrored(results: Sequence[Any], mesh: ReplicaMesh | None) -> Any:
 
 def regroup_apart(results: Sequence[Any], mesh: ReplicaMesh | None) -> Any:
     """`regroup` that makes every leaf a `PerReplica`, also one that is the same for all replicas."""
-    first, treedef = flatten(results[0])
-    columns = [first, *(_flatten_like(treedef, r, i) for i, r in enumerate(results[1:], 1))]
-    return treedef.unflatten(PerReplica(x, mesh=mesh) for x in zip(*columns, strict=True))
+    treedef, columns = _columns(results)
+    return treedef.unflatten(PerReplica(leaves, mesh=mesh) for leaves in columns)
 
 
 def _regroup(results: Sequence[Any], wrap: Callable[[Sequence[Any]], Any]) -> Any:
-    if len(results) == 1:
-        return map_leaves(lambda leaf: _merge([leaf], wrap), results[0])
+    treedef, columns = _columns(results)
+    return treedef.unflatten(_merge(leaves, wrap) for leaves in columns)
+
+
+def _columns(results: Sequence[Any]) -> tuple[Any, Iterable[tuple[Any, ...]]]:
+    """The structure of the first result, and for each leaf of it what the replicas have there."""
     first, treedef = flatten(results[0])
-    columns = [first, *(_flatten_like(treedef, r, i) for i, r in enumerate(results[1:], 1))]
-    return treedef.unflatten(_merge(leaves, wrap) for leaves in zip(*columns, strict=True))
+    rows = [first, *(_flatten_like(treedef, r, i) for i, r in enumerate(results[1:], 1))]
+    return treedef, zip(*rows, strict=True)
 
 
 def _flatten_like(treedef: Any, result: Any, replica: int) -> list[Any]:

@@ -6,7 +6,7 @@ from replicax.variables._mirrored import MirroredVariable
 from replicax.variables._single import AggregatingVariable, PlainVariable
 from replicax.variables._spec import VariableSpec, user_line
 from replicax.variables._sync_on_read import SyncOnReadVariable
-from replicax.variables._variable import Variable, VariableCopy, state_version
+from replicax.variables._variable import Variable, VariableCopy, state_lock, state_version
 
 __all__ = [
     "AggregatingVariable",
@@ -21,6 +21,7 @@ __all__ = [
     "current_frame",
     "journal",
     "prepare_variable",
+    "state_lock",
     "state_version",
     "use_frame",
     "user_line",

@@ -10,7 +10,7 @@ import numpy as np
 
 from replicax.errors import VariableError
 from replicax.types import VariableAggregation, VariableSynchronization
-from replicax.values import Mirrored, PerReplica, is_number
+from replicax.values import Mirrored, PerReplica, is_key, is_number
 from replicax.variables._frames import current_frame
 from replicax.variables._spec import VariableSpec, user_line
 from replicax.variables._variable import Variable, VariableCopy
@@ -75,6 +75,11 @@ def _initial_array(initial_value: Any, dtype: Any) -> Any:
         )
     if isinstance(value, Mirrored):
         value = value.to_plain()
+    if is_key(value):
+        raise VariableError(
+            "A variable can't hold typed random keys. Keep their data, "
+            "`rx.Variable(jax.random.key_data(key))`, and use `jax.random.wrap_key_data(v.value)`."
+        )
     try:
         array = value if is_number(value) else np.asarray(value, dtype)
         return jnp.asarray(array, dtype or jnp.result_type(array))

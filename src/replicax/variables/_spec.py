@@ -45,12 +45,21 @@ class VariableSpec:
 
     def check_fits(self, value: Any, what: str) -> None:
         """Raise unless `value` can be written without losing anything."""
-        shape, dtype = np.shape(value), jnp.result_type(value)
+        shape = np.shape(value)
         if not _broadcasts(shape, self.shape):
             raise VariableError(
                 f"{what} of the variable '{self.name}:0', which has shape {self.shape}, got a value "
                 f"of shape {shape}."
             )
+        if isinstance(value, int) and jnp.issubdtype(self.dtype, jnp.integer):
+            limits = jnp.iinfo(self.dtype)
+            if not limits.min <= value <= limits.max:
+                raise VariableError(
+                    f"{what} of the variable '{self.name}:0', which is {self.dtype}, got {value}, which is "
+                    f"not between {limits.min} and {limits.max}."
+                )
+            return
+        dtype = jnp.result_type(value)
         weak = isinstance(value, bool | int | float | complex) or getattr(value, "weak_type", False)
         fits = np.can_cast(dtype, self.dtype, "same_kind" if weak else "safe")
         if weak and not fits:

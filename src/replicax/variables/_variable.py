@@ -19,7 +19,9 @@ it, so that a compiled step must not take it over as it is.
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol, final
 
 import jax
@@ -43,7 +45,7 @@ from replicax.values import (
 from replicax.variables._frames import Cell, current_frame
 from replicax.variables._spec import VariableSpec
 
-__all__ = ["Apply", "Variable", "VariableCopy", "state_version", "write_one_copy"]
+__all__ = ["Apply", "Variable", "VariableCopy", "state_lock", "state_version", "write_one_copy"]
 
 
 class Holder(Protocol):
@@ -65,6 +67,11 @@ class StateVersion:
 
 
 state_version = StateVersion()
+
+state_lock = threading.RLock()
+"""Held while a step has taken arrays out of variables and has not put new ones back."""
+
+_LOCK_SECONDS = 60
 
 Apply = Callable[[Any, Any], Any]
 """Makes the new value of a variable from the old one and what was passed in."""
@@ -105,7 +112,7 @@ class _MadeByStrategy(abc.ABCMeta):
     """Lets `Variable(...)` return the kind that the strategy in scope makes."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        if cls.__name__ == "Variable" and cls.__module__ == __name__:
+        if cls is Variable:
             return current().strategy.create_variable(*args, **kwargs)
         return super().__call__(*args, **kwargs)
 
@@ -163,6 +170,10 @@ class _Readable(Leaf, abc.ABC):
     def numpy(self) -> np.ndarray:
         """The value, as a NumPy array of its own."""
         return np.array(self.read_value())
+
+    def __format__(self, spec: str) -> str:
+        """The value formatted like an array's: `f"{v:.2f}"`."""
+        return format(self.read_value(), spec) if spec else repr(self)
 
     def __jax_array__(self) -> jax.Array:
         return self.read_value()
@@ -306,16 +317,19 @@ class Variable(_Readable, metaclass=_MadeByStrategy):
     # State. Only frames and compiled steps call these.
 
     def _get_cell(self) -> Cell:
-        if self._cell is None:
-            self._cell = self._wrap(self._reclaim())
-            self._loose = True
-            state_version.count += 1
-        return self._cell
+        cell = self._cell
+        if cell is None:
+            with _waiting_for_steps(self):
+                self._cell = cell = self._wrap(self._reclaim())
+                self._loose = True
+                state_version.count += 1
+        return cell
 
     def _set_cell(self, cell: Cell) -> None:
-        self._reclaim()
-        self._cell, self._array, self._loose = cell, None, True
-        state_version.count += 1
+        with _waiting_for_steps(self):
+            self._reclaim()
+            self._cell, self._array, self._loose = cell, None, True
+            state_version.count += 1
 
     def _reclaim(self) -> jax.Array | None:
         """The array, taken back from the step that holds it."""
@@ -521,6 +535,20 @@ class Variable(_Readable, metaclass=_MadeByStrategy):
     def held(self) -> Cell:
         """What the replicas hold of it, as a distributed value: the form that reductions take."""
         return current_frame().load(self)
+
+
+@contextlib.contextmanager
+def _waiting_for_steps(variable: Variable) -> Iterator[None]:
+    """Wait until no step of another thread is between taking and putting back arrays."""
+    if not state_lock.acquire(timeout=_LOCK_SECONDS):
+        raise ContextError(
+            f"The variable {variable.name!r} could not be reached for {_LOCK_SECONDS} seconds, since a "
+            "compiled step of another thread runs. A host callback in a step must not touch variables."
+        )
+    try:
+        yield
+    finally:
+        state_lock.release()
 
 
 def write_one_copy(variable: Variable, local_index: int, apply: Apply, value: Any) -> Any:

@@ -1,0 +1,101 @@
+"""What a compiled step returns: arrays that come out of its program, in a structure that does not."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, final
+
+import jax
+
+from replicax._jax import FirstReplicaViews
+from replicax.topology import ReplicaMesh
+from replicax.values import Component, Mirrored, PerReplica, is_array
+from replicax.variables import Variable, VariableCopy
+
+__all__ = ["Outputs", "distributed_in", "is_variable"]
+
+
+def is_variable(value: Any) -> bool:
+    """Whether `value` is a variable, which `jax.tree` would take for its value."""
+    return isinstance(value, Variable | VariableCopy)
+
+
+def distributed_in(treedef: Any) -> list[PerReplica | Mirrored]:
+    """The distributed values in a structure, holding the numbers of their leaves."""
+    numbers = treedef.unflatten(range(treedef.num_leaves))
+    nodes = jax.tree.leaves(numbers, is_leaf=lambda x: isinstance(x, PerReplica | Mirrored))
+    return [node for node in nodes if isinstance(node, PerReplica | Mirrored)]
+
+
+@final
+@dataclasses.dataclass
+class Outputs:
+    """The structure of a step's result, and which of its leaves are arrays."""
+
+    treedef: Any = None
+    leaves: list[Any] = dataclasses.field(default_factory=list)
+    dynamic: list[int] = dataclasses.field(default_factory=list)
+    sharded: list[bool] = dataclasses.field(default_factory=list)
+    apart: list[tuple[int, int]] = dataclasses.field(default_factory=list)
+    plain: list[int] = dataclasses.field(default_factory=list)
+
+    def take(self, result: Any) -> list[Any]:
+        """Take the arrays out of `result` and remember the rest."""
+        self.leaves, self.treedef = jax.tree.flatten(result, is_leaf=is_variable)
+        self.leaves = [x.container if isinstance(x, Component) else x for x in self.leaves]
+        self.dynamic = [i for i, leaf in enumerate(self.leaves) if is_array(leaf)]
+        arrays = [self.leaves[i] for i in self.dynamic]
+        for i in self.dynamic:
+            self.leaves[i] = None
+        self._sort()
+        return arrays
+
+    def _sort(self) -> None:
+        """Tell apart shards of per-replica values, their separate components, and plain arrays."""
+        shards, apart, mirrored = set(), {}, set()
+        for node in distributed_in(self.treedef):
+            if isinstance(node, Mirrored):
+                mirrored.update(jax.tree.leaves(node))
+            elif node.num_components is not None:
+                apart.update({leaf: replica for replica, leaf in enumerate(node.components)})
+            else:
+                shards.update(jax.tree.leaves(node))
+        self.sharded = [i in shards for i in self.dynamic]
+        self.apart = [(n, apart[i]) for n, i in enumerate(self.dynamic) if i in apart]
+        special = shards | mirrored | set(apart)
+        self.plain = [n for n, i in enumerate(self.dynamic) if i not in special]
+
+    def rebuilder(self, mesh: ReplicaMesh | None) -> Callable[[list[Any]], Any]:
+        """What makes the result of a run from its arrays."""
+        treedef, static, dynamic = self.treedef, self.leaves, self.dynamic
+        if mesh is None or not (self.plain or self.apart):
+            convert = None
+        else:
+            convert = functools.partial(self._convert, mesh, FirstReplicaViews())
+        whole = treedef.unflatten(range(len(static))) if len(static) == 1 else None
+        if isinstance(whole, PerReplica) and whole.is_global:
+            from_layout, lies = PerReplica.from_layout, whole.layout
+            return lambda arrays: from_layout(arrays[0], lies)
+        if len(dynamic) == len(static) and convert is None:
+            return treedef.unflatten
+
+        def rebuild(arrays: list[Any]) -> Any:
+            if convert is not None:
+                convert(arrays)
+            if len(dynamic) == len(static):
+                return treedef.unflatten(arrays)
+            leaves = list(static)
+            for i, array in zip(dynamic, arrays, strict=True):
+                leaves[i] = array
+            return treedef.unflatten(leaves)
+
+        return rebuild
+
+    def _convert(self, mesh: ReplicaMesh, views: FirstReplicaViews, arrays: list[Any]) -> None:
+        """Plain arrays leave the mesh, and separate components go to their replicas."""
+        for n in self.plain:
+            arrays[n] = views(n, arrays[n])
+        for n, replica in self.apart:
+            arrays[n] = mesh.split_replicated(arrays[n])[replica]
