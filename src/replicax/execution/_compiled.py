@@ -213,7 +213,7 @@ class CompiledStep:
         jitted, version, tops, per_replica = self._jitted, state_version, self._tops, PerReplica
         stack, tracing, not_tracing, lock = context_stack.get, trace_state, eval_trace, state_lock
         then, num_arguments, structure, state = stack(), len(tops or ()), self._treedef, self._state
-        rebuild = self._outputs.rebuilder(self._mesh)
+        rebuild, plain_arrays = self._outputs.rebuilder(self._mesh), _ARRAYS
         read: list[Any] = []
         seen = -1
 
@@ -223,30 +223,31 @@ class CompiledStep:
                 raise OtherArguments
             if tops is None:
                 arrays, found = jax.tree.flatten((args, kwargs), is_leaf=is_variable)
-                if found != structure or not all(type(array) in _ARRAYS for array in arrays):
+                if found != structure or not all(type(array) in plain_arrays for array in arrays):
                     raise OtherArguments
             elif kwargs or len(args) != num_arguments:
                 raise OtherArguments
             else:
                 arrays = []
                 for argument, lies in zip(args, tops):  # noqa: B905 - a check would cost time
-                    if lies is None and type(argument) in _ARRAYS:
-                        arrays.append(argument)
-                    elif type(argument) is per_replica and argument._layout is lies:
+                    if type(argument) is per_replica and argument._layout is lies:
                         arrays.append(argument._array)
+                    elif lies is None and type(argument) in plain_arrays:
+                        arrays.append(argument)
                     else:
                         raise OtherArguments
             with lock:
                 if seen != version.count:
                     read = state.arrays_to_read()
-                written = state.check_out()
+                written, state.held = state.held, None
+                if written is None:
+                    written = state.check_out()
                 try:
-                    results, new = jitted(read, written, arrays)
+                    results, state.held = jitted(read, written, arrays)
                 except BaseException as error:
                     state.fail(written, error)
                     raise _explained(error) from None
-                state.check_in(new)
-                seen = version.count
+                version.count = seen = version.count + 1
             return rebuild(results)
 
         return call

@@ -26,7 +26,7 @@ class StepState:
         """Hold nothing yet."""
         self.read = list(read)
         self.written = list(written)
-        self._held: list[Any] | None = None
+        self.held: list[Any] | None = None
 
     def arrays_to_read(self) -> list[Any]:
         """The current arrays of the variables that are only read."""
@@ -34,7 +34,7 @@ class StepState:
 
     def check_out(self) -> list[Any]:
         """The arrays to write into, which nobody else has; `check_in` must follow."""
-        arrays, self._held = self._held, None
+        arrays, self.held = self.held, None
         if arrays is None:
             arrays = [_current(v, for_writing=True) for v in self.written]
             for variable in self.written:
@@ -43,12 +43,12 @@ class StepState:
 
     def check_in(self, arrays: list[Any]) -> None:
         """Hold the new arrays, until somebody asks for one."""
-        self._held = arrays
+        self.held = arrays
         state_version.count += 1
 
     def fail(self, arrays: list[Any], error: BaseException) -> None:
         """Take back what was checked out, after a run that failed with `error`."""
-        self._held = arrays
+        self.held = arrays
         self.give_back()
         lost = [v.name for v, array in zip(self.written, arrays, strict=True) if array.is_deleted()]
         if lost:
@@ -59,10 +59,10 @@ class StepState:
 
     def give_back(self) -> None:
         """Put the arrays that are held into their variables."""
-        if self._held is not None:
-            for variable, array in zip(self.written, self._held, strict=True):
+        if self.held is not None:
+            for variable, array in zip(self.written, self.held, strict=True):
                 variable._array, variable._holder = array, None
-            self._held = None
+            self.held = None
 
 
 def _current(variable: Variable, *, for_writing: bool) -> Any:
