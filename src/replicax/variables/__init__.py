@@ -1,17 +1,20 @@
 """Variables: state that a strategy places and keeps equal, or combines when it is read."""
 
+from replicax.variables._copy import VariableCopy
 from replicax.variables._creation import prepare_variable
 from replicax.variables._frames import Cell, Frame, current_frame, journal, use_frame
 from replicax.variables._mirrored import MirroredVariable
 from replicax.variables._single import AggregatingVariable, PlainVariable
 from replicax.variables._spec import VariableSpec, user_line
+from replicax.variables._state import Holder, state_lock, state_version
 from replicax.variables._sync_on_read import SyncOnReadVariable
-from replicax.variables._variable import Variable, VariableCopy, state_lock, state_version
+from replicax.variables._variable import Variable
 
 __all__ = [
     "AggregatingVariable",
     "Cell",
     "Frame",
+    "Holder",
     "MirroredVariable",
     "PlainVariable",
     "SyncOnReadVariable",

@@ -12,8 +12,8 @@ from replicax.errors import VariableError
 from replicax.types import VariableAggregation, VariableSynchronization
 from replicax.values import Mirrored, PerReplica, is_key, is_number
 from replicax.variables._frames import current_frame
+from replicax.variables._readable import Readable
 from replicax.variables._spec import VariableSpec, user_line
-from replicax.variables._variable import Variable, VariableCopy
 
 __all__ = ["prepare_variable"]
 
@@ -65,7 +65,7 @@ def _member(enum: Any, value: Any, argument: str) -> Any:
 
 def _initial_array(initial_value: Any, dtype: Any) -> Any:
     value = current_frame().initial_value(initial_value)
-    if isinstance(value, Variable | VariableCopy):
+    if isinstance(value, Readable):
         value = value.read_value()
     if isinstance(value, PerReplica):
         raise VariableError(

@@ -9,8 +9,10 @@ from replicax.errors import VariableError
 from replicax.topology import ReplicaMesh
 from replicax.values import DistributedValues, IndexedSlices, Mirrored, PerReplica
 from replicax.variables._aggregation import aggregate, check_scatter, require_aggregation
+from replicax.variables._copy import VariableCopy
 from replicax.variables._frames import current_frame
-from replicax.variables._variable import Apply, Variable, VariableCopy, write_one_copy
+from replicax.variables._variable import Variable, write_one_copy
+from replicax.variables._writes import Apply
 
 __all__ = ["MirroredVariable"]
 

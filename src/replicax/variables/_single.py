@@ -13,7 +13,8 @@ from replicax.topology import ReplicaMesh
 from replicax.values import IndexedSlices, Mirrored, PerReplica, free
 from replicax.variables._aggregation import aggregate, check_scatter, require_aggregation
 from replicax.variables._frames import current_frame
-from replicax.variables._variable import Apply, Variable
+from replicax.variables._variable import Variable
+from replicax.variables._writes import Apply
 
 __all__ = ["AggregatingVariable", "PlainVariable"]
 

@@ -13,8 +13,10 @@ from replicax.topology import ReplicaMesh
 from replicax.types import VariableAggregation
 from replicax.values import DistributedValues, Mirrored, PerReplica
 from replicax.variables._aggregation import aggregate
+from replicax.variables._copy import VariableCopy
 from replicax.variables._frames import current_frame
-from replicax.variables._variable import Apply, Variable, VariableCopy, write_one_copy
+from replicax.variables._variable import Variable, write_one_copy
+from replicax.variables._writes import Apply
 
 __all__ = ["SyncOnReadVariable"]
 

@@ -19,10 +19,8 @@ it, so that a compiled step must not take it over as it is.
 from __future__ import annotations
 
 import abc
-import contextlib
-import threading
-from collections.abc import Callable, Iterator
-from typing import Any, Protocol, final
+from collections.abc import Callable
+from typing import Any, final
 
 import jax
 import jax.numpy as jnp
@@ -33,79 +31,14 @@ from replicax.contexts import current, has_strategy
 from replicax.errors import ContextError, VariableError
 from replicax.topology import ReplicaMesh
 from replicax.types import VariableAggregation, VariableSynchronization
-from replicax.values import (
-    Component,
-    IndexedSlices,
-    Leaf,
-    Mirrored,
-    PerReplica,
-    forward_operators,
-    is_number,
-)
+from replicax.values import IndexedSlices, Mirrored, PerReplica, forward_operators, is_number
 from replicax.variables._frames import Cell, current_frame
+from replicax.variables._readable import Readable, describe
 from replicax.variables._spec import VariableSpec
+from replicax.variables._state import Holder, state_version, waiting_for_steps
+from replicax.variables._writes import SCATTER, SUMMABLE_SCATTER, Apply, add, replace, subtract
 
-__all__ = ["Apply", "Variable", "VariableCopy", "state_lock", "state_version", "write_one_copy"]
-
-
-class Holder(Protocol):
-    """A compiled step that keeps the arrays of the variables that it writes, from one run to the next."""
-
-    def give_back(self) -> None:
-        """Put the arrays into their variables."""
-        ...
-
-
-@final
-class StateVersion:
-    """Counts changes of any variable's state, so that a step knows when there were none."""
-
-    __slots__ = ("count",)
-
-    def __init__(self) -> None:
-        self.count = 0
-
-
-state_version = StateVersion()
-
-state_lock = threading.RLock()
-"""Held while a step has taken arrays out of variables and has not put new ones back."""
-
-_LOCK_SECONDS = 60
-
-Apply = Callable[[Any, Any], Any]
-"""Makes the new value of a variable from the old one and what was passed in."""
-
-
-def _replace(old: Any, new: Any) -> Any:
-    return jnp.broadcast_to(new, old.shape) if np.shape(new) != old.shape else new
-
-
-def _add(old: Any, new: Any) -> Any:
-    return old + new
-
-
-def _subtract(old: Any, new: Any) -> Any:
-    return old - new
-
-
-def _scatter(method: str) -> Apply:
-    def apply(old: Any, rows: Any) -> Any:
-        return getattr(old.at[jnp.asarray(rows.indices)], method)(rows.values)
-
-    return apply
-
-
-_SCATTER = {
-    "scatter_add": _scatter("add"),
-    "scatter_sub": _scatter("subtract"),
-    "scatter_mul": _scatter("multiply"),
-    "scatter_div": _scatter("divide"),
-    "scatter_min": _scatter("min"),
-    "scatter_max": _scatter("max"),
-    "scatter_update": _scatter("set"),
-}
-_SUMMABLE_SCATTER = ("scatter_add", "scatter_sub", "scatter_mul", "scatter_div")
+__all__ = ["Variable", "write_one_copy"]
 
 
 class _MadeByStrategy(abc.ABCMeta):
@@ -137,50 +70,8 @@ class _Reference:
         return id(self.variable)
 
 
-def _seen_by_jax(readable: Any) -> tuple[tuple[Any], None]:
-    return (readable.read_value(),), None
-
-
-def _as_seen_by_jax(_: None, children: Any) -> Any:
-    return children[0]
-
-
-class _Readable(Leaf, abc.ABC):
-    """What a variable and one of its copies have in common: a value.
-
-    JAX sees the value: given to `jnp.sum`, `jax.jit` or `jax.grad`, alone or in a structure, a variable
-    is the array that it holds here.
-    """
-
-    __slots__ = ()
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        jax.tree_util.register_pytree_node(cls, _seen_by_jax, _as_seen_by_jax)
-
-    @abc.abstractmethod
-    def read_value(self) -> jax.Array:
-        """The value, as an array."""
-
-    @property
-    def value(self) -> jax.Array:
-        """The value, as an array; the same as `read_value()`."""
-        return self.read_value()
-
-    def numpy(self) -> np.ndarray:
-        """The value, as a NumPy array of its own."""
-        return np.array(self.read_value())
-
-    def __format__(self, spec: str) -> str:
-        """The value formatted like an array's: `f"{v:.2f}"`."""
-        return format(self.read_value(), spec) if spec else repr(self)
-
-    def __jax_array__(self) -> jax.Array:
-        return self.read_value()
-
-
 @forward_operators
-class Variable(_Readable, metaclass=_MadeByStrategy):
+class Variable(Readable, metaclass=_MadeByStrategy):
     """State that lives where the strategy in scope puts it.
 
     It computes like the array that it holds: `v + 1`, `v[0]`, `jnp.sum(v)`; in a replica function that
@@ -319,14 +210,14 @@ class Variable(_Readable, metaclass=_MadeByStrategy):
     def _get_cell(self) -> Cell:
         cell = self._cell
         if cell is None:
-            with _waiting_for_steps(self):
+            with waiting_for_steps(self.name):
                 self._cell = cell = self._wrap(self._reclaim())
                 self._loose = True
                 state_version.count += 1
         return cell
 
     def _set_cell(self, cell: Cell) -> None:
-        with _waiting_for_steps(self):
+        with waiting_for_steps(self.name):
             self._reclaim()
             self._cell, self._array, self._loose = cell, None, True
             state_version.count += 1
@@ -413,7 +304,7 @@ class Variable(_Readable, metaclass=_MadeByStrategy):
         >>> v.assign([3.0, 4.0])
         Array([3., 4.], dtype=float32)
         """
-        return self._write(_replace, value, read_value, "assign")
+        return self._write(replace, value, read_value, "assign")
 
     def assign_add(self, value: Any, read_value: bool = True) -> Any:
         """Add `value`, combined over the replicas like in `assign`.
@@ -422,7 +313,7 @@ class Variable(_Readable, metaclass=_MadeByStrategy):
         >>> v.assign_add(2.0)
         Array(3., dtype=float32)
         """
-        return self._write(_add, value, read_value, "assign_add")
+        return self._write(add, value, read_value, "assign_add")
 
     def assign_sub(self, value: Any, read_value: bool = True) -> Any:
         """Subtract `value`, combined over the replicas like in `assign`.
@@ -431,7 +322,7 @@ class Variable(_Readable, metaclass=_MadeByStrategy):
         >>> v.assign_sub(2.0)
         Array(-1., dtype=float32)
         """
-        return self._write(_subtract, value, read_value, "assign_sub")
+        return self._write(subtract, value, read_value, "assign_sub")
 
     def scatter_add(self, sparse_delta: IndexedSlices) -> Any:
         """Add to some rows; in a replica function, to the rows of all replicas.
@@ -469,8 +360,8 @@ class Variable(_Readable, metaclass=_MadeByStrategy):
     def _write_rows(self, method: str, rows: Any) -> Any:
         if not isinstance(rows, IndexedSlices):
             raise TypeError(f"{method} takes an rx.IndexedSlices, got {type(rows).__name__}.")
-        self._check_scatter(method, summable=method in _SUMMABLE_SCATTER)
-        return self._write(_SCATTER[method], rows, True, method)
+        self._check_scatter(method, summable=method in SUMMABLE_SCATTER)
+        return self._write(SCATTER[method], rows, True, method)
 
     def _check_scatter(self, method: str, *, summable: bool) -> None:
         """Refuse scatter methods that this kind can't combine over replicas."""
@@ -511,7 +402,7 @@ class Variable(_Readable, metaclass=_MadeByStrategy):
 
     def _checked(self, value: Any, what: str) -> Any:
         """`value` as something to write: of a variable its value; dtype and shape must fit."""
-        if isinstance(value, Variable | VariableCopy):
+        if isinstance(value, Readable):
             value = value.held() if current().replica is None else value.read_value()
         if isinstance(value, IndexedSlices):
             return value
@@ -537,20 +428,6 @@ class Variable(_Readable, metaclass=_MadeByStrategy):
         return current_frame().load(self)
 
 
-@contextlib.contextmanager
-def _waiting_for_steps(variable: Variable) -> Iterator[None]:
-    """Wait until no step of another thread is between taking and putting back arrays."""
-    if not state_lock.acquire(timeout=_LOCK_SECONDS):
-        raise ContextError(
-            f"The variable {variable.name!r} could not be reached for {_LOCK_SECONDS} seconds, since a "
-            "compiled step of another thread runs. A host callback in a step must not touch variables."
-        )
-    try:
-        yield
-    finally:
-        state_lock.release()
-
-
 def write_one_copy(variable: Variable, local_index: int, apply: Apply, value: Any) -> Any:
     """Write a local replica's copy of a variable that has one for each; returns the new value."""
     assert variable.mesh is not None
@@ -561,107 +438,3 @@ def write_one_copy(variable: Variable, local_index: int, apply: Apply, value: An
         new = variable.mesh.place(new, local_index)
     current_frame().store(variable, cell.replaced(local_index, new))
     return new
-
-
-@final
-@forward_operators
-class VariableCopy(_Readable, Component):
-    """One replica's copy of a distributed variable, as `strategy.local_results(v)` shows it.
-
-    It can be written only inside `strategy.extended.update`, so that copies stay equal.
-    """
-
-    __slots__ = ("_local_index", "_variable")
-    __array_priority__ = 100
-
-    def __init__(self, variable: Variable, local_index: int) -> None:
-        """The copy of `variable` on a local replica."""
-        self._variable = variable
-        self._local_index = local_index
-
-    @property
-    def container(self) -> Variable:
-        """The variable."""
-        return self._variable
-
-    @property
-    def name(self) -> str:
-        """The variable's name; with the replica for all but the first."""
-        mesh = self._variable.mesh
-        replica = mesh.local_replica_ids[self._local_index] if mesh else 0
-        base = self._variable.name.removesuffix(":0")
-        return f"{base}/replica_{replica}:0" if replica else f"{base}:0"
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the value."""
-        return self._variable.shape
-
-    @property
-    def dtype(self) -> np.dtype:
-        """The dtype of the value."""
-        return self._variable.dtype
-
-    @property
-    def device(self) -> Any:
-        """The device that it is on."""
-        mesh = self._variable.mesh
-        return mesh.local_devices[self._local_index] if mesh else None
-
-    def held(self) -> Any:
-        """The copy's value."""
-        return self.read_value()
-
-    def read_value(self) -> jax.Array:
-        """The value of this copy."""
-        return self._variable._read_copy(self._local_index)
-
-    def assign(self, value: Any, read_value: bool = True) -> Any:
-        """Replace the value of this copy."""
-        return self._write(_replace, value, read_value, "assign")
-
-    def assign_add(self, value: Any, read_value: bool = True) -> Any:
-        """Add to this copy."""
-        return self._write(_add, value, read_value, "assign_add")
-
-    def assign_sub(self, value: Any, read_value: bool = True) -> Any:
-        """Subtract from this copy."""
-        return self._write(_subtract, value, read_value, "assign_sub")
-
-    def scatter_add(self, sparse_delta: IndexedSlices) -> Any:
-        """Add to some rows of this copy."""
-        return self._write(_SCATTER["scatter_add"], sparse_delta, True, "scatter_add")
-
-    def scatter_sub(self, sparse_delta: IndexedSlices) -> Any:
-        """Subtract from some rows of this copy."""
-        return self._write(_SCATTER["scatter_sub"], sparse_delta, True, "scatter_sub")
-
-    def scatter_update(self, sparse_delta: IndexedSlices) -> Any:
-        """Replace some rows of this copy."""
-        return self._write(_SCATTER["scatter_update"], sparse_delta, True, "scatter_update")
-
-    def _write(self, apply: Apply, value: Any, read_value: bool, what: str) -> Any:
-        here = current()
-        variable = self._variable
-        if here.strategy is not variable._strategy or here.update_replica_id is None:
-            raise ContextError(
-                f"{what} of one copy of the variable {variable.name!r} would leave the other copies "
-                "behind. Write the variable itself, or use `strategy.extended.update(variable, fn)`."
-            )
-        return variable._write(apply, value, read_value, what)
-
-    def __repr__(self) -> str:
-        return describe(self.name, self)
-
-
-def describe(name: str, readable: Any) -> str:
-    """One line about a variable or a copy of one."""
-    text = f"<rx.Variable {name!r} shape={readable.shape} dtype={readable.dtype}"
-    try:
-        value = readable.read_value()
-    except Exception as error:  # a repr must not raise, whatever the state of the program
-        return f"{text}, unreadable here: {type(error).__name__}>"
-    if is_tracer(value):
-        return f"{text}, traced>"
-    array = np.asarray(value)
-    return f"{text}, numpy={array.item() if array.ndim == 0 else repr(array)}>"

@@ -1,0 +1,110 @@
+"""One replica's copy of a variable."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, final
+
+import jax
+import numpy as np
+
+from replicax.contexts import current
+from replicax.errors import ContextError
+from replicax.values import Component, IndexedSlices, forward_operators
+from replicax.variables._readable import Readable, describe
+from replicax.variables._writes import SCATTER, Apply, add, replace, subtract
+
+if TYPE_CHECKING:
+    from replicax.variables._variable import Variable
+
+__all__ = ["VariableCopy"]
+
+
+@final
+@forward_operators
+class VariableCopy(Readable, Component):
+    """One replica's copy of a distributed variable, as `strategy.local_results(v)` shows it.
+
+    It can be written only inside `strategy.extended.update`, so that copies stay equal.
+    """
+
+    __slots__ = ("_local_index", "_variable")
+    __array_priority__ = 100
+
+    def __init__(self, variable: Variable, local_index: int) -> None:
+        """The copy of `variable` on a local replica."""
+        self._variable = variable
+        self._local_index = local_index
+
+    @property
+    def container(self) -> Variable:
+        """The variable."""
+        return self._variable
+
+    @property
+    def name(self) -> str:
+        """The variable's name; with the replica for all but the first."""
+        mesh = self._variable.mesh
+        replica = mesh.local_replica_ids[self._local_index] if mesh else 0
+        base = self._variable.name.removesuffix(":0")
+        return f"{base}/replica_{replica}:0" if replica else f"{base}:0"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the value."""
+        return self._variable.shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The dtype of the value."""
+        return self._variable.dtype
+
+    @property
+    def device(self) -> Any:
+        """The device that it is on."""
+        mesh = self._variable.mesh
+        return mesh.local_devices[self._local_index] if mesh else None
+
+    def held(self) -> Any:
+        """The copy's value."""
+        return self.read_value()
+
+    def read_value(self) -> jax.Array:
+        """The value of this copy."""
+        return self._variable._read_copy(self._local_index)
+
+    def assign(self, value: Any, read_value: bool = True) -> Any:
+        """Replace the value of this copy."""
+        return self._write(replace, value, read_value, "assign")
+
+    def assign_add(self, value: Any, read_value: bool = True) -> Any:
+        """Add to this copy."""
+        return self._write(add, value, read_value, "assign_add")
+
+    def assign_sub(self, value: Any, read_value: bool = True) -> Any:
+        """Subtract from this copy."""
+        return self._write(subtract, value, read_value, "assign_sub")
+
+    def scatter_add(self, sparse_delta: IndexedSlices) -> Any:
+        """Add to some rows of this copy."""
+        return self._write(SCATTER["scatter_add"], sparse_delta, True, "scatter_add")
+
+    def scatter_sub(self, sparse_delta: IndexedSlices) -> Any:
+        """Subtract from some rows of this copy."""
+        return self._write(SCATTER["scatter_sub"], sparse_delta, True, "scatter_sub")
+
+    def scatter_update(self, sparse_delta: IndexedSlices) -> Any:
+        """Replace some rows of this copy."""
+        return self._write(SCATTER["scatter_update"], sparse_delta, True, "scatter_update")
+
+    def _write(self, apply: Apply, value: Any, read_value: bool, what: str) -> Any:
+        here = current()
+        variable = self._variable
+        if here.strategy is not variable._strategy or here.update_replica_id is None:
+            raise ContextError(
+                f"{what} of one copy of the variable {variable.name!r} would leave the other copies "
+                "behind. Write the variable itself, or use `strategy.extended.update(variable, fn)`."
+            )
+        return variable._write(apply, value, read_value, what)
+
+    def __repr__(self) -> str:
+        return describe(self.name, self)

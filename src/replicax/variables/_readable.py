@@ -1,0 +1,73 @@
+"""What a variable and a copy of one have in common: a value, which JAX sees."""
+
+from __future__ import annotations
+
+import abc
+from typing import Any
+
+import jax
+import numpy as np
+
+from replicax._jax import is_tracer
+from replicax.values import Leaf
+
+__all__ = ["Readable", "describe"]
+
+
+def _seen_by_jax(readable: Any) -> tuple[tuple[Any], None]:
+    return (readable.read_value(),), None
+
+
+def _as_seen_by_jax(_: None, children: Any) -> Any:
+    return children[0]
+
+
+class Readable(Leaf, abc.ABC):
+    """What a variable and one of its copies have in common: a value.
+
+    JAX sees the value: given to `jnp.sum`, `jax.jit` or `jax.grad`, alone or in a structure, a variable
+    is the array that it holds here.
+    """
+
+    __slots__ = ()
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        jax.tree_util.register_pytree_node(cls, _seen_by_jax, _as_seen_by_jax)
+
+    @abc.abstractmethod
+    def read_value(self) -> jax.Array:
+        """The value, as an array."""
+
+    @abc.abstractmethod
+    def held(self) -> Any:
+        """What the replicas hold of it, as the form that reductions take."""
+
+    @property
+    def value(self) -> jax.Array:
+        """The value, as an array; the same as `read_value()`."""
+        return self.read_value()
+
+    def numpy(self) -> np.ndarray:
+        """The value, as a NumPy array of its own."""
+        return np.array(self.read_value())
+
+    def __format__(self, spec: str) -> str:
+        """The value formatted like an array's: `f"{v:.2f}"`."""
+        return format(self.read_value(), spec) if spec else repr(self)
+
+    def __jax_array__(self) -> jax.Array:
+        return self.read_value()
+
+
+def describe(name: str, readable: Any) -> str:
+    """One line about a variable or a copy of one."""
+    text = f"<rx.Variable {name!r} shape={readable.shape} dtype={readable.dtype}"
+    try:
+        value = readable.read_value()
+    except Exception as error:  # a repr must not raise, whatever the state of the program
+        return f"{text}, unreadable here: {type(error).__name__}>"
+    if is_tracer(value):
+        return f"{text}, traced>"
+    array = np.asarray(value)
+    return f"{text}, numpy={array.item() if array.ndim == 0 else repr(array)}>"
