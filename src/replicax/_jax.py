@@ -28,6 +28,8 @@ trace_state, eval_trace = _core.trace_ctx, _core.eval_trace
 """`trace_state.trace is eval_trace` where operations are run rather than traced."""
 
 _array_result_handler = _jaxlib.array_result_handler
+# JAX 0.10 checks the buffers unless told not to; 0.11 never does.
+_unchecked = {"_skip_checks": True} if "_skip_checks" in str(_array_result_handler.__doc__) else {}
 
 __all__ = [
     "ArrayImpl",
@@ -125,7 +127,7 @@ class FirstReplicaViews:
         handler = self._handlers.get(index)
         if handler is None:
             handler = self._handlers[index] = _array_result_handler(
-                first.aval, first.sharding, committed=False, _skip_checks=True
+                first.aval, first.sharding, committed=False, **_unchecked
             )
         return handler([first])
 
