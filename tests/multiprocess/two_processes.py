@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import replicax as rx
+import replicax.errors
 
 SUM, MEAN = rx.VariableAggregation.SUM, rx.VariableAggregation.MEAN
 ON_READ = rx.VariableSynchronization.ON_READ
@@ -91,10 +92,17 @@ def check_gather(strategy, mode):
 
 
 def check_gather_of_unequal_sizes(strategy, mode):
-    if mode is rx.function:
-        return  # shapes that differ between processes can't be one program
     rows = strategy.run(lambda: jnp.full(int(replica_id()) + 1, replica_id()))
-    equal(strategy.gather(rows, axis=0), [0, 1, 1, 2, 2, 2, 3, 3, 3, 3])
+    step = mode(lambda rows: strategy.gather(rows, axis=0))
+    if mode is rx.function:
+        try:
+            step(rows)
+        except rx.errors.TracingError as error:
+            assert "several processes" in str(error)
+        else:
+            raise AssertionError("shapes that differ between processes can't be one program")
+    else:
+        equal(step(rows), [0, 1, 1, 2, 2, 2, 3, 3, 3, 3])
 
 
 def check_all_reduce_and_all_gather(strategy, mode):

@@ -62,13 +62,13 @@ class CompiledStep:
         self._static = [None if is_array(leaf) else leaf for leaf in leaves]
         self._fresh = False
         self._outputs = Outputs()
+        self._apart = self._components_apart()
         found = self._discover(leaves)
         for node in (*distributed_in(treedef), *distributed_in(self._outputs.treedef)):
             found.use_mesh(node.mesh)
         self._mesh: ReplicaMesh | None = found.mesh
         read = [v for ref, v in found.touched.items() if ref not in found.written]
         self._state = StepState(read, list(found.written.values()))
-        self._apart = self._components_apart()
         distributed = {i for node in distributed_in(treedef) for i in jax.tree.leaves(node)}
         self._plain = [i for i in self._dynamic if i not in distributed]
         self._moved_read = [i for i, v in enumerate(self._state.read) if self._is_moved(v)]
@@ -152,14 +152,13 @@ class CompiledStep:
         """Which leaves are components of per-replica values with different shapes."""
         nodes = distributed_in(self._treedef)
         apart = [n for n in nodes if isinstance(n, PerReplica) and n.num_components is not None]
-        dynamic = set(self._dynamic)
-        indices = [i for node in apart for i in node.components if i in dynamic]
-        if indices and self._mesh is not None and not self._mesh.is_local:
+        if any(node.mesh is not None and not node.mesh.is_local for node in apart):
             raise TracingError(
                 "Per-replica values with different shapes can't be arguments of a compiled step that "
                 "spans several processes. Call the step eagerly, or pad them to one shape."
             )
-        return indices
+        dynamic = set(self._dynamic)
+        return [i for node in apart for i in node.components if i in dynamic]
 
     # Running.
 
