@@ -40,6 +40,7 @@ class Outputs:
     sharded: list[bool] = dataclasses.field(default_factory=list)
     apart: list[tuple[int, int]] = dataclasses.field(default_factory=list)
     plain: list[int] = dataclasses.field(default_factory=list)
+    _rebuild: Callable[[list[Any]], Any] | None = None
 
     def take(self, result: Any) -> list[Any]:
         """Take the arrays out of `result` and remember the rest."""
@@ -50,6 +51,7 @@ class Outputs:
         for i in self.dynamic:
             self.leaves[i] = None
         self._sort()
+        self._rebuild = None
         return arrays
 
     def _sort(self) -> None:
@@ -68,7 +70,12 @@ class Outputs:
         self.plain = [n for n, i in enumerate(self.dynamic) if i not in special]
 
     def rebuilder(self, mesh: ReplicaMesh | None) -> Callable[[list[Any]], Any]:
-        """What makes the result of a run from its arrays."""
+        """What makes the result of a run from its arrays; the same one until the step is traced again."""
+        if self._rebuild is None:
+            self._rebuild = self._make_rebuilder(mesh)
+        return self._rebuild
+
+    def _make_rebuilder(self, mesh: ReplicaMesh | None) -> Callable[[list[Any]], Any]:
         treedef, static, dynamic = self.treedef, self.leaves, self.dynamic
         if mesh is None or not (self.plain or self.apart):
             convert = None
