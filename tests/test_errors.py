@@ -18,6 +18,11 @@ BUILTINS = {
     errors.CollectiveError: [ValueError],
     errors.ReduceOpTypeError: [TypeError, AssertionError],
     errors.CollectiveTimeoutError: [TimeoutError],
+    errors.InputError: [ValueError],
+    errors.MissingFilesError: [ValueError, FileNotFoundError],
+    errors.NotADatasetError: [TypeError, AttributeError],
+    errors.InputModeError: [NotImplementedError],
+    errors.OutOfRangeError: [LookupError],
 }
 
 

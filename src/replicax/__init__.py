@@ -24,6 +24,24 @@ from replicax.contexts import (
 )
 from replicax.contexts import set_strategy as experimental_set_strategy
 from replicax.execution import Function, function
+from replicax.input import (
+    INFINITE_CARDINALITY,
+    UNKNOWN_CARDINALITY,
+    ArrayDataset,
+    AutoShardPolicy,
+    DistributedDataset,
+    DistributedIterator,
+    FileDataset,
+    InputContext,
+    InputOptions,
+    InputPlan,
+    InputReplicationMode,
+    InputStats,
+    OptionalBatch,
+    PipelinePlan,
+    from_arrays,
+    from_files,
+)
 from replicax.strategies import (
     CentralStorageStrategy,
     MirroredStrategy,
@@ -35,7 +53,14 @@ from replicax.strategies import (
 )
 from replicax.topology import set_cpu_devices
 from replicax.types import ReduceOp, VariableAggregation, VariableSynchronization
-from replicax.values import DistributedValues, IndexedSlices, Mirrored, PerReplica
+from replicax.values import (
+    DistributedValues,
+    IndexedSlices,
+    Mirrored,
+    PerReplica,
+    PerReplicaSpec,
+    TensorSpec,
+)
 from replicax.variables import (
     AggregatingVariable,
     MirroredVariable,
@@ -45,21 +70,35 @@ from replicax.variables import (
 
 __all__ = [
     "AggregatingVariable",
+    "ArrayDataset",
+    "AutoShardPolicy",
     "CentralStorageStrategy",
     "CollectiveHints",
     "CommunicationImplementation",
     "CommunicationOptions",
     "CrossDeviceOps",
+    "DistributedDataset",
+    "DistributedIterator",
     "DistributedValues",
+    "FileDataset",
     "Function",
     "HierarchicalCopyAllReduce",
+    "INFINITE_CARDINALITY",
     "IndexedSlices",
+    "InputContext",
+    "InputOptions",
+    "InputPlan",
+    "InputReplicationMode",
+    "InputStats",
     "Mirrored",
     "MirroredStrategy",
     "MirroredVariable",
     "NcclAllReduce",
     "OneDeviceStrategy",
+    "OptionalBatch",
     "PerReplica",
+    "PerReplicaSpec",
+    "PipelinePlan",
     "ReduceOp",
     "ReductionToOneDevice",
     "ReplicaContext",
@@ -67,11 +106,15 @@ __all__ = [
     "Strategy",
     "StrategyExtended",
     "SyncOnReadVariable",
+    "TensorSpec",
+    "UNKNOWN_CARDINALITY",
     "ValueContext",
     "Variable",
     "VariableAggregation",
     "VariableSynchronization",
     "experimental_set_strategy",
+    "from_arrays",
+    "from_files",
     "function",
     "get_replica_context",
     "get_strategy",

@@ -6,16 +6,20 @@ Everything else in Replicax uses JAX's public API. What lives here, and why ther
 * which trace is current (a `Variable` must know whether it would be baked into somebody's `jax.jit`);
 * JAX's thread-local settings (eager replicas share one thread and must not see each other's);
 * a view of a device buffer as an *uncommitted* array, which mixes freely with arrays on any device;
-* a traced array whose type does not name the mesh that it came from.
+* a traced array whose type does not name the mesh that it came from;
+* messages between the processes of `jax.distributed`, which need no collective and so no fixed order.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 from jax._src import config as _config
 from jax._src import core as _core
+from jax._src import distributed as _distributed
 from jax._src import xla_bridge as _xla_bridge
 from jax._src.array import ArrayImpl
 from jax._src.interpreters.partial_eval import DynamicJaxprTrace as _JaxprTrace
@@ -41,6 +45,7 @@ __all__ = [
     "current_program",
     "current_trace",
     "eval_trace",
+    "exchange_between_processes",
     "is_staging",
     "is_tracer",
     "is_transforming",
@@ -55,6 +60,25 @@ __all__ = [
 def backends_are_initialized() -> bool:
     """Whether JAX has started a backend, after which the number of devices is fixed."""
     return _xla_bridge.backends_are_initialized()
+
+
+def exchange_between_processes(
+    processes: Sequence[int], topic: str, number: int, message: Any, timeout_seconds: float
+) -> list[Any]:
+    """The messages of all `processes` about a topic, each of which sends its own, numbered from 0.
+
+    They go through the coordinator of `jax.distributed`, so any thread may call this. Messages are JSON.
+    """
+    client = _distributed.global_state.client
+    assert client is not None, "several processes have jax.distributed"
+    own = jax.process_index()
+    client.key_value_set(f"{topic}/{number}/{own}", json.dumps(message))
+    limit = int(timeout_seconds * 1000)
+    told = [json.loads(client.blocking_key_value_get(f"{topic}/{number}/{i}", limit)) for i in processes]
+    if number > 0:
+        # All have sent this message, so all have read the one before.
+        client.key_value_delete(f"{topic}/{number - 1}/{own}")
+    return told
 
 
 def current_trace() -> Any:

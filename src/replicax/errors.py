@@ -17,7 +17,12 @@ others.
     ├── ArgumentKindError          (ValueError, AssertionError)  another kind of thing was expected
     ├── PerReplicaUseError         (TypeError, ValueError)       a value per replica used as one value
     ├── ReduceOpTypeError          (TypeError, AssertionError)   not a kind of reduction at all
-    └── CollectiveTimeoutError     (TimeoutError)                the replicas did not all arrive
+    ├── CollectiveTimeoutError     (TimeoutError)                the replicas did not all arrive
+    ├── InputError                 (ValueError)                  batches that can't be distributed
+    │   └── MissingFilesError      (and FileNotFoundError)       a dataset without its files
+    ├── NotADatasetError           (TypeError, AttributeError)   something that gives no batches
+    ├── InputModeError             (NotImplementedError)         a way of reading that has no meaning here
+    └── OutOfRangeError            (LookupError)                 `get_next` after the last batch
 """
 
 from __future__ import annotations
@@ -29,6 +34,11 @@ __all__ = [
     "CollectiveTimeoutError",
     "ContextError",
     "DeviceError",
+    "InputError",
+    "InputModeError",
+    "MissingFilesError",
+    "NotADatasetError",
+    "OutOfRangeError",
     "PerReplicaUseError",
     "ReduceOpTypeError",
     "RepeatedDeviceError",
@@ -146,3 +156,32 @@ class CollectiveTimeoutError(ReplicaxError, TimeoutError):
     Usually a peer has died or runs another program. The collective can't be resumed: restart from
     the last checkpoint.
     """
+
+
+class InputError(ReplicaxError, ValueError):
+    """A dataset or one of its batches can't be distributed.
+
+    Raised for batches whose arrays have different numbers of rows or none, for a batch that is not like
+    the first one, for a second pass over an iterator that can be read only once, and for positions and
+    options that do not fit.
+    """
+
+
+class MissingFilesError(InputError, FileNotFoundError):
+    """The files of a dataset are not there."""
+
+
+class NotADatasetError(ReplicaxError, TypeError, AttributeError):
+    """Something was distributed that gives no batches, such as an array or a number."""
+
+
+class InputModeError(ReplicaxError, NotImplementedError):
+    """A replication mode was asked for where it has no meaning.
+
+    `InputReplicationMode.PER_REPLICA` needs a function that makes a dataset for each replica:
+    `strategy.distribute_datasets_from_function`.
+    """
+
+
+class OutOfRangeError(ReplicaxError, LookupError):
+    """`iterator.get_next()` was called after the last batch."""

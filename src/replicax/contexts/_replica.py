@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from replicax.collectives import checked_axis, merge_options
 from replicax.contexts._exchange import Exchange, out_of_reach
-from replicax.errors import CollectiveError
+from replicax.errors import CollectiveError, InputError
 from replicax.types import ReduceOp
 from replicax.values import IndexedSlices, PerReplica, is_number
 
@@ -45,7 +45,7 @@ class ReplicaContext:
     (Array(3., dtype=float32), Array(3., dtype=float32))
     """
 
-    __slots__ = ("_devices", "_merge_point", "_replica_id", "_strategy")
+    __slots__ = ("_devices", "_masks", "_merge_point", "_replica_id", "_strategy")
 
     def __init__(
         self,
@@ -54,12 +54,14 @@ class ReplicaContext:
         *,
         merge_point: MergePoint,
         devices: tuple[str, ...] = (),
+        masks: Sequence[Any] = (),
     ) -> None:
         """Made by a strategy for each replica that it runs; without an id, for its only one."""
         self._strategy = strategy
         self._replica_id = replica_id_in_sync_group
         self._merge_point = merge_point
         self._devices = devices
+        self._masks = masks
 
     def __repr__(self) -> str:
         return f"ReplicaContext(replica {self.replica_id_in_sync_group} of {self.num_replicas_in_sync})"
@@ -88,6 +90,30 @@ class ReplicaContext:
     def devices(self) -> tuple[str, ...]:
         """The names of this replica's devices; in a compiled step, of all replicas'."""
         return self._devices
+
+    @property
+    def example_mask(self) -> Any:
+        """Which rows of this replica's batch are examples, if it was padded; otherwise None.
+
+        Batches are padded by a dataset that was distributed with `InputOptions(partial_batch="pad")`. None
+        means that every row is an example, so the mask can go to `where=` of `jnp.sum` and its like as
+        it is.
+
+        >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> dataset = rx.from_arrays(jnp.arange(1.0, 6.0)).batch(4)           # 1 2 3 4, then 5
+        >>> padded = strategy.distribute_dataset(dataset, rx.InputOptions(partial_batch="pad"))
+        >>> def replica_sum(x):
+        ...     return jnp.sum(x, where=rx.get_replica_context().example_mask)
+        >>> [strategy.reduce("SUM", strategy.run(replica_sum, args=(x,)), axis=None) for x in padded]
+        [Array(10., dtype=float32), Array(5., dtype=float32)]
+        """
+        if len(self._masks) > 1:
+            sizes = " and ".join(str(mask.shape[0]) for mask in self._masks)
+            raise InputError(
+                f"This replica got padded batches with {sizes} rows, so there is not one mask for all. "
+                "Give each batch to a strategy.run of its own."
+            )
+        return self._masks[0] if self._masks else None
 
     @property
     def local_index(self) -> int:

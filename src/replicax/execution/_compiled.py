@@ -285,7 +285,7 @@ def _top_level(treedef: Any) -> list[Layout | None] | None:
     args, kwargs = treedef.unflatten(range(treedef.num_leaves))
     tops: list[Layout | None] = []
     for argument in args:
-        if isinstance(argument, PerReplica) and argument.is_global:
+        if isinstance(argument, PerReplica) and argument.is_global and not argument.layout.masked:
             tops.append(argument.layout)
         elif isinstance(argument, int):
             tops.append(None)

@@ -20,7 +20,7 @@ import jax
 from replicax._jax import ThreadSettings, current_trace
 from replicax.contexts import Context, ReplicaContext, enter
 from replicax.errors import ContextError, TracingError
-from replicax.values import regroup, regroup_traced, split
+from replicax.values import PerReplica, attach_masks, regroup, regroup_traced, split
 
 __all__ = ["run_replicas"]
 
@@ -34,13 +34,14 @@ def run_replicas(
     kwargs: Any,
     replica_ids: Sequence[Any],
     *,
+    masks: Sequence[PerReplica] = (),
     traced: bool = False,
 ) -> Any:
     """Call `fn` once for each replica, in turns; return the merged results.
 
-    With `traced`, results are merged as those of a compiled program.
+    `masks` are those of padded arguments. With `traced`, results are merged as those of a compiled program.
     """
-    base = _Base()
+    base = _Base(masks)
     team: list[_Replica] = []
     arguments = split((args, kwargs), len(replica_ids))
     for index, (replica_id, own) in enumerate(zip(replica_ids, arguments, strict=True)):
@@ -83,7 +84,8 @@ def _merge(strategy: Any, team: list[_Replica], merge: _Regroup) -> list[Any]:
     requests = [replica.take_request() for replica in team]
     merge_fn = requests[0][0]
     try:
-        args, kwargs = merge([request[1:] for request in requests], strategy.mesh)
+        merged = merge([request[1:] for request in requests], strategy.mesh)
+        args, kwargs = attach_masks(merged, team[0].masks, strategy.mesh)
         with enter(Context(strategy)):
             result = merge_fn(strategy, *args, **kwargs)
         return split(result, len(team))
@@ -101,9 +103,10 @@ class _Failure:
 
 @final
 class _Base:
-    """What a team of replicas shares: where it was started, and the variables that it made."""
+    """What a team of replicas shares: where it was started, masks, and the variables that it made."""
 
-    def __init__(self) -> None:
+    def __init__(self, masks: Sequence[PerReplica]) -> None:
+        self.masks = masks
         self.settings = ThreadSettings()
         self.trace = current_trace()
         self.created: list[Any] = []
@@ -116,6 +119,7 @@ class _Replica:
     def __init__(self, strategy: Any, index: int, replica_id: Any, call: Any, base: _Base) -> None:
         self.local_index = index
         self.base_trace = base.trace
+        self.masks = base.masks
         self.request: Any = None
         self.result: Any = None
         self._base = base
@@ -130,7 +134,10 @@ class _Replica:
         mesh = self._strategy.mesh
         replica = mesh.local_replica_ids[self.local_index]
         names, device = mesh.device_names[replica], mesh.replica_devices[replica][0]
-        context = ReplicaContext(self._strategy, self._replica_id, merge_point=self, devices=names)
+        masks = [mask.select(self.local_index) for mask in self.masks]
+        context = ReplicaContext(
+            self._strategy, self._replica_id, merge_point=self, devices=names, masks=masks
+        )
         with enter(Context(self._strategy, replica=context)), jax.default_device(device):
             self.result = fn(*args, **kwargs)
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import functools
 import logging
 import weakref
-from collections.abc import Callable
-from typing import Any, Generic, ParamSpec, TypeVar, final
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, ParamSpec, TypeVar, final, overload
 
 import jax
 
@@ -19,6 +19,7 @@ from replicax._jax import is_transforming
 from replicax.contexts import current
 from replicax.execution._compiled import CompiledStep, OtherArguments, leaf_key
 from replicax.execution._outputs import is_variable
+from replicax.values import check_signature
 
 __all__ = ["Function", "function"]
 
@@ -28,7 +29,13 @@ _R = TypeVar("_R")
 _logger = logging.getLogger("replicax")
 
 
-def function(fn: Callable[_P, _R]) -> Function[_P, _R]:
+@overload
+def function(fn: Callable[_P, _R], *, input_signature: Sequence[Any] | None = ...) -> Function[_P, _R]: ...
+@overload
+def function(
+    fn: None = ..., *, input_signature: Sequence[Any] | None = ...
+) -> Callable[[Callable[_P, _R]], Function[_P, _R]]: ...
+def function(fn: Any = None, *, input_signature: Sequence[Any] | None = None) -> Any:
     """Compile a step: `strategy.run`, reductions and variables in it become one program.
 
     The step is traced when it is called with arguments of a new kind (shapes, dtypes, structure), and
@@ -39,10 +46,16 @@ def function(fn: Callable[_P, _R]) -> Function[_P, _R]:
 
     Args:
         fn: the step. It is called only to be traced, sometimes more than once, so it should not have
-            other effects than on variables.
+            other effects than on variables. Without it a decorator is returned.
+        input_signature: what the positional arguments must be, a structure of `rx.TensorSpec` (or
+            `jax.ShapeDtypeStruct`) and the `element_spec` of a distributed dataset for each; anything else
+            is refused instead of compiled. A size of None allows any, and every one that comes is compiled.
 
     Returns:
         A `Function`: call it like `fn`, or give it to `strategy.run` to compile a replica function.
+
+    Raises:
+        TypeError: `fn` is not a function; later, an argument does not fit `input_signature`.
 
     >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
     >>> with strategy.scope():
@@ -54,8 +67,19 @@ def function(fn: Callable[_P, _R]) -> Function[_P, _R]:
     >>> x = strategy.distribute_values_from_function(lambda ctx: jnp.ones(3))
     >>> step(x), step(x)
     (Array(6., dtype=float32), Array(12., dtype=float32))
+
+    >>> @rx.function(input_signature=[rx.TensorSpec([None], jnp.float32)])
+    ... def total(x):
+    ...     return jnp.sum(x)
+    >>> total(jnp.ones(3))
+    Array(3., dtype=float32)
+    >>> total(jnp.ones((2, 2)))    # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    TypeError: Argument 0 of ... expected TensorSpec(shape=(None,), dtype=float32), got float32[2, 2].
     """
-    return Function(fn)
+    if fn is None:
+        return functools.partial(Function, input_signature=input_signature)
+    return Function(fn, input_signature)
 
 
 @final
@@ -69,11 +93,12 @@ class Function(Generic[_P, _R]):
     (Array([2., 2.], dtype=float32), Array([2., 2., 2.], dtype=float32), 2)
     """
 
-    def __init__(self, fn: Callable[_P, _R]) -> None:
+    def __init__(self, fn: Callable[_P, _R], input_signature: Sequence[Any] | None = None) -> None:
         """Compile `fn` when it is first called."""
         if not callable(fn):
             raise TypeError(f"rx.function takes a function, got {fn!r}.")
         functools.update_wrapper(self, fn)
+        self._signature = None if input_signature is None else tuple(input_signature)
         self.python_function = fn
         self._programs: dict[Any, CompiledStep] = {}
         self._for_strategy: weakref.WeakKeyDictionary[Any, Function[..., Any]] = weakref.WeakKeyDictionary()
@@ -108,7 +133,7 @@ class Function(Generic[_P, _R]):
         def method(*args: Any, **kwargs: Any) -> Any:
             return unbound(reference(), *args, **kwargs)
 
-        return Function(method)
+        return Function(method, self._signature)
 
     @property
     def num_programs(self) -> int:
@@ -138,6 +163,7 @@ class Function(Generic[_P, _R]):
         except TypeError as error:
             raise TypeError(_unhashable(self, leaves)) from error
         if step is None:
+            self._check_signature(args, kwargs)
             step = self._compile(key, leaves, treedef)
         result = step(leaves)
         if step.is_direct and len(self._programs) == 1:
@@ -151,11 +177,22 @@ class Function(Generic[_P, _R]):
             def step(*args: Any, **kwargs: Any) -> Any:
                 return strategy.run(self.python_function, args, kwargs)
 
-            self._for_strategy[strategy] = Function(functools.wraps(self.python_function)(step))
+            step = functools.wraps(self.python_function)(step)
+            self._for_strategy[strategy] = Function(step, self._signature)
         return self._for_strategy[strategy]
 
+    def _check_signature(self, args: Any, kwargs: Any) -> None:
+        if self._signature is None:
+            return
+        if kwargs:
+            raise TypeError(
+                f"{self!r} has an input_signature, which names positional arguments only; got the keyword "
+                f"arguments {sorted(kwargs)}."
+            )
+        check_signature(self._signature, args, repr(self))
+
     def _compile(self, key: Any, leaves: list[Any], treedef: Any) -> CompiledStep:
-        if len(self._programs) >= 2:
+        if len(self._programs) >= 2 and self._signature is None:
             _logger.warning(_retraced(self, list(self._programs), key))
         step = CompiledStep(self.python_function, leaves, treedef)
         self._programs[key] = step

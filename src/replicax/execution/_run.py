@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -13,8 +13,8 @@ from replicax.execution._eager import run_replicas
 from replicax.execution._program import ProgramFrame, ReplicaFrame
 from replicax.execution._single import run_single
 from replicax.execution._spmd import run_inline, run_spmd
-from replicax.values import PerReplica, flatten
-from replicax.variables import current_frame
+from replicax.values import PerReplica, attach_masks, find_masks, flatten
+from replicax.variables import Frame, current_frame
 
 __all__ = ["run"]
 
@@ -24,22 +24,30 @@ def run(strategy: Any, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     frame = current_frame()
     if isinstance(frame, ProgramFrame) and strategy.places_values:
         frame.use_mesh(strategy.mesh)
+    masks = find_masks((args, kwargs))
+    result = _run(strategy, fn, args, kwargs, frame, masks)
+    return attach_masks(result, masks, strategy.mesh)
+
+
+def _run(
+    strategy: Any, fn: Callable[..., Any], args: Any, kwargs: Any, frame: Frame, masks: Sequence[PerReplica]
+) -> Any:
     if strategy.num_replicas_in_sync == 1:
-        return run_single(strategy, fn, args, kwargs)
+        return run_single(strategy, fn, args, kwargs, masks)
     if isinstance(frame, ReplicaFrame):
         return run_inline(strategy, fn, args, kwargs)
     if isinstance(frame, ProgramFrame):
         if _all_alike((args, kwargs)):
-            return run_spmd(strategy, fn, args, kwargs, frame)
+            return run_spmd(strategy, fn, args, kwargs, frame, masks)
         ids = [jnp.int32(i) for i in range(strategy.num_replicas_in_sync)]
-        return run_replicas(strategy, fn, args, kwargs, ids, traced=True)
+        return run_replicas(strategy, fn, args, kwargs, ids, masks=masks, traced=True)
     if is_transforming():
         raise TracingError(
             "strategy.run was called inside jax.jit, jax.grad or another JAX transformation. Compile "
             "the step with `rx.function` instead of `jax.jit`, and differentiate inside the replica "
             "function: gradients do not pass through an eager strategy.run."
         )
-    return run_replicas(strategy, fn, args, kwargs, strategy.replica_ids)
+    return run_replicas(strategy, fn, args, kwargs, strategy.replica_ids, masks=masks)
 
 
 def _all_alike(structure: Any) -> bool:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, final
 
 import jax
 
 from replicax.contexts import Context, ReplicaContext, enter
 from replicax.topology import device_name
-from replicax.values import regroup, select
+from replicax.values import PerReplica, regroup, select
 
 __all__ = ["SingleReplica", "run_single"]
 
@@ -36,14 +36,17 @@ class SingleReplica:
         return make()
 
 
-def run_single(strategy: Any, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Call `fn` as the only replica of `strategy`."""
+def run_single(
+    strategy: Any, fn: Callable[..., Any], args: Any, kwargs: Any, masks: Sequence[PerReplica] = ()
+) -> Any:
+    """Call `fn` as the only replica of `strategy`; `masks` are those of its padded arguments."""
     device = strategy.mesh.local_devices[0]
     context = ReplicaContext(
         strategy,
         strategy.replica_ids[0],
         merge_point=SingleReplica(strategy),
         devices=(device_name(device),),
+        masks=[mask.select(0) for mask in masks],
     )
     place = jax.default_device(device) if strategy.places_values else contextlib.nullcontext()
     with enter(Context(strategy, replica=context)), place:

@@ -7,7 +7,7 @@ trace, so its function is called inline, with values that stand for "each replic
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, final
 
 import jax
@@ -24,6 +24,7 @@ from replicax.values import (
     Component,
     Mirrored,
     PerReplica,
+    attach_masks,
     flatten,
     is_array,
     map_leaves,
@@ -34,8 +35,15 @@ from replicax.variables import SyncOnReadVariable, use_frame
 __all__ = ["run_inline", "run_spmd"]
 
 
-def run_spmd(strategy: Any, fn: Callable[..., Any], args: Any, kwargs: Any, frame: ProgramFrame) -> Any:
-    """Trace `fn` as the program of every replica of `strategy`."""
+def run_spmd(
+    strategy: Any,
+    fn: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+    frame: ProgramFrame,
+    masks: Sequence[PerReplica] = (),
+) -> Any:
+    """Trace `fn` as the program of every replica of `strategy`; `masks` are those of padded arguments."""
     mesh = strategy.mesh
     leaves, treedef = flatten((args, kwargs))
     sharded = [i for i, leaf in enumerate(leaves) if isinstance(leaf, PerReplica)]
@@ -43,7 +51,7 @@ def run_spmd(strategy: Any, fn: Callable[..., Any], args: Any, kwargs: Any, fram
     parts = [v for v in frame.known if isinstance(v, SyncOnReadVariable) and v.mesh == mesh]
     traced = _Traced()
 
-    def body(arrays: list[Any], cells: list[Any]) -> Any:
+    def body(arrays: list[Any], cells: list[Any], local_masks: list[Any]) -> Any:
         inner = list(leaves)
         for i, array, (_, scalar) in zip(sharded, arrays, globals_, strict=True):
             inner[i] = array.reshape(()) if scalar else array
@@ -55,7 +63,7 @@ def run_spmd(strategy: Any, fn: Callable[..., Any], args: Any, kwargs: Any, fram
         replica = ReplicaFrame(frame, mesh, local_cells)
         with use_frame(replica):
             inner_args, inner_kwargs = treedef.unflatten(inner)
-            result = _call(strategy, fn, inner_args, inner_kwargs)
+            result = _call(strategy, fn, inner_args, inner_kwargs, local_masks)
         return traced.outputs(result, replica)
 
     spec = PartitionSpec(REPLICA_AXIS)
@@ -66,7 +74,11 @@ def run_spmd(strategy: Any, fn: Callable[..., Any], args: Any, kwargs: Any, fram
         out_specs=(spec, PartitionSpec(), spec),
         axis_names={REPLICA_AXIS},
         check_vma=False,
-    )([array for array, _ in globals_], [v._unwrap(frame.cell(v)) for v in parts])
+    )(
+        [array for array, _ in globals_],
+        [v._unwrap(frame.cell(v)) for v in parts],
+        [mask.to_global(mesh)[0] for mask in masks],
+    )
     results, whole, cells = jax.tree.map(plain, (results, whole, cells))
     for variable, array in zip(traced.mirrored, whole, strict=True):
         frame.store(variable, variable._wrap(array))
@@ -75,12 +87,13 @@ def run_spmd(strategy: Any, fn: Callable[..., Any], args: Any, kwargs: Any, fram
     return traced.result(results, mesh)
 
 
-def _call(strategy: Any, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+def _call(strategy: Any, fn: Callable[..., Any], args: Any, kwargs: Any, masks: Sequence[Any] = ()) -> Any:
     """Call `fn` in the context of the replica that stands for all."""
     mesh = strategy.mesh
     names = tuple(name for row in mesh.device_names for name in row)
     replica_id = lax.axis_index(REPLICA_AXIS)
-    context = ReplicaContext(strategy, replica_id, merge_point=_SpmdReplica(strategy), devices=names)
+    merge_point = _SpmdReplica(strategy, [PerReplica.from_local(mask, mesh) for mask in masks])
+    context = ReplicaContext(strategy, replica_id, merge_point=merge_point, devices=names, masks=masks)
     with enter(Context(strategy, replica=context)):
         try:
             return fn(*args, **kwargs)
@@ -125,12 +138,13 @@ class _SpmdReplica:
     local_index = 0
     base_trace = None
 
-    def __init__(self, strategy: Any) -> None:
-        self._strategy = strategy
+    def __init__(self, strategy: Any, masks: Sequence[PerReplica]) -> None:
+        self._strategy, self._masks = strategy, masks
 
     def merge_call(self, merge_fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Call `merge_fn` inline."""
-        args, kwargs = _as_values((args, kwargs), self._strategy.mesh)
+        mesh = self._strategy.mesh
+        args, kwargs = attach_masks(_as_values((args, kwargs), mesh), self._masks, mesh)
         with enter(Context(self._strategy)):
             return select(merge_fn(self._strategy, *args, **kwargs), 0)
 

@@ -7,6 +7,9 @@ __all__: list[str] = []
 _ALIASES = {
     "experimental_run_v2": "run",
     "experimental_local_results": "local_results",
+    "experimental_distribute_dataset": "distribute_dataset",
+    "experimental_distribute_datasets_from_function": "distribute_datasets_from_function",
+    "experimental_make_numpy_dataset": "make_numpy_dataset",
     "experimental_distribute_values_from_function": "distribute_values_from_function",
 }
 

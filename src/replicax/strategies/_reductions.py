@@ -9,10 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from replicax._jax import is_transforming
 from replicax.collectives import Communicator, checked_axis, deliver, map_each
 from replicax.errors import CollectiveError
 from replicax.types import ReduceOp
-from replicax.values import IndexedSlices, Leaf, Mirrored, PerReplica, is_number
+from replicax.values import IndexedSlices, Leaf, Mirrored, PerReplica, is_number, without_padding
 from replicax.variables import Variable, VariableCopy
 
 __all__ = ["flatten_values", "gather", "reduce", "reduce_leaves"]
@@ -111,6 +112,8 @@ def _reduce_axis(communicator: Communicator, op: ReduceOp, leaf: Any, axis: Any)
         total = jnp.sum(value, axis=axes)
         count = _count(value.shape, axes)
         return _divided(total, count) if op is ReduceOp.MEAN else total * communicator.num_replicas
+    if leaf.example_mask is not None and 0 in axes:
+        return _reduce_examples(communicator, op, leaf, axes)
     sums = map_each(_SumAxes(axes), leaf, communicator.mesh)
     if op is ReduceOp.SUM:
         return communicator.reduce(ReduceOp.SUM, [sums])[0]
@@ -123,6 +126,19 @@ def _reduce_axis(communicator: Communicator, op: ReduceOp, leaf: Any, axis: Any)
         counts = PerReplica(sizes, mesh=communicator.mesh)
         total, count = communicator.reduce(ReduceOp.SUM, [sums, counts])
     return _divided(jnp.asarray(_plain(total)), _plain(count))
+
+
+def _reduce_examples(communicator: Communicator, op: ReduceOp, leaf: PerReplica, axes: Any) -> Any:
+    """`_reduce_axis` for a padded value: its padding counts for nothing."""
+    mesh, mask, uniform = communicator.mesh, leaf.example_mask, leaf.uniform
+    assert mask is not None and uniform is not None
+    sums = map_each(_SumAxes(axes), without_padding(leaf, mesh), mesh)
+    counts = map_each(_SumAxes((0,)), mask, mesh)
+    total, rows = communicator.reduce(ReduceOp.SUM, [sums, counts])
+    if op is ReduceOp.SUM:
+        return total
+    others = _count(uniform.shape, tuple(a for a in axes if a != 0))
+    return _divided(jnp.asarray(_plain(total)), _plain(rows) * others)
 
 
 def _sample(leaf: Any) -> Any:
@@ -174,5 +190,20 @@ def gather(communicator: Communicator, structure: Any, axis: int) -> Any:
             raise NotImplementedError("gather does not take IndexedSlices; use reduce(axis=None).")
         if not isinstance(leaf, PerReplica | Mirrored) and not is_number(leaf):
             raise CollectiveError(f"Only arrays can be gathered, got {leaf!r}.")
-    gathered = [communicator.gather(leaf, axis)[0] for leaf in leaves]
+    gathered = [_gather_leaf(communicator, leaf, axis) for leaf in leaves]
     return jax.tree.map(_plain, treedef.unflatten(gathered), is_leaf=_is_mirrored)
+
+
+def _gather_leaf(communicator: Communicator, leaf: Any, axis: int) -> Any:
+    """One value joined along `axis`; padding is left out."""
+    joined = communicator.gather(leaf, axis)[0]
+    mask = leaf.example_mask if isinstance(leaf, PerReplica) else None
+    if mask is None or checked_axis(axis, leaf.uniform) != 0:
+        return joined
+    if is_transforming():
+        raise CollectiveError(
+            "gather(axis=0) of a padded batch inside a compiled step: how many examples there are is known "
+            "only when it runs. Return the per-replica value from the step and gather it outside."
+        )
+    examples = communicator.gather(mask, 0)[0]
+    return jnp.asarray(_plain(joined))[jnp.asarray(_plain(examples))]

@@ -23,6 +23,17 @@ import jax.numpy as jnp
 from replicax.collectives import Communicator
 from replicax.contexts import Scope, current, enter_default, require_cross_replica
 from replicax.execution import Function, run
+from replicax.input import (
+    ArrayDataset,
+    DistributedDataset,
+    InputContext,
+    InputOptions,
+    Pipeline,
+    Target,
+    distribute_dataset,
+    distribute_datasets_from_function,
+    from_arrays,
+)
 from replicax.strategies._extended import StrategyExtended
 from replicax.strategies._reductions import gather, reduce
 from replicax.strategies._run_options import RunOptions, ValueContext
@@ -266,6 +277,85 @@ class Strategy(abc.ABC):
             return leaf.values[index] if isinstance(leaf, DistributedValues) else leaf
 
         return tuple(map_leaves(lambda leaf, i=i: part(leaf, i), value) for i in range(count))
+
+    @cached_property
+    def input_pipeline(self) -> Pipeline:
+        """The part of the input that this process reads."""
+        return Pipeline.of(self.mesh)
+
+    def _input_target(self) -> Target:
+        return Target(self.mesh, self.input_pipeline, committed=self.places_values)
+
+    @final
+    def distribute_dataset(self, dataset: Any, options: InputOptions | None = None) -> DistributedDataset:
+        """Split the batches of a dataset over the replicas, and have them ready when a step wants them.
+
+        Each batch of `dataset` is a global batch, for all replicas together. It is split along the first
+        axis: sizes differ by at most one, and no example is left out, added or doubled.
+
+        Args:
+            dataset: a Grain `MapDataset`, `IterDataset` or `DataLoader`, a `tf.data.Dataset`, a torch
+                `DataLoader`, `rx.from_arrays(...)`, `rx.from_files(...)`, a list of batches or anything
+                else that can be iterated over again, a function that returns a fresh iterator, or an
+                iterator, which gives one pass. Batches are arrays or structures of arrays.
+            options: an `InputOptions`.
+
+        Returns:
+            A `DistributedDataset` to loop over.
+
+        Raises:
+            NotADatasetError: `dataset` is nothing of the above.
+            InputError: when it is read: batches that can't be split.
+
+        >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> dataset = rx.from_arrays({"x": jnp.arange(5.0), "y": jnp.ones(5)}).batch(3)
+        >>> for batch in strategy.distribute_dataset(dataset):
+        ...     print([x.tolist() for x in strategy.local_results(batch["x"])])
+        [[0.0, 1.0], [2.0]]
+        [[3.0], [4.0]]
+        """
+        require_cross_replica(self, "distribute_dataset()")
+        return distribute_dataset(dataset, self._input_target(), options)
+
+    @final
+    def distribute_datasets_from_function(
+        self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
+    ) -> DistributedDataset:
+        """Distribute datasets that you make yourself for each process, or for each replica.
+
+        Nothing is split here: each replica takes the next batch of its process's dataset, whose batch size
+        is that of one replica. At the end of a dataset, replicas that it has no batch for get an empty one.
+
+        Args:
+            dataset_fn: called with an `InputContext`, once for each process (or for each replica, with
+                `InputReplicationMode.PER_REPLICA`); returns anything that `distribute_dataset` takes.
+            options: an `InputOptions`.
+
+        >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> def dataset_fn(context):
+        ...     batch_size = context.get_per_replica_batch_size(4)
+        ...     return rx.from_arrays(np.arange(8)).batch(batch_size)
+        >>> for batch in strategy.distribute_datasets_from_function(dataset_fn):
+        ...     print([x.tolist() for x in strategy.local_results(batch)])
+        [[0, 1], [2, 3]]
+        [[4, 5], [6, 7]]
+        """
+        require_cross_replica(self, "distribute_datasets_from_function()")
+        return distribute_datasets_from_function(dataset_fn, self._input_target(), options)
+
+    @final
+    def make_numpy_dataset(self, numpy_input: Any) -> ArrayDataset:
+        """A dataset of the rows of arrays; the same as `rx.from_arrays`.
+
+        Args:
+            numpy_input: an array, or a structure of arrays with one row for each example.
+
+        >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> dataset = strategy.make_numpy_dataset((np.zeros((6, 2)), np.arange(6)))
+        >>> strategy.distribute_dataset(dataset.batch(4)).cardinality
+        2
+        """
+        return from_arrays(numpy_input)
 
     @final
     def distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:

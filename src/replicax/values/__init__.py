@@ -13,6 +13,7 @@ from replicax.values._distributed import (
     on_first_replica,
 )
 from replicax.values._indexed_slices import IndexedSlices
+from replicax.values._masks import attach_masks, find_masks, without_padding
 from replicax.values._nest import (
     Component,
     flatten,
@@ -25,6 +26,7 @@ from replicax.values._nest import (
     split,
 )
 from replicax.values._operators import forward_operators
+from replicax.values._specs import PerReplicaSpec, TensorSpec, check_signature
 
 __all__ = [
     "Component",
@@ -34,6 +36,11 @@ __all__ = [
     "Leaf",
     "Mirrored",
     "PerReplica",
+    "PerReplicaSpec",
+    "TensorSpec",
+    "attach_masks",
+    "check_signature",
+    "find_masks",
     "flatten",
     "free",
     "forward_operators",
@@ -48,4 +55,5 @@ __all__ = [
     "regroup_traced",
     "select",
     "split",
+    "without_padding",
 ]

@@ -107,10 +107,10 @@ class DistributedValues(Leaf, abc.ABC):
 class Layout:
     """What a `PerReplica` is made of, apart from arrays. One object for each layout: compared with `is`."""
 
-    __slots__ = ("kind", "mesh", "scalar")
+    __slots__ = ("kind", "masked", "mesh", "scalar")
 
-    def __init__(self, kind: str, mesh: ReplicaMesh | None, scalar: bool) -> None:
-        self.kind, self.mesh, self.scalar = kind, mesh, scalar
+    def __init__(self, kind: str, mesh: ReplicaMesh | None, scalar: bool, masked: bool = False) -> None:
+        self.kind, self.mesh, self.scalar, self.masked = kind, mesh, scalar, masked
 
     def __repr__(self) -> str:
         return f"{self.kind} on {self.mesh}"
@@ -144,12 +144,13 @@ class PerReplica(DistributedValues):
     Array(10, dtype=int32)
     """
 
-    __slots__ = ("_array", "_components", "_layout")
+    __slots__ = ("_array", "_components", "_layout", "_mask")
 
     def __init__(self, values: Sequence[Any], *, mesh: ReplicaMesh | None = None) -> None:
         """Wrap `values`, one for each local replica."""
         self._components: tuple[Any, ...] | None = tuple(values)
         self._array: Any = None
+        self._mask: PerReplica | None = None
         self._layout = _layout("components", mesh, False)
 
     @classmethod
@@ -161,7 +162,7 @@ class PerReplica(DistributedValues):
     def from_layout(cls, array: Any, layout: Layout) -> PerReplica:
         """The value that consists of one array, which lies as `layout` says."""
         self = object.__new__(cls)
-        self._components, self._array, self._layout = None, array, layout
+        self._components, self._array, self._layout, self._mask = None, array, layout, None
         return self
 
     @classmethod
@@ -193,8 +194,20 @@ class PerReplica(DistributedValues):
                 f"A PerReplica value with {has} components was used for {needs} replicas."
             )
         if self.mesh is None:
-            self._layout = _layout(self._layout.kind, mesh, self._layout.scalar)
+            self._layout = _layout(self._layout.kind, mesh, self._layout.scalar, self._layout.masked)
         return self
+
+    @property
+    def example_mask(self) -> PerReplica | None:
+        """Which of its rows are examples, if it is a padded batch or was computed from one; else None."""
+        return self._mask
+
+    def with_mask(self, mask: PerReplica) -> PerReplica:
+        """This value, of whose rows `mask` says which are examples."""
+        masked = PerReplica((), mesh=self.mesh)
+        masked._components, masked._array, masked._mask = self._components, self._array, mask
+        masked._layout = _layout(self._layout.kind, self.mesh, self._layout.scalar, True)
+        return masked
 
     @property
     def is_local(self) -> bool:
@@ -285,7 +298,8 @@ class PerReplica(DistributedValues):
                 join = jnp.stack if scalar else jnp.concatenate
                 return join([jnp.asarray(c) for c in self._components]), scalar
             components = [c if is_array(c) else jnp.asarray(c) for c in self._components]
-            self._array, self._layout = mesh.assemble(components), _layout("global", mesh, scalar)
+            self._array = mesh.assemble(components)
+            self._layout = _layout("global", mesh, scalar, self._layout.masked)
         return self._array, self._layout.scalar
 
     def __repr__(self) -> str:
@@ -297,14 +311,11 @@ class PerReplica(DistributedValues):
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], Any]:
         """Children: the global array where the components are alike, the components otherwise."""
-        if self._array is not None:
-            return (self._array,), self._layout
         mesh = self.mesh
-        if mesh is not None and self._all_arrays():
+        if self._array is None and mesh is not None and self._all_arrays():
             self.to_global(mesh)
-        if self._array is not None:
-            return (self._array,), self._layout
-        return self.components, self._layout
+        children = self.components if self._array is None else (self._array,)
+        return (children if self._mask is None else (*children, self._mask)), self._layout
 
     def _all_arrays(self) -> bool:
         arrays = all(map(is_array, self._components or ()))
@@ -314,9 +325,10 @@ class PerReplica(DistributedValues):
     @classmethod
     def tree_unflatten(cls, aux: Any, children: Any) -> PerReplica:
         """Rebuild from whatever a tree function made of the children."""
-        if aux.kind == "components":
-            return cls(children, mesh=aux.mesh)
-        return cls.from_layout(children[0], aux)
+        *values, mask = children if aux.masked else (*children, None)
+        self = cls(values, mesh=aux.mesh) if aux.kind == "components" else cls.from_layout(values[0], aux)
+        self._layout, self._mask = aux, mask
+        return self
 
 
 @final

@@ -1,0 +1,38 @@
+"""Input: datasets of any kind, split exactly over the replicas and read ahead of the step."""
+
+from replicax.input._arrays import ArrayDataset, from_arrays
+from replicax.input._dataset import (
+    DistributedDataset,
+    Target,
+    distribute_dataset,
+    distribute_datasets_from_function,
+)
+from replicax.input._files import FileDataset, from_files
+from replicax.input._iterator import DistributedIterator, InputStats, OptionalBatch
+from replicax.input._options import AutoShardPolicy, InputContext, InputOptions, InputReplicationMode
+from replicax.input._pipeline import Pipeline
+from replicax.input._plan import InputPlan, PipelinePlan
+from replicax.input._source import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
+
+__all__ = [
+    "INFINITE_CARDINALITY",
+    "UNKNOWN_CARDINALITY",
+    "ArrayDataset",
+    "AutoShardPolicy",
+    "DistributedDataset",
+    "DistributedIterator",
+    "FileDataset",
+    "InputContext",
+    "InputOptions",
+    "InputPlan",
+    "InputReplicationMode",
+    "InputStats",
+    "OptionalBatch",
+    "Pipeline",
+    "PipelinePlan",
+    "Target",
+    "distribute_dataset",
+    "distribute_datasets_from_function",
+    "from_arrays",
+    "from_files",
+]

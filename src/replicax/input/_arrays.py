@@ -1,0 +1,316 @@
+"""`rx.from_arrays`: arrays in memory (or memory-mapped) as a dataset, read by index.
+
+Positions are counted in examples, so a pass can be continued exactly, on any number of replicas and even
+with another batch size; a pipeline reads only its own rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, final
+
+import jax
+import numpy as np
+
+from replicax.errors import InputError
+from replicax.input._batch import Batch, aligned_empty, device_dtype, is_numeric, leaf_names, to_arrays
+from replicax.input._source import INFINITE_CARDINALITY, Reader, Source
+from replicax.values import TensorSpec
+
+__all__ = ["ArrayDataset", "from_arrays"]
+
+
+def from_arrays(arrays: Any) -> ArrayDataset:
+    """A dataset of the rows of `arrays`.
+
+    The arrays are neither copied nor checked for changes: leave them alone while they are read. NumPy's
+    memory-mapped arrays work, and only the rows that a batch needs are read.
+
+    Args:
+        arrays: an array, or a structure of arrays that all have one row for each example.
+
+    Raises:
+        InputError: no arrays, or different numbers of rows.
+
+    >>> dataset = rx.from_arrays({"x": np.arange(5), "y": np.arange(5) ** 2}).batch(4)
+    >>> for batch in dataset:
+    ...     print(batch)
+    {'x': array([0, 1, 2, 3]), 'y': array([0, 1, 4, 9])}
+    {'x': array([4]), 'y': array([16])}
+    """
+    leaves, treedef = jax.tree.flatten(arrays)
+    rows = tuple(np.asarray(leaf) for leaf in to_arrays(leaves, treedef))
+    if not rows:
+        raise InputError(f"rx.from_arrays needs at least one array, got {arrays!r}.")
+    for name, array in zip(leaf_names(treedef), rows, strict=True):
+        if array.ndim == 0:
+            raise InputError(
+                f"rx.from_arrays takes arrays with one row for each example, but {name} is the single "
+                f"number {array}. Make a list of numbers an array with np.asarray."
+            )
+    sizes = {array.shape[0] for array in rows}
+    if len(sizes) > 1:
+        pairs = zip(leaf_names(treedef), rows, strict=True)
+        listing = ", ".join(f"{name} has {array.shape[0]}" for name, array in pairs)
+        raise InputError(f"rx.from_arrays takes arrays with one number of rows, but {listing}.")
+    return ArrayDataset(rows, treedef)
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class ArrayDataset:
+    """Rows of arrays as a dataset; made by `rx.from_arrays`.
+
+    The methods return a new dataset, so that they can be written one after the other, in the order
+    shuffle, repeat, batch, or shuffle, batch, repeat.
+
+    >>> dataset = rx.from_arrays(np.arange(6)).shuffle(seed=1).batch(4)
+    >>> [batch.tolist() for batch in dataset]
+    [[4, 0, 2, 1], [5, 3]]
+    """
+
+    _rows: tuple[np.ndarray, ...]
+    _treedef: Any
+    _seed: int | None = None
+    _epochs: int | None = 1
+    _batch_size: int | None = None
+    _drop_remainder: bool = False
+    _across_epochs: bool = False
+
+    def __repr__(self) -> str:
+        shapes = jax.tree.map(lambda a: f"{a.dtype}{list(a.shape)}", self._treedef.unflatten(self._rows))
+        batched = f", batch {self._batch_size}" if self._batch_size else ", not batched"
+        shuffled = "" if self._seed is None else f", shuffled with seed {self._seed}"
+        return f"<ArrayDataset of {shapes}{shuffled}{batched}>"
+
+    def shuffle(self, *, seed: int = 0) -> ArrayDataset:
+        """Give the examples in a random order, another one for every epoch.
+
+        Args:
+            seed: the same seed gives the same orders, in every process and on any number of replicas.
+
+        >>> examples = rx.from_arrays(np.arange(3)).shuffle(seed=2).repeat(2).batch(3)
+        >>> [batch.tolist() for batch in examples]
+        [[2, 0, 1], [0, 2, 1]]
+        """
+        if self._batch_size is not None or self._epochs != 1:
+            raise InputError(
+                "ArrayDataset.shuffle comes before repeat and batch: every epoch is shuffled as a whole, "
+                "and batches are made of the shuffled examples."
+            )
+        if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
+            raise InputError(f"ArrayDataset.shuffle(seed={seed!r}): pass an integer that is not negative.")
+        return dataclasses.replace(self, _seed=int(seed))
+
+    def repeat(self, count: int | None = None) -> ArrayDataset:
+        """Go over the examples several times in one pass.
+
+        Before `batch`, batches run on from one epoch into the next; after it, each epoch ends with its own
+        partial batch.
+
+        Args:
+            count: how many times; None is without end.
+
+        >>> rows = rx.from_arrays(np.arange(3))
+        >>> [batch.tolist() for batch in rows.repeat(2).batch(2)]
+        [[0, 1], [2, 0], [1, 2]]
+        >>> [batch.tolist() for batch in rows.batch(2).repeat(2)]
+        [[0, 1], [2], [0, 1], [2]]
+        """
+        if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 0):
+            raise InputError(f"ArrayDataset.repeat({count!r}): pass a number of epochs, or None for ever.")
+        if self._epochs != 1:
+            raise InputError("ArrayDataset.repeat was called before; call it once.")
+        return dataclasses.replace(self, _epochs=count, _across_epochs=self._batch_size is None)
+
+    def batch(self, batch_size: int, drop_remainder: bool = False) -> ArrayDataset:
+        """Put examples together into batches, for all replicas together.
+
+        Args:
+            batch_size: how many examples a batch has.
+            drop_remainder: leave out a last batch that would be smaller.
+
+        >>> [batch.tolist() for batch in rx.from_arrays(np.arange(5)).batch(2, drop_remainder=True)]
+        [[0, 1], [2, 3]]
+        """
+        if isinstance(batch_size, bool) or not isinstance(batch_size, int | np.integer) or batch_size < 1:
+            raise InputError(f"ArrayDataset.batch({batch_size!r}): pass a batch size of at least 1.")
+        if self._batch_size is not None:
+            raise InputError(
+                f"ArrayDataset.batch was called before, with {self._batch_size}; call it once."
+            )
+        return dataclasses.replace(self, _batch_size=int(batch_size), _drop_remainder=bool(drop_remainder))
+
+    def __iter__(self) -> Any:
+        reader = self.source().open(0)
+        while True:
+            try:
+                batch = reader.read()
+            except StopIteration:
+                return
+            assert isinstance(batch, _ArrayBatch)
+            yield batch.unchanged()
+
+    def source(self) -> Source:
+        """What a strategy reads; raises if the examples were not put into batches."""
+        if self._batch_size is None:
+            raise InputError(
+                f"{self!r} gives single examples. Put them into batches, for all replicas together, with "
+                ".batch(global_batch_size)."
+            )
+        return _ArraySource(self)
+
+    # The order of examples. Epochs are counted over all passes, so that looping twice over a dataset gives
+    # the same as looping once over one that repeats twice.
+
+    @property
+    def num_rows(self) -> int:
+        """How many examples there are."""
+        return self._rows[0].shape[0]
+
+    def order(self, epoch: int) -> np.ndarray | None:
+        """The rows of an epoch in their order; None if they are not shuffled."""
+        if self._seed is None:
+            return None
+        order = np.arange(self.num_rows, dtype=np.int32 if self.num_rows < 2**31 else np.int64)
+        np.random.default_rng([self._seed, epoch]).shuffle(order)
+        return order
+
+
+@final
+class _ArraySource(Source):
+    def __init__(self, dataset: ArrayDataset) -> None:
+        self._dataset = dataset
+        self.batch_size = dataset._batch_size
+
+    @property
+    def cardinality(self) -> int:
+        dataset, size = self._dataset, self._dataset._batch_size
+        assert size is not None
+        if dataset.num_rows == 0 or dataset._epochs == 0:
+            return 0
+        if dataset._epochs is None:
+            smaller = dataset._drop_remainder and not dataset._across_epochs and dataset.num_rows < size
+            return 0 if smaller else INFINITE_CARDINALITY
+        rows, passes = dataset.num_rows, dataset._epochs
+        if dataset._across_epochs:
+            rows, passes = rows * passes, 1
+        return passes * (rows // size if dataset._drop_remainder else -(-rows // size))
+
+    def open(self, number: int) -> Reader:
+        return _ArrayReader(self._dataset, number, self.cardinality)
+
+    def spec(self) -> Any:
+        dataset = self._dataset
+        endless = dataset._epochs is None and dataset._across_epochs
+        rows = self.batch_size if dataset._drop_remainder or endless else None
+        specs = [TensorSpec((rows, *array.shape[1:]), array.dtype) for array in dataset._rows]
+        return dataset._treedef.unflatten(specs)
+
+
+@final
+class _ArrayReader(Reader):
+    def __init__(self, dataset: ArrayDataset, number: int, cardinality: int) -> None:
+        super().__init__()
+        self._dataset = dataset
+        self._first_epoch = number * (dataset._epochs or 0)
+        self._epoch, self._offset = 0, 0
+        self._orders: dict[int, np.ndarray | None] = {}
+        self._empty = cardinality == 0
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+    def _read(self) -> Batch:
+        dataset, size = self._dataset, self._dataset._batch_size
+        assert size is not None
+        spans: list[tuple[int, int, int]] = []
+        while size > 0 and not self._at_end():
+            stop = min(self._offset + size, dataset.num_rows)
+            spans.append((self._epoch, self._offset, stop))
+            size -= stop - self._offset
+            self._offset = stop
+            if stop == dataset.num_rows:
+                self._epoch, self._offset = self._epoch + 1, 0
+                if not dataset._across_epochs:
+                    break
+        if not spans or (size > 0 and dataset._drop_remainder and self._at_end()):
+            raise StopIteration
+        if size > 0 and dataset._drop_remainder:
+            return self._read()  # the rest of an epoch is left out, and the next one begins
+        return _ArrayBatch(dataset, [(self._order(epoch), a, b) for epoch, a, b in spans])
+
+    def _at_end(self) -> bool:
+        epochs = self._dataset._epochs
+        return self._empty or (epochs is not None and self._epoch >= epochs)
+
+    def _order(self, epoch: int) -> np.ndarray | None:
+        if epoch not in self._orders:
+            self._orders = {e: order for e, order in self._orders.items() if e == epoch - 1}
+            self._orders[epoch] = self._dataset.order(self._first_epoch + epoch)
+        return self._orders[epoch]
+
+    def _bookmark(self) -> dict[str, Any]:
+        return {"epoch": self._epoch, "offset": self._offset}
+
+    def _seek(self, position: dict[str, Any]) -> None:
+        epoch, offset = position["epoch"], position["offset"]
+        if offset >= max(self._dataset.num_rows, 1):
+            raise InputError(
+                f"The position is after {offset} examples of an epoch, but the dataset has only "
+                f"{self._dataset.num_rows}: it is not the dataset that the position was saved from."
+            )
+        self._epoch, self._offset = epoch, offset
+
+
+@final
+class _ArrayBatch(Batch):
+    """Rows that are gathered when they are taken."""
+
+    def __init__(self, dataset: ArrayDataset, spans: list[tuple[np.ndarray | None, int, int]]) -> None:
+        self._rows, self.treedef, self._spans = dataset._rows, dataset._treedef, spans
+        self.num_rows = self._num_rows = sum(stop - start for _, start, stop in spans)
+
+    @property
+    def leaves(self) -> Sequence[Any]:
+        return self._rows
+
+    def rows(self, start: int, stop: int) -> list[Any]:
+        wanted = self._wanted(start, stop)
+        return [_gathered(array, wanted) for array in self._rows]
+
+    def unchanged(self) -> Any:
+        """All rows, with their own dtypes."""
+        wanted = self._wanted(0, self._num_rows)
+        return self.treedef.unflatten(array[wanted] for array in self._rows)
+
+    def _wanted(self, start: int, stop: int) -> slice | np.ndarray:
+        """Which rows of the arrays: a slice if they lie together."""
+        parts: list[slice | np.ndarray] = []
+        before = 0
+        for order, first, last in self._spans:
+            low, high = max(start - before, 0), min(stop - before, last - first)
+            if low < high:
+                span = slice(first + low, first + high)
+                parts.append(span if order is None else order[span])
+            before += last - first
+        if len(parts) == 1:
+            return parts[0]
+        indices = [np.arange(p.start, p.stop) if isinstance(p, slice) else p for p in parts]
+        return np.concatenate(indices) if indices else slice(0, 0)
+
+
+def _gathered(array: np.ndarray, wanted: slice | np.ndarray) -> np.ndarray:
+    if not is_numeric(array):
+        return array[wanted]
+    dtype = device_dtype(array)
+    if isinstance(wanted, slice) and array.dtype == dtype:
+        return array[wanted]
+    num_rows = wanted.stop - wanted.start if isinstance(wanted, slice) else len(wanted)
+    rows = aligned_empty((num_rows, *array.shape[1:]), dtype)
+    if isinstance(wanted, slice) or array.dtype != dtype:
+        rows[...] = array[wanted]
+    else:
+        np.take(array, wanted, axis=0, out=rows, mode="clip")
+    return rows

@@ -1,0 +1,156 @@
+"""A batch: a structure of arrays with one row for each example, of which any rows can be taken.
+
+Rows that are taken belong to the caller: nobody changes their memory afterwards, so they can be handed to
+a device that reads them later or, on CPU, goes on using them. Readers that reuse their buffers are common,
+and JAX copies in the background; so rows of foreign arrays are copied here, into memory that is aligned as
+JAX likes it, which makes this the only copy.
+"""
+
+from __future__ import annotations
+
+import abc
+import sys
+from collections.abc import Sequence
+from typing import Any, final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from replicax.errors import InputError
+from replicax.values import TensorSpec, is_key
+
+__all__ = ["Batch", "WholeBatch", "aligned_empty", "device_dtype", "is_numeric", "leaf_names", "to_arrays"]
+
+_ALIGNMENT = 64  # bytes: what XLA wants to use host memory as it is
+
+
+def aligned_empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """An uninitialised array that the CPU device can use without copying it."""
+    dtype = np.dtype(dtype)
+    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    memory = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    return memory[start : start + size].view(dtype).reshape(shape)
+
+
+def is_numeric(array: Any) -> bool:
+    """Whether `array` can be on a device: not text, bytes or Python objects."""
+    return isinstance(array, jax.Array) or array.dtype.kind in "biufcV"
+
+
+def device_dtype(array: Any) -> Any:
+    """The dtype that JAX gives an array: 32 bits wide unless 64 were asked for."""
+    return array.dtype if is_key(array) else jax.dtypes.canonicalize_dtype(array.dtype)
+
+
+class Batch(abc.ABC):
+    """Rows to take from, and what they look like."""
+
+    treedef: Any
+    """The structure."""
+    num_rows: int | None
+    """How many examples; None for an element without a batch axis."""
+
+    @property
+    @abc.abstractmethod
+    def leaves(self) -> Sequence[Any]:
+        """The arrays, or arrays with other rows that are like them."""
+
+    @abc.abstractmethod
+    def rows(self, start: int, stop: int) -> list[Any]:
+        """The rows `start` to `stop` of every array, on the host, in memory that nobody else changes."""
+
+
+@final
+class WholeBatch(Batch):
+    """A batch that a reader has read as a whole.
+
+    Args:
+        structure: the arrays.
+        private: nobody changes them afterwards, so they need not be copied.
+    """
+
+    def __init__(self, structure: Any, *, private: bool) -> None:
+        """Look at what arrived."""
+        leaves, self.treedef = jax.tree.flatten(structure)
+        self._leaves = to_arrays(leaves, self.treedef)
+        self._private = private
+        sizes = {leaf.shape[0] if leaf.ndim else None for leaf in self._leaves}
+        self.num_rows = sizes.pop() if len(sizes) == 1 else None
+
+    @property
+    def leaves(self) -> Sequence[Any]:
+        """The arrays."""
+        return self._leaves
+
+    def rows(self, start: int, stop: int) -> list[Any]:
+        """The rows `start` to `stop`; of an element without a batch axis, all of it."""
+        if self.num_rows is None:
+            return [self._taken(leaf) for leaf in self._leaves]
+        return [self._taken(leaf[start:stop]) for leaf in self._leaves]
+
+    def _taken(self, part: Any) -> Any:
+        if isinstance(part, jax.Array):
+            return part
+        if not is_numeric(part):
+            return part.copy()
+        dtype = device_dtype(part)
+        if self._private and part.dtype == dtype:
+            return part
+        copy = aligned_empty(part.shape, dtype)
+        copy[...] = part
+        return copy
+
+
+def leaf_names(treedef: Any) -> list[str]:
+    """What to call the leaves of a structure in messages."""
+    paths, _ = jax.tree_util.tree_flatten_with_path(treedef.unflatten(range(treedef.num_leaves)))
+    return [f"element{jax.tree_util.keystr(path)}" for path, _ in paths]
+
+
+def to_arrays(leaves: Sequence[Any], treedef: Any) -> list[Any]:
+    """`leaves` as JAX or NumPy arrays; raises for what is no array."""
+    arrays = list(map(_to_array, leaves))
+    for i, array in enumerate(arrays):
+        if array is None:
+            raise InputError(
+                f"A dataset gave a batch whose {leaf_names(treedef)[i]} is no array but "
+                f"{_described(leaves[i])}. A batch is an array with one row for each example, or a "
+                "structure (tuple, list, dict, ...) of such arrays; make them with np.asarray or np.stack."
+            )
+    return arrays
+
+
+def _to_array(leaf: Any) -> Any:
+    if isinstance(leaf, np.ndarray | jax.Array):
+        return leaf
+    if isinstance(leaf, bool | int | float | complex | np.generic):
+        return np.asarray(leaf)
+    torch, tensorflow = sys.modules.get("torch"), sys.modules.get("tensorflow")
+    if torch is not None and isinstance(leaf, torch.Tensor):
+        return _from_torch(leaf, torch)
+    if tensorflow is not None and isinstance(leaf, tensorflow.Tensor):
+        return leaf.numpy()
+    return None
+
+
+def _from_torch(tensor: Any, torch: Any) -> np.ndarray:
+    tensor = tensor.detach().cpu()
+    if tensor.dtype is torch.bfloat16:  # NumPy has it from JAX, and torch can't make it
+        return tensor.view(torch.int16).numpy().view(jnp.bfloat16)
+    return tensor.numpy()
+
+
+def _described(leaf: Any) -> str:
+    text = repr(leaf)
+    return f"a {type(leaf).__name__}: {text if len(text) < 60 else text[:57] + '...'}"
+
+
+def spec_of(batch: Batch) -> Any:
+    """The structure of a batch with specs in place of arrays; the number of rows is left open."""
+    specs = [
+        TensorSpec((None, *leaf.shape[1:]) if batch.num_rows is not None else leaf.shape, leaf.dtype)
+        for leaf in batch.leaves
+    ]
+    return batch.treedef.unflatten(specs)

@@ -1,0 +1,305 @@
+"""`DistributedDataset`: what `strategy.distribute_dataset` returns."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, final
+
+import jax
+
+from replicax.contexts import enter_default
+from replicax.errors import InputError, InputModeError, NotADatasetError
+from replicax.input._batch import device_dtype, spec_of
+from replicax.input._iterator import DistributedIterator, Pass
+from replicax.input._options import AutoShardPolicy, InputContext, InputOptions, InputReplicationMode
+from replicax.input._partial import PartialBatches
+from replicax.input._pipeline import Pipeline
+from replicax.input._place import Placer
+from replicax.input._plan import InputPlan, PipelinePlan
+from replicax.input._recognise import find_source
+from replicax.input._sharding import share
+from replicax.input._source import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Source
+from replicax.input._stream import DealtStream, Stream
+from replicax.topology import ReplicaMesh
+from replicax.values import PerReplicaSpec, TensorSpec
+
+__all__ = ["DistributedDataset", "Target", "distribute_dataset", "distribute_datasets_from_function"]
+
+_TRANSFORMATIONS = (
+    "batch cache concatenate enumerate filter flat_map interleave map padded_batch prefetch repeat shard "
+    "shuffle skip take unbatch window with_options zip"
+)
+
+
+@final
+class Target:
+    """Where batches go: the devices of a strategy, and its part of the input.
+
+    Args:
+        mesh: the devices.
+        pipeline: which replicas this process feeds.
+        committed: whether the strategy keeps values on its devices.
+    """
+
+    def __init__(self, mesh: ReplicaMesh, pipeline: Pipeline, *, committed: bool) -> None:
+        """Say where."""
+        self.mesh, self.pipeline, self.committed = mesh, pipeline, committed
+
+
+@final
+class DistributedDataset:
+    """Batches for the replicas of a strategy; made by `strategy.distribute_dataset`.
+
+    Loop over it as often as you like. Each batch has the structure of the dataset's, with per-replica
+    values in place of arrays, on the replicas' devices; with one replica, plain arrays.
+
+    >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+    >>> dataset = strategy.distribute_dataset(rx.from_arrays(jnp.arange(10.0)).batch(4))
+    >>> for batch in dataset:
+    ...     print(strategy.reduce("MEAN", batch, axis=0))
+    1.5
+    5.5
+    8.5
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        options: InputOptions,
+        plan: InputPlan,
+        sources: Sequence[Source],
+        open_stream: Callable[[int, str], Stream],
+        *,
+        num_parts: int,
+        layout: dict[str, Any],
+        cardinality: int,
+    ) -> None:
+        """Made by a strategy."""
+        self._target, self._options, self._plan = target, options, plan
+        self._sources, self._num_parts = sources, num_parts
+        self._open_stream, self._layout = open_stream, layout
+        self._cardinality = cardinality
+        self._num_passes = 0
+        self._placer = Placer(target.mesh, on_device=options.on_device, committed=target.committed)
+
+    def __iter__(self) -> DistributedIterator:
+        number, self._num_passes = self._num_passes, self._num_passes + 1
+        this_pass = Pass(
+            open=self._open_stream,
+            new_topic=self._target.pipeline.new_topic,
+            layout=self._layout,
+            element_spec=lambda: self.element_spec,
+            placer=self._placer,
+            partial_batches=lambda: PartialBatches(
+                self._options.partial_batch, self._sources[0].batch_size, self._num_parts
+            ),
+            buffer_size=self._options.per_replica_buffer_size,
+            number=number,
+        )
+        return DistributedIterator(this_pass, self._continue_from)
+
+    def _continue_from(self, number: int) -> None:
+        self._num_passes = number + 1
+
+    @property
+    def _full_size(self) -> int | None:
+        """How many examples a replica gets of a full batch, if that is known beforehand."""
+        size = self._sources[0].batch_size
+        return None if size is None else -(-size // self._num_parts)
+
+    def plan(self) -> InputPlan:
+        """Which pipeline reads which files or rows.
+
+        >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> print(strategy.distribute_dataset([np.arange(4)]).plan())
+        DATA: every pipeline goes through all batches and keeps its replicas' rows
+        pipeline 0, replicas 0-1: its replicas' rows of every batch
+        """
+        return self._plan
+
+    @property
+    def cardinality(self) -> int:
+        """How many batches one pass gives; -1 (`rx.INFINITE_CARDINALITY`) for ever, -2 if not known.
+
+        >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> strategy.distribute_dataset(rx.from_arrays(np.arange(10)).batch(4)).cardinality
+        3
+        """
+        return self._cardinality
+
+    @functools.cached_property
+    def element_spec(self) -> Any:
+        """What a batch looks like; as `input_signature` of `rx.function` it says what a step takes.
+
+        The number of examples is None unless all batches are sure to have the same. Where the dataset
+        does not say it beforehand, the first batch is read to find out.
+
+        Raises:
+            InputError: there is no batch to find out from.
+
+        >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> dataset = strategy.distribute_dataset(rx.from_arrays(jnp.ones((6, 3))).batch(2))
+        >>> dataset.element_spec.value_specs[0]
+        TensorSpec(shape=(None, 3), dtype=float32)
+        >>> @rx.function(input_signature=[dataset.element_spec])
+        ... def step(batch):
+        ...     return strategy.reduce("SUM", batch, axis=0)
+        >>> [step(batch).shape for batch in dataset]
+        [(3,), (3,), (3,)]
+        """
+        source = self._sources[0]
+        spec = source.spec()
+        if spec is None:
+            first = source.peek()
+            if first is None:
+                raise InputError("The dataset has no batches, so there is no telling what they look like.")
+            spec = spec_of(first)
+        return jax.tree.map(self._of_replicas, spec)
+
+    def _of_replicas(self, spec: TensorSpec) -> Any:
+        """The spec of a batch as that of a value of the replicas."""
+        rows = spec.shape[0] if spec.shape else None
+        if rows is not None:
+            rows = rows // self._num_parts if rows % self._num_parts == 0 else None
+        if self._options.partial_batch != "exact" and self._full_size is not None:
+            rows = self._full_size
+        shape = (rows, *spec.shape[1:]) if spec.shape else ()
+        dtype = spec.dtype if spec.dtype.kind in "OSU" else device_dtype(spec)
+        count = len(self._target.pipeline.own)
+        if self._target.pipeline.num_replicas == 1 and self._options.partial_batch != "pad":
+            return TensorSpec(shape, dtype)
+        return PerReplicaSpec(*[TensorSpec(shape, dtype)] * count)
+
+    def reduce(self, initial_state: Any, reduce_func: Callable[[Any, Any], Any]) -> Any:
+        """Go over the batches with a running result.
+
+        Args:
+            initial_state: what to begin with.
+            reduce_func: called with the result so far and a batch; returns the next result.
+
+        >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> dataset = strategy.distribute_dataset(rx.from_arrays(np.arange(8)).batch(4))
+        >>> dataset.reduce(0, lambda total, batch: total + strategy.reduce("SUM", batch, axis=0))
+        Array(28, dtype=int32)
+        """
+        return functools.reduce(reduce_func, self, initial_state)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        hint = ""
+        if name in _TRANSFORMATIONS.split():
+            hint = f" Transform before distributing: strategy.distribute_dataset(dataset.{name}(...))."
+        raise AttributeError(f"'DistributedDataset' object has no attribute {name!r}.{hint}")
+
+
+def distribute_dataset(dataset: Any, target: Target, options: InputOptions | None) -> DistributedDataset:
+    """`dataset`, whose batches are for all replicas, split over the replicas of `target`."""
+    chosen = _checked_options(options)
+    if isinstance(dataset, DistributedDataset):
+        raise NotADatasetError("The dataset is distributed already; distribute the original dataset.")
+    if chosen.replication_mode is InputReplicationMode.PER_REPLICA:
+        raise InputModeError(
+            "InputReplicationMode.PER_REPLICA is for strategy.distribute_datasets_from_function, which can "
+            "make a dataset for each replica; here there is one dataset for all."
+        )
+    pipeline = target.pipeline
+    shard = share(find_source(dataset), pipeline, chosen.auto_shard_policy)
+    layout: dict[str, Any] = {"policy": shard.plan.policy.name}
+    if shard.plan.policy is not AutoShardPolicy.DATA:
+        layout |= _layout(pipeline) | {"replicas": pipeline.num_replicas}
+    return DistributedDataset(
+        target,
+        chosen,
+        shard.plan,
+        [shard.source],
+        shard.stream,
+        num_parts=pipeline.num_replicas,
+        layout=layout,
+        cardinality=_cardinality(shard.source.cardinality, shard.plan.policy, pipeline, chosen),
+    )
+
+
+def _layout(pipeline: Pipeline) -> dict[str, Any]:
+    return {"pipelines": pipeline.num_pipelines, "pipeline": pipeline.pipeline_id}
+
+
+def _cardinality(batches: int, policy: AutoShardPolicy, pipeline: Pipeline, options: InputOptions) -> int:
+    """The number of steps, if the number of batches tells."""
+    if options.partial_batch == "drop" and batches > 0:
+        return UNKNOWN_CARDINALITY
+    if policy is AutoShardPolicy.DATA or batches == INFINITE_CARDINALITY:
+        return batches
+    if policy is AutoShardPolicy.OFF and batches >= 0:
+        fewest = min(map(len, pipeline.replicas))
+        return -(-batches * pipeline.num_replicas // fewest)
+    return UNKNOWN_CARDINALITY
+
+
+def distribute_datasets_from_function(
+    dataset_fn: Callable[[InputContext], Any], target: Target, options: InputOptions | None
+) -> DistributedDataset:
+    """The datasets that `dataset_fn` makes, whose batches are for one replica each."""
+    chosen = _checked_options(options)
+    if not callable(dataset_fn):
+        raise TypeError(f"distribute_datasets_from_function takes a function, got {dataset_fn!r}.")
+    per_replica = chosen.replication_mode is InputReplicationMode.PER_REPLICA
+    _check_placement(chosen, per_replica)
+    pipeline = target.pipeline
+    contexts = _contexts(pipeline, per_replica)
+    with enter_default():
+        sources = [find_source(dataset_fn(context)) for context in contexts]
+
+    def open_stream(number: int, topic: str) -> Stream:
+        return DealtStream([source.open(number) for source in sources], pipeline, topic)
+
+    plans = [PipelinePlan(replicas) for replicas in pipeline.replicas]
+    plan = InputPlan(AutoShardPolicy.OFF, AutoShardPolicy.OFF, "", tuple(plans))
+    layout: dict[str, Any] = {"policy": "FUNCTION"}
+    if per_replica:
+        layout = {"policy": "PER_REPLICA", "replicas": pipeline.num_replicas}
+    return DistributedDataset(
+        target,
+        chosen,
+        plan,
+        sources,
+        open_stream,
+        num_parts=1,
+        layout=layout | _layout(pipeline),
+        cardinality=_dealt_cardinality(sources, pipeline, per_replica),
+    )
+
+
+def _contexts(pipeline: Pipeline, per_replica: bool) -> list[InputContext]:
+    count = pipeline.num_replicas
+    if per_replica:
+        return [InputContext(count, replica, count) for replica in pipeline.own]
+    return [InputContext(pipeline.num_pipelines, pipeline.pipeline_id, count)]
+
+
+def _dealt_cardinality(sources: Sequence[Source], pipeline: Pipeline, per_replica: bool) -> int:
+    counts = [source.cardinality for source in sources]
+    if pipeline.num_pipelines > 1 or UNKNOWN_CARDINALITY in counts:
+        return UNKNOWN_CARDINALITY
+    if INFINITE_CARDINALITY in counts:
+        return INFINITE_CARDINALITY
+    return max(counts) if per_replica else -(-counts[0] // len(pipeline.own))
+
+
+def _checked_options(options: Any) -> InputOptions:
+    if options is not None and not isinstance(options, InputOptions):
+        raise TypeError(f"options must be an rx.InputOptions, got {options!r}.")
+    return options or InputOptions()
+
+
+def _check_placement(options: InputOptions, per_replica: bool) -> None:
+    if not options.place_dataset_on_device:
+        return
+    if per_replica and options.fetch_to_device is not False:
+        raise InputError(
+            "InputOptions(place_dataset_on_device=True) with PER_REPLICA needs fetch_to_device=False: a "
+            "dataset on the device has nothing to fetch."
+        )
+    if not per_replica:
+        raise InputError(
+            "InputOptions(place_dataset_on_device=True) needs the replication mode PER_REPLICA."
+        )

@@ -1,0 +1,205 @@
+"""`rx.from_files`: a list of files and a function that reads one of them.
+
+This is the source whose files several pipelines can share out (`AutoShardPolicy.FILE`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import glob
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, final
+
+import jax
+import numpy as np
+
+from replicax.errors import InputError, MissingFilesError, NotADatasetError
+from replicax.input._batch import Batch, WholeBatch
+from replicax.input._source import NoFiles, Reader, Source
+
+__all__ = ["FileDataset", "from_files"]
+
+_Path = str | os.PathLike[str]
+
+
+def from_files(paths: _Path | Sequence[_Path], reader: Callable[[str], Any]) -> FileDataset:
+    r"""A dataset of the examples in files, one file after the other.
+
+    Args:
+        paths: the files, or a pattern such as "data/*.npz", whose files are taken in alphabetical order.
+        reader: called with the path of a file; returns its examples: something to iterate over, or with
+            a length and an index (a Grain source such as `grain.sources.ArrayRecordDataSource`), which
+            makes it possible to continue in the middle of a file without reading up to there. Without
+            `.batch` the reader gives batches itself.
+
+    Raises:
+        MissingFilesError: there are no such files.
+
+    >>> import pathlib, tempfile
+    >>> folder = pathlib.Path(tempfile.mkdtemp())
+    >>> for i in range(2):
+    ...     _ = (folder / f"{i}.txt").write_text(f"{i}0\n{i}1\n{i}2\n")
+    >>> dataset = rx.from_files(folder / "*.txt", np.loadtxt).batch(4)
+    >>> [batch.tolist() for batch in dataset]
+    [[0.0, 1.0, 2.0, 10.0], [11.0, 12.0]]
+    """
+    if not callable(reader):
+        raise TypeError(f"rx.from_files needs a function that reads a file, got {reader!r}.")
+    if isinstance(paths, str | os.PathLike):
+        pattern = os.fspath(paths)
+        found = sorted(glob.glob(pattern, recursive=True))
+        if not found:
+            raise MissingFilesError(f"rx.from_files found no files for {pattern!r}.")
+    else:
+        found = [os.fspath(path) for path in paths]
+        missing = [path for path in found if not os.path.exists(path)]
+        if missing:
+            raise MissingFilesError(f"rx.from_files: these files are not there: {', '.join(missing)}.")
+        if not found:
+            raise MissingFilesError("rx.from_files got an empty list of files.")
+    return FileDataset(tuple(found), reader)
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class FileDataset:
+    """The examples in files as a dataset; made by `rx.from_files`.
+
+    >>> rx.from_files([__file__], lambda path: open(path)).paths == (__file__,)
+    True
+    """
+
+    paths: tuple[str, ...]
+    reader: Callable[[str], Any]
+    batch_size: int | None = None
+    drop_remainder: bool = False
+
+    def batch(self, batch_size: int, drop_remainder: bool = False) -> FileDataset:
+        """Put examples together into batches, for all replicas together; they run on across files.
+
+        Args:
+            batch_size: how many examples a batch has.
+            drop_remainder: leave out a last batch that would be smaller.
+
+        >>> numbers = rx.from_files([__file__], lambda path: range(5)).batch(2, drop_remainder=True)
+        >>> [batch.tolist() for batch in numbers]
+        [[0, 1], [2, 3]]
+        """
+        if isinstance(batch_size, bool) or not isinstance(batch_size, int | np.integer) or batch_size < 1:
+            raise InputError(f"FileDataset.batch({batch_size!r}): pass a batch size of at least 1.")
+        if self.batch_size is not None:
+            raise InputError(f"FileDataset.batch({self.batch_size}) was called before; call it once.")
+        return dataclasses.replace(self, batch_size=int(batch_size), drop_remainder=bool(drop_remainder))
+
+    def __iter__(self) -> Any:
+        reader = self.source().open(0)
+        try:
+            while True:
+                try:
+                    batch = reader.read()
+                except StopIteration:
+                    return
+                yield batch.treedef.unflatten(batch.leaves)
+        finally:
+            reader.close()
+
+    def source(self) -> Source:
+        """What a strategy reads."""
+        return _FileSource(self)
+
+
+@final
+class _FileSource(Source):
+    def __init__(self, dataset: FileDataset) -> None:
+        self._dataset = dataset
+        self.batch_size = dataset.batch_size
+        self.files = dataset.paths
+
+    def open(self, number: int) -> Reader:
+        return _FileReader(self._dataset)
+
+    def of_files(self, num_shards: int, index: int) -> Source:
+        if len(self.files) < num_shards:
+            raise NoFiles(f"it has {len(self.files)} files for {num_shards} pipelines")
+        paths = self._dataset.paths[index::num_shards]
+        return _FileSource(dataclasses.replace(self._dataset, paths=paths))
+
+
+@final
+class _FileReader(Reader):
+    """Goes through files, and in each through its examples, which it may put together into batches."""
+
+    def __init__(self, dataset: FileDataset) -> None:
+        super().__init__()
+        self._dataset = dataset
+        self._file, self._index = 0, 0
+        self._examples: Iterator[Any] | None = None
+
+    def _next_example(self) -> Any:
+        while self._file < len(self._dataset.paths):
+            if self._examples is None:
+                self._examples = self._open(self._index)
+            try:
+                example = next(self._examples)
+            except StopIteration:
+                self._file, self._index, self._examples = self._file + 1, 0, None
+                continue
+            self._index += 1
+            return example
+        raise StopIteration
+
+    def _open(self, start: int) -> Iterator[Any]:
+        path = self._dataset.paths[self._file]
+        examples = self._dataset.reader(path)
+        if hasattr(examples, "__len__") and hasattr(examples, "__getitem__"):
+            return (examples[i] for i in range(start, len(examples)))
+        if not isinstance(examples, Iterable):
+            raise NotADatasetError(
+                f"The reader given to rx.from_files must return examples to iterate over; for {path!r} it "
+                f"returned {examples!r}."
+            )
+        iterator = iter(examples)
+        for _ in range(start):
+            next(iterator, None)
+        return iterator
+
+    def _read(self) -> Batch:
+        size = self._dataset.batch_size
+        if size is None:
+            return WholeBatch(self._next_example(), private=False)
+        examples = []
+        while len(examples) < size:
+            try:
+                examples.append(self._next_example())
+            except StopIteration:
+                break
+        if not examples or (len(examples) < size and self._dataset.drop_remainder):
+            raise StopIteration
+        return WholeBatch(_stacked(examples), private=True)
+
+    def _bookmark(self) -> dict[str, Any]:
+        return {"file": self._file, "index": self._index}
+
+    def _seek(self, position: dict[str, Any]) -> None:
+        self._file, self._index, self._examples = position["file"], position["index"], None
+        if self._file > len(self._dataset.paths):
+            raise InputError(
+                f"The position is in file {self._file}, but the dataset has {len(self._dataset.paths)}."
+            )
+
+    def close(self) -> None:
+        examples, self._examples = self._examples, None
+        close = getattr(examples, "close", None)
+        if callable(close):
+            close()
+
+
+def _stacked(examples: list[Any]) -> Any:
+    try:
+        return jax.tree.map(lambda *rows: np.stack([np.asarray(row) for row in rows]), *examples)
+    except ValueError as error:
+        raise InputError(
+            f"Examples can't be put together into a batch of {len(examples)}, since they differ in "
+            f"structure or shape: {error}"
+        ) from error

@@ -1,0 +1,97 @@
+"""Grain's datasets and data loaders, which know their own position exactly."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, final
+
+from replicax.errors import InputError
+from replicax.input._batch import Batch, WholeBatch
+from replicax.input._source import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Reader, Source
+
+__all__ = ["grain_source"]
+
+# Grain's length of a dataset that repeats for ever.
+_ENDLESS = 2**60
+
+
+def grain_source(dataset: Any) -> Source | None:
+    """The source of a Grain dataset or loader; None for anything else."""
+    grain = sys.modules.get("grain")
+    if grain is None:
+        return None
+    if isinstance(dataset, grain.MapDataset | grain.IterDataset):
+        return _DatasetSource(dataset, is_map=isinstance(dataset, grain.MapDataset))
+    return _LoaderSource(dataset) if isinstance(dataset, grain.DataLoader) else None
+
+
+@final
+class _DatasetSource(Source):
+    def __init__(self, dataset: Any, *, is_map: bool) -> None:
+        self._dataset, self._is_map = dataset, is_map
+
+    @property
+    def cardinality(self) -> int:
+        if not self._is_map:
+            return UNKNOWN_CARDINALITY
+        length = len(self._dataset)
+        return INFINITE_CARDINALITY if length >= _ENDLESS else length
+
+    def open(self, number: int) -> Reader:
+        return _DatasetReader(iter(self._dataset))
+
+
+@final
+class _DatasetReader(Reader):
+    def __init__(self, iterator: Any) -> None:
+        super().__init__()
+        self._iterator = iterator
+
+    def _read(self) -> Batch:
+        return WholeBatch(next(self._iterator), private=False)
+
+    def _bookmark(self) -> dict[str, Any]:
+        return {"grain": self._iterator.get_state()}
+
+    def _seek(self, position: dict[str, Any]) -> None:
+        if "grain" not in position:
+            raise InputError("The position was saved from another kind of dataset, not from a Grain one.")
+        self._iterator.set_state(position["grain"])
+
+    def close(self) -> None:
+        self._iterator.close()
+
+
+@final
+class _LoaderSource(Source):
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def open(self, number: int) -> Reader:
+        return _LoaderReader(iter(self._loader))
+
+
+@final
+class _LoaderReader(Reader):
+    """Like `_DatasetReader`, with states that are bytes and no way to close."""
+
+    def __init__(self, iterator: Any) -> None:
+        super().__init__()
+        self._iterator: Any = iterator
+
+    def _read(self) -> Batch:
+        return WholeBatch(next(self._iterator), private=False)
+
+    def _bookmark(self) -> dict[str, Any]:
+        return {"grain_loader": self._iterator.get_state().decode()}
+
+    def _seek(self, position: dict[str, Any]) -> None:
+        if "grain_loader" not in position:
+            raise InputError("The position was saved from another kind of dataset, not a Grain DataLoader.")
+        self._iterator.set_state(position["grain_loader"].encode())
+
+    def close(self) -> None:
+        inner: Any = getattr(self._iterator, "_iterator", None)
+        self._iterator = iter(())
+        if inner is not None and hasattr(inner, "close"):
+            inner.close()

@@ -1,0 +1,369 @@
+"""`DistributedIterator`: one pass over a distributed dataset, read ahead in the background."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any, final
+
+from replicax._jax import is_transforming
+from replicax.contexts import current
+from replicax.errors import InputError, OutOfRangeError
+from replicax.input._feed import Feed
+from replicax.input._partial import PartialBatches
+from replicax.input._place import Placer
+from replicax.input._stream import Stream
+
+__all__ = ["DistributedIterator", "InputStats", "OptionalBatch"]
+
+_FORMAT = 1
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class InputStats:
+    """How long steps waited for input.
+
+    Args:
+        steps: how many batches were handed out.
+        examples: how many examples those had, on all replicas.
+        first_wait_seconds: how long the first batch took, when nothing could be ready.
+        wait_seconds: how long the others were waited for.
+        seconds: the time from the first batch to the last.
+
+    >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+    >>> iterator = iter(strategy.distribute_dataset(rx.from_arrays(np.arange(10)).batch(4)))
+    >>> for batch in iterator:
+    ...     pass
+    >>> iterator.stats().steps, iterator.stats().examples
+    (3, 10)
+    """
+
+    steps: int = 0
+    examples: int = 0
+    first_wait_seconds: float = 0.0
+    wait_seconds: float = 0.0
+    seconds: float = 0.0
+
+    @property
+    def wait_fraction(self) -> float:
+        """The part of the time, after the first batch, that was spent waiting."""
+        return self.wait_seconds / self.seconds if self.seconds > 0 else 0.0
+
+    def __str__(self) -> str:
+        return (
+            f"{self.steps} steps, {self.examples} examples in {self.seconds:.2f} s: waited "
+            f"{self.wait_seconds:.2f} s for input ({self.wait_fraction:.1%}), and "
+            f"{self.first_wait_seconds:.2f} s for the first batch"
+        )
+
+
+@final
+class OptionalBatch:
+    """A batch, or nothing; what `get_next_as_optional` returns.
+
+    >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+    >>> iterator = iter(strategy.distribute_dataset([]))
+    >>> iterator.get_next_as_optional().has_value()
+    False
+    """
+
+    def __init__(self, batches: list[Any]) -> None:
+        """Of at most one batch."""
+        self._batches = batches
+
+    def has_value(self) -> bool:
+        """Whether there is a batch."""
+        return bool(self._batches)
+
+    def get_value(self) -> Any:
+        """The batch; raises `InputError` if there is none."""
+        if not self._batches:
+            raise InputError("There was no batch left; ask `has_value()` first.")
+        return self._batches[0]
+
+    def __repr__(self) -> str:
+        return f"OptionalBatch({self._batches[0]!r})" if self._batches else "OptionalBatch()"
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Pass:
+    """What an iterator needs to know of the dataset that it goes over.
+
+    Args:
+        open: begins a pass, given its number and a topic.
+        new_topic: what pipelines call the next pass among themselves.
+        layout: what a position depends on besides the data, as JSON.
+        element_spec: what the batches look like.
+        placer: puts batches on the devices.
+        partial_batches: makes the treatment of partial batches, anew for every pass.
+        buffer_size: how many batches to keep ready.
+        number: which pass this is.
+    """
+
+    open: Callable[[int, str], Stream]
+    new_topic: Callable[[], str]
+    layout: dict[str, Any]
+    element_spec: Callable[[], Any]
+    placer: Placer
+    partial_batches: Callable[[], PartialBatches]
+    buffer_size: int
+    number: int
+
+
+@final
+class DistributedIterator:
+    """Gives the batches of a distributed dataset, one after the other; made by `iter(dataset)`.
+
+    Batches are read and moved to the devices in the background. An error of the reader is raised by the
+    step that would have used the batch. Closing (or dropping) an iterator ends the reading; it can also be
+    used in a `with` block.
+
+    >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+    >>> iterator = iter(strategy.distribute_dataset(rx.from_arrays(np.arange(4.0)).batch(4)))
+    >>> next(iterator)
+    PerReplica:{
+      0: Array([0., 1.], dtype=float32),
+      1: Array([2., 3.], dtype=float32)
+    }
+    >>> next(iterator)
+    Traceback (most recent call last):
+    StopIteration
+    """
+
+    def __init__(self, this_pass: Pass, on_restore: Callable[[int], None]) -> None:
+        """Nothing is read before the first batch is asked for."""
+        self._pass = this_pass
+        self._on_restore = on_restore
+        self._number = this_pass.number
+        self._lock = threading.Lock()
+        self._closed = False
+        self._begin(None)
+
+    def _begin(self, state: dict[str, Any] | None) -> None:
+        """Open the dataset, at the beginning or where `state` says; reading starts with the first batch."""
+        self._state = state or self._as_state(None, 0)
+        self._start: float | None = None
+        self._stats = InputStats()
+        producer = _Producer(self._pass, self._number, state)
+        self._feed = Feed(producer.make, producer.close, self._pass.buffer_size)
+        self._finalizer = weakref.finalize(self, self._feed.close)
+
+    def _as_state(self, position: Any, examples: int) -> dict[str, Any]:
+        return {
+            "format": _FORMAT,
+            "pass": self._number,
+            "examples": examples,
+            **self._pass.layout,
+            "position": position,
+        }
+
+    def __iter__(self) -> DistributedIterator:
+        return self
+
+    def __next__(self) -> Any:
+        self._check_context()
+        with self._lock:
+            began = time.perf_counter()
+            made = self._feed.get()
+            ended = time.perf_counter()
+            if made is None:
+                raise StopIteration
+            batch, position, examples = made
+            self._note(began, ended, examples)
+            self._state = self._as_state(position, self._state["examples"] + examples)
+        return batch
+
+    def _check_context(self) -> None:
+        if self._closed:
+            raise InputError("This iterator was closed; begin another pass with iter(dataset).")
+        here = current()
+        if here.replica is not None and here.strategy.num_replicas_in_sync > 1:
+            raise InputError(
+                "next(iterator) was called in a replica function, which would give every replica another "
+                "batch. Call it outside: strategy.run(replica_fn, args=(next(iterator),))."
+            )
+        if is_transforming():
+            raise InputError(
+                "next(iterator) was called while JAX traces (in rx.function or jax.jit), which would make "
+                "this one batch a constant of the program. Loop outside, and pass the batch as an "
+                "argument: `for batch in dataset: step(batch)`."
+            )
+
+    def _note(self, began: float, ended: float, examples: int) -> None:
+        then = self._stats
+        if self._start is None:
+            self._start = ended
+            self._stats = InputStats(1, examples, first_wait_seconds=ended - began)
+        else:
+            self._stats = InputStats(
+                then.steps + 1,
+                then.examples + examples,
+                then.first_wait_seconds,
+                then.wait_seconds + ended - began,
+                ended - self._start,
+            )
+
+    def get_next(self) -> Any:
+        """The next batch, like `next(iterator)`.
+
+        Raises:
+            OutOfRangeError: there is none left.
+
+        >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> iterator = iter(strategy.distribute_dataset(rx.from_arrays(np.arange(2)).batch(2)))
+        >>> strategy.local_results(iterator.get_next())
+        (Array([0], dtype=int32), Array([1], dtype=int32))
+        """
+        try:
+            return next(self)
+        except StopIteration:
+            raise OutOfRangeError("The dataset has no more batches.") from None
+
+    def get_next_as_optional(self) -> OptionalBatch:
+        """The next batch, or an empty `OptionalBatch` after the last.
+
+        >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> iterator = iter(strategy.distribute_dataset(rx.from_arrays(np.arange(2)).batch(2)))
+        >>> optional = iterator.get_next_as_optional()
+        >>> optional.has_value(), strategy.local_results(optional.get_value())
+        (True, (Array([0], dtype=int32), Array([1], dtype=int32)))
+        """
+        try:
+            return OptionalBatch([next(self)])
+        except StopIteration:
+            return OptionalBatch([])
+
+    @property
+    def element_spec(self) -> Any:
+        """What the batches look like; as the dataset's."""
+        return self._pass.element_spec()
+
+    def state(self) -> dict[str, Any]:
+        """The position after the last batch that was handed out, whatever has been read ahead.
+
+        It holds numbers and strings only, so it can be written as JSON. It does not depend on the number
+        of replicas, nor on that of pipelines unless they read different data (FILE, OFF, a dataset_fn).
+
+        Returns:
+            A dictionary for `restore`. Its entry "examples" is the number of examples so far.
+
+        >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> iterator = iter(strategy.distribute_dataset(rx.from_arrays(np.arange(10)).batch(4)))
+        >>> _ = next(iterator)
+        >>> iterator.state()["examples"]
+        4
+        """
+        return dict(self._state)
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go to a position that `state()` gave, of this dataset or an equal one, on any strategy.
+
+        Exact and quick for `rx.from_arrays`, `rx.from_files` and Grain. Other datasets are read up to the
+        position, which is exact if they give the same batches again. The passes after this one are numbered
+        on from it, so that a dataset that shuffles goes on with the right order.
+
+        Args:
+            state: what `state()` returned.
+
+        Raises:
+            InputError: the position is of another kind of dataset or way of sharing it.
+
+        >>> dataset = rx.from_arrays(np.arange(12)).batch(4)
+        >>> two = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> iterator = iter(two.distribute_dataset(dataset))
+        >>> _ = next(iterator)
+        >>> one = rx.OneDeviceStrategy("CPU:0")
+        >>> other = iter(one.distribute_dataset(dataset))
+        >>> other.restore(iterator.state())
+        >>> next(other)
+        Array([4, 5, 6, 7], dtype=int32)
+        """
+        self._check_state(state)
+        with self._lock:
+            self._finalizer()
+            self._number = state["pass"]
+            self._on_restore(self._number)
+            self._begin(state if state["position"] is not None else None)
+            self._closed = False
+
+    def _check_state(self, state: Any) -> None:
+        if not isinstance(state, dict) or state.get("format") != _FORMAT:
+            raise InputError(f"iterator.restore takes what iterator.state() returned, got {state!r}.")
+        for name, wanted in self._pass.layout.items():
+            if state.get(name) != wanted:
+                raise InputError(
+                    f"The position was saved with {name} = {state.get(name)!r}, and here it is {wanted!r}. "
+                    "A position fits any number of replicas and pipelines if all go through the same "
+                    "batches (AutoShardPolicy.DATA); where they read different data it fits the same ones."
+                )
+
+    def stats(self) -> InputStats:
+        """How many batches there were, and how long they were waited for.
+
+        >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> iterator = iter(strategy.distribute_dataset(rx.from_arrays(np.arange(8)).batch(4)))
+        >>> _ = list(iterator)
+        >>> iterator.stats().wait_fraction <= 1
+        True
+        """
+        return self._stats
+
+    def close(self) -> None:
+        """Stop reading, and end the background thread.
+
+        >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> iterator = iter(strategy.distribute_dataset([np.arange(4)]))
+        >>> iterator.close()
+        >>> next(iterator)
+        Traceback (most recent call last):
+        replicax.errors.InputError: This iterator was closed; begin another pass with iter(dataset).
+        """
+        self._closed = True
+        self._finalizer()
+
+    def __enter__(self) -> DistributedIterator:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+@final
+class _Producer:
+    """Makes batches for the feed: opens the dataset when the first is wanted, reads, places."""
+
+    def __init__(self, this_pass: Pass, number: int, state: dict[str, Any] | None) -> None:
+        self._pass, self._number, self._state = this_pass, number, state
+        self._topic = this_pass.new_topic()  # here: the order of passes is that of the user's thread
+        self._stream: Stream | None = None
+        self._partial = this_pass.partial_batches()
+
+    def make(self) -> tuple[Any, Any, int] | None:
+        """The next batch, the position after it, and its number of examples; None after the last."""
+        stream = self._open()
+        while True:
+            step = stream.next()
+            if step is None:
+                return None
+            if self._partial.keep(step):
+                break
+        batch = self._pass.placer.place(step, self._partial.padded_size)
+        return batch, stream.position(), sum(step.sizes)
+
+    def _open(self) -> Stream:
+        if self._stream is None:
+            self._stream = self._pass.open(self._number, self._topic)
+            if self._state is not None:
+                self._stream.seek(self._state["position"])
+        return self._stream
+
+    def close(self) -> None:
+        """Close the dataset."""
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.close()

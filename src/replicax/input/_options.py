@@ -1,0 +1,202 @@
+"""What a user can say about input: options, the sharding policy, and what a dataset function is told."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from typing import Any, Literal, final
+
+from replicax.errors import InputError
+
+__all__ = ["AutoShardPolicy", "InputContext", "InputOptions", "InputReplicationMode", "PartialBatch"]
+
+PartialBatch = Literal["exact", "pad", "drop", "error"]
+
+
+class AutoShardPolicy(enum.Enum):
+    """How several input pipelines (one for each process) share a dataset.
+
+    With one pipeline there is nothing to share, and every policy gives the same batches.
+
+    >>> rx.AutoShardPolicy.DATA
+    <AutoShardPolicy.DATA: 2>
+    """
+
+    OFF = -1
+    """Every pipeline reads the whole dataset; each example is seen once by each pipeline."""
+    AUTO = 0
+    """FILE if there are at least as many files as pipelines, otherwise DATA."""
+    FILE = 1
+    """Every pipeline reads some of the files, and makes its replicas' part of each global batch of them."""
+    DATA = 2
+    """Every pipeline goes through all global batches and keeps its replicas' rows: the order of examples is
+    that of one pipeline."""
+    HINT = 3
+    """The dataset says itself where it is sharded: `tf.data` with `SHARD_HINT`."""
+
+
+class InputReplicationMode(enum.Enum):
+    """How often `distribute_datasets_from_function` calls the dataset function.
+
+    >>> rx.InputReplicationMode("PER_REPLICA")
+    <InputReplicationMode.PER_REPLICA: 'PER_REPLICA'>
+    """
+
+    PER_WORKER = "PER_WORKER"
+    """Once for each process; its replicas take batches from the one dataset in turn."""
+    PER_REPLICA = "PER_REPLICA"
+    """Once for each replica, which has the dataset for itself."""
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class InputContext:
+    """What a dataset function is told about the part of the input that it makes.
+
+    Args:
+        num_input_pipelines: how many datasets are made, over all processes.
+        input_pipeline_id: which of them this is.
+        num_replicas_in_sync: how many replicas run together.
+
+    >>> context = rx.InputContext(num_input_pipelines=2, input_pipeline_id=1, num_replicas_in_sync=4)
+    >>> context.get_per_replica_batch_size(64)
+    16
+    """
+
+    num_input_pipelines: int = 1
+    input_pipeline_id: int = 0
+    num_replicas_in_sync: int = 1
+
+    def get_per_replica_batch_size(self, global_batch_size: int) -> int:
+        """The batch size of one replica.
+
+        Args:
+            global_batch_size: that of all replicas together.
+
+        Raises:
+            InputError: it does not divide by the number of replicas.
+
+        >>> rx.InputContext(num_replicas_in_sync=4).get_per_replica_batch_size(10)
+        Traceback (most recent call last):
+        replicax.errors.InputError: A global batch size of 10 does not divide by 4 replicas; 8 and 12 do.
+        """
+        size, rest = divmod(global_batch_size, self.num_replicas_in_sync)
+        if rest:
+            count = self.num_replicas_in_sync
+            below = f"{size * count} and " if size else ""
+            raise InputError(
+                f"A global batch size of {global_batch_size} does not divide by {count} replicas; "
+                f"{below}{(size + 1) * count} {'do' if size else 'does'}."
+            )
+        return size
+
+
+_ALIASES = {
+    "experimental_fetch_to_device": "fetch_to_device",
+    "experimental_prefetch_to_device": "fetch_to_device",
+    "experimental_replication_mode": "replication_mode",
+    "experimental_place_dataset_on_device": "place_dataset_on_device",
+    "experimental_per_replica_buffer_size": "per_replica_buffer_size",
+}
+
+
+@final
+@dataclasses.dataclass(frozen=True, init=False)
+class InputOptions:
+    """How a dataset is distributed.
+
+    Args:
+        fetch_to_device: move batches to the replicas' devices ahead of the step; None means True. False
+            leaves them in host memory, as NumPy arrays.
+        replication_mode: how often `distribute_datasets_from_function` calls its function.
+        place_dataset_on_device: TensorFlow's other way to say that batches should be on the devices; it
+            needs `PER_REPLICA` and `fetch_to_device=False`.
+        per_replica_buffer_size: how many batches are kept ready in the background. 0 reads each batch
+            when it is asked for, in the caller's thread.
+        partial_batch: what to do with a batch that does not give every replica the full number of examples,
+            most often the last one.
+
+            - "exact" gives every replica its true rows: sizes differ by at most one, and where there are
+              fewer rows than replicas some get none.
+            - "pad" fills up with rows that do not count, so that all steps have one shape;
+              `rx.get_replica_context().example_mask` tells which rows count, and reductions over axis 0
+              leave the others out.
+            - "drop" leaves the batch out.
+            - "error" raises.
+        auto_shard_policy: how several pipelines share the dataset.
+        **aliases: the same options in TensorFlow's spelling, `experimental_fetch_to_device` and so on.
+
+    >>> options = rx.InputOptions(experimental_fetch_to_device=False, partial_batch="drop")
+    >>> options.fetch_to_device, options.partial_batch
+    (False, 'drop')
+    """
+
+    fetch_to_device: bool | None
+    replication_mode: InputReplicationMode
+    place_dataset_on_device: bool
+    per_replica_buffer_size: int
+    partial_batch: PartialBatch
+    auto_shard_policy: AutoShardPolicy
+
+    def __init__(
+        self,
+        fetch_to_device: bool | None = None,
+        replication_mode: InputReplicationMode | str = InputReplicationMode.PER_WORKER,
+        place_dataset_on_device: bool = False,
+        per_replica_buffer_size: int = 2,
+        partial_batch: PartialBatch = "exact",
+        auto_shard_policy: AutoShardPolicy | str = AutoShardPolicy.AUTO,
+        **aliases: Any,
+    ) -> None:
+        """Check the options, and take those in TensorFlow's spelling."""
+        given = {
+            "fetch_to_device": fetch_to_device,
+            "replication_mode": replication_mode,
+            "place_dataset_on_device": place_dataset_on_device,
+            "per_replica_buffer_size": per_replica_buffer_size,
+            "partial_batch": partial_batch,
+            "auto_shard_policy": auto_shard_policy,
+        }
+        for alias, value in aliases.items():
+            if alias not in _ALIASES:
+                names = ", ".join((*given, *_ALIASES))
+                raise TypeError(f"InputOptions has no option {alias!r}; it has {names}.")
+            given[_ALIASES[alias]] = value
+        given["replication_mode"] = _member(InputReplicationMode, given["replication_mode"])
+        given["auto_shard_policy"] = _member(AutoShardPolicy, given["auto_shard_policy"])
+        for name, value in given.items():
+            object.__setattr__(self, name, value)
+        self._check()
+
+    def _check(self) -> None:
+        size = self.per_replica_buffer_size
+        if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+            raise InputError(f"InputOptions(per_replica_buffer_size={size!r}): pass 0, 1, 2, ...")
+        if self.partial_batch not in ("exact", "pad", "drop", "error"):
+            raise InputError(
+                f"InputOptions(partial_batch={self.partial_batch!r}): choose 'exact', 'pad', 'drop' or "
+                "'error'."
+            )
+        if self.partial_batch == "pad" and not self.on_device:
+            raise InputError(
+                "InputOptions(partial_batch='pad', fetch_to_device=False): a padded batch and its mask are "
+                "made on the devices. Leave fetch_to_device out."
+            )
+
+    @property
+    def on_device(self) -> bool:
+        """Whether batches go to the replicas' devices."""
+        return self.fetch_to_device is not False or self.place_dataset_on_device
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _ALIASES:
+            return getattr(self, _ALIASES[name])
+        raise AttributeError(f"InputOptions has no attribute {name!r}.")
+
+
+def _member(kind: type[enum.Enum], value: Any) -> Any:
+    """`value` as a member of an enum: itself, or its name; also TensorFlow's enum of the same name."""
+    name = value if isinstance(value, str) else getattr(value, "name", None)
+    if not isinstance(value, kind) and name not in kind.__members__:
+        raise InputError(f"{value!r} is no {kind.__name__}; there are {', '.join(kind.__members__)}.")
+    return value if isinstance(value, kind) else kind[str(name)]

@@ -1,0 +1,86 @@
+"""An input pipeline: the part of the input that one process reads, for its replicas.
+
+With one process there is one pipeline, and all replicas are its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable
+from typing import Any, final
+
+from replicax._jax import exchange_between_processes
+from replicax.topology import ReplicaMesh
+
+__all__ = ["Exchange", "Pipeline", "split_sizes"]
+
+Exchange = Callable[[str, int, Any], list[Any]]
+"""`exchange(topic, number, message)`: the messages of all pipelines, which number theirs from 0."""
+
+# How long a pipeline waits for the others' next step: they may be compiling theirs.
+_PATIENCE_SECONDS = 1800.0
+
+
+def split_sizes(num_rows: int, num_parts: int) -> list[int]:
+    """How many rows each part gets: sizes differ by at most one, the larger ones first."""
+    size, rest = divmod(num_rows, num_parts)
+    return [size + (i < rest) for i in range(num_parts)]
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Pipeline:
+    """One of the pipelines of a strategy.
+
+    Args:
+        pipeline_id: which one.
+        replicas: the replicas that each pipeline feeds.
+        exchange: how pipelines tell each other what they have, where they read different data.
+    """
+
+    pipeline_id: int
+    replicas: tuple[tuple[int, ...], ...]
+    exchange: Exchange | None = None
+
+    _topics = itertools.count()
+
+    @classmethod
+    def of(cls, mesh: ReplicaMesh) -> Pipeline:
+        """The pipeline of this process."""
+        by_process: dict[int, list[int]] = {}
+        for replica, devices in enumerate(mesh.replica_devices):
+            by_process.setdefault(devices[0].process_index, []).append(replica)
+        processes, replicas = tuple(by_process), tuple(map(tuple, by_process.values()))
+
+        def exchange(topic: str, number: int, message: Any) -> list[Any]:
+            return exchange_between_processes(processes, topic, number, message, _PATIENCE_SECONDS)
+
+        own = mesh.local_replica_ids
+        return cls(replicas.index(own) if own in replicas else 0, replicas, exchange)
+
+    @property
+    def num_pipelines(self) -> int:
+        """How many pipelines there are."""
+        return len(self.replicas)
+
+    @property
+    def num_replicas(self) -> int:
+        """How many replicas they feed together."""
+        return sum(map(len, self.replicas))
+
+    @property
+    def own(self) -> tuple[int, ...]:
+        """The replicas that this pipeline feeds."""
+        return self.replicas[self.pipeline_id]
+
+    def new_topic(self) -> str:
+        """A name for one pass over a dataset, the same in all processes if they begin the same passes."""
+        return f"replicax/input/{next(self._topics)}"
+
+    def tell(self, topic: str, number: int, message: Any) -> list[Any]:
+        """What all pipelines have to say in their step `number`; every one of them must call this."""
+        if self.num_pipelines == 1:
+            return [message]
+        assert self.exchange is not None
+        return self.exchange(topic, number, message)

@@ -1,0 +1,159 @@
+"""From host to devices: the arrays of a step as values of the strategy's replicas.
+
+An even step becomes one global array for each leaf, made of this process's rows alone. Uneven ones become
+one array for each replica.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, final
+
+import jax
+import numpy as np
+
+from replicax.errors import InputError
+from replicax.input._batch import aligned_empty, device_dtype, is_numeric
+from replicax.input._stream import Piece, Step
+from replicax.topology import ReplicaMesh
+from replicax.values import PerReplica
+
+__all__ = ["Placer"]
+
+
+@final
+class Placer:
+    """Puts steps where a strategy wants them.
+
+    Args:
+        mesh: the strategy's devices.
+        on_device: False leaves the arrays in host memory.
+        committed: False lets JAX move a single replica's arrays to other devices.
+    """
+
+    def __init__(self, mesh: ReplicaMesh, *, on_device: bool, committed: bool) -> None:
+        """Remember where to."""
+        self._mesh = mesh
+        self._on_device, self._committed = on_device, committed
+        self._single = mesh.num_replicas == 1
+        self._masks: dict[tuple[int, ...], PerReplica] = {}
+
+    def place(self, step: Step, padded_size: int | None) -> Any:
+        """The structure of values that a user gets for `step`."""
+        first = step.pieces[0].batch
+        if padded_size is None and not step.is_even and not self._mesh.is_local:
+            raise InputError(
+                f"A batch gives the replicas of several processes {step.sizes} examples. Different numbers "
+                "are not supported across processes; use InputOptions(partial_batch='pad') or 'drop'."
+            )
+        if padded_size is not None and first.num_rows is not None:
+            leaves = self._padded(step, padded_size)
+        elif self._single:
+            leaves = self._alone(step.pieces[0])
+        elif step.is_even and _are_contiguous(step.pieces):
+            leaves = self._even(step)
+        else:
+            leaves = self._apart(step.pieces)
+        return first.treedef.unflatten(leaves)
+
+    def _alone(self, piece: Piece) -> list[Any]:
+        rows = piece.batch.rows(piece.start, piece.stop)
+        if not self._on_device:
+            return rows
+        where = self._mesh.local_devices[0] if self._committed else None
+        moved = iter(jax.device_put([row for row in rows if is_numeric(row)], where))
+        return [next(moved) if is_numeric(row) else row for row in rows]
+
+    def _even(self, step: Step) -> list[Any]:
+        pieces, mesh = step.pieces, self._mesh
+        rows = pieces[0].batch.rows(pieces[0].start, pieces[-1].stop)
+        if self._on_device and mesh.is_local and all(map(is_numeric, rows)):
+            arrays = jax.device_put(rows, mesh.sharded)
+            return [PerReplica.from_global(array, mesh, scalar=False) for array in arrays]
+        size = pieces[0].size
+        cut = [[row[i * size : (i + 1) * size] for i in range(len(pieces))] for row in rows]
+        return [self._assembled(parts) for parts in cut]
+
+    def _apart(self, pieces: Sequence[Piece]) -> list[Any]:
+        by_replica = [piece.batch.rows(piece.start, piece.stop) for piece in pieces]
+        return [self._assembled(list(parts)) for parts in zip(*by_replica, strict=True)]
+
+    def _assembled(self, parts: list[Any]) -> PerReplica:
+        """One value of which each replica has its part."""
+        if self._on_device and all(map(is_numeric, parts)):
+            parts = [self._mesh.place(part, i) for i, part in enumerate(parts)]
+        return PerReplica(parts, mesh=self._mesh)
+
+    # Padding.
+
+    def _padded(self, step: Step, size: int) -> list[Any]:
+        mesh, pieces = self._mesh, step.pieces
+        sizes = tuple(piece.size for piece in pieces)
+        if set(sizes) == {size} and _are_contiguous(pieces):
+            columns = pieces[0].batch.rows(pieces[0].start, pieces[-1].stop)
+        else:
+            columns = _filled_up(pieces, size)
+        for column in columns:
+            if not is_numeric(column):
+                raise InputError(
+                    f"partial_batch='pad' got an array of {column.dtype}, which can't be on a device with "
+                    "its mask. Leave such arrays out, or use partial_batch='exact'."
+                )
+        mask = self._mask(sizes, size)
+        arrays = [self._sharded(column) for column in columns]
+        return [PerReplica.from_global(array, mesh, scalar=False).with_mask(mask) for array in arrays]
+
+    def _mask(self, sizes: tuple[int, ...], size: int) -> PerReplica:
+        """Which rows count; full batches, and partial ones of one size, share theirs."""
+        key = (size, *sizes)
+        if key not in self._masks:
+            if len(self._masks) > 64:
+                self._masks.clear()
+            rows = np.concatenate([np.arange(size) < count for count in sizes])
+            self._masks[key] = PerReplica.from_global(self._sharded(rows), self._mesh, scalar=False)
+        return self._masks[key]
+
+    def _sharded(self, rows: Any) -> jax.Array:
+        """This process's rows as a part of the global array."""
+        mesh = self._mesh
+        if mesh.is_local:
+            return jax.device_put(rows, mesh.sharded)
+        count = len(mesh.local_replica_ids)
+        return mesh.assemble(np.split(np.asarray(rows), count))
+
+
+def _are_contiguous(pieces: Sequence[Piece]) -> bool:
+    """Whether the pieces are rows of one batch, one after the other, and there are any."""
+    batch, end = pieces[0].batch, pieces[0].start
+    if batch.num_rows is None or pieces[-1].stop == end:
+        return False
+    for piece in pieces:
+        if piece.batch is not batch or piece.start != end:
+            return False
+        end = piece.stop
+    return True
+
+
+def _filled_up(pieces: Sequence[Piece], size: int) -> list[Any]:
+    """The rows of all pieces, each filled up to `size` with rows of the batch, which are surely valid."""
+    by_piece = [piece.batch.rows(piece.start, piece.stop) for piece in pieces]
+    spare = next(([np.asarray(r[:1]) for r in rows] for rows in by_piece if len(rows[0])), None)
+    columns = []
+    for i, parts in enumerate(zip(*by_piece, strict=True)):
+        arrays = [np.asarray(part) for part in parts]
+        shapes = {array.shape[1:] for array in arrays}
+        if len(shapes) > 1:
+            raise InputError(
+                f"partial_batch='pad' can't put rows of the shapes {shapes} into one array. Bring examples "
+                "to one shape before, or use partial_batch='exact'."
+            )
+        column = aligned_empty((len(pieces) * size, *arrays[0].shape[1:]), device_dtype(arrays[0]))
+        for j, array in enumerate(arrays):
+            start, count = j * size, len(array)
+            column[start : start + count] = array
+            if count:
+                column[start + count : start + size] = array[-1:]
+            else:
+                column[start : start + size] = 0 if spare is None else spare[i]
+        columns.append(column)
+    return columns

@@ -1,0 +1,63 @@
+"""Which source a dataset is, found without importing the library that it is from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from replicax.errors import NotADatasetError
+from replicax.input._arrays import ArrayDataset
+from replicax.input._files import FileDataset
+from replicax.input._grain import grain_source
+from replicax.input._iterables import FunctionSource, IterableSource, IteratorSource
+from replicax.input._source import Source
+from replicax.input._tf_data import tf_data_source
+from replicax.values import DistributedValues, is_array
+
+__all__ = ["find_source"]
+
+_KINDS = (
+    "a Grain MapDataset, IterDataset or DataLoader, a tf.data.Dataset, a torch DataLoader, "
+    "rx.from_arrays(...), rx.from_files(...), a list of batches or another re-iterable, a function that "
+    "returns an iterator, or an iterator"
+)
+
+
+def find_source(dataset: Any) -> Source:
+    """The source that reads `dataset`; raises `NotADatasetError` if there is none."""
+    if isinstance(dataset, ArrayDataset | FileDataset):
+        return dataset.source()
+    source = grain_source(dataset) or tf_data_source(dataset)
+    if source is not None:
+        return source
+    _refuse(dataset)
+    if isinstance(dataset, Iterator):
+        return IteratorSource(dataset)
+    if isinstance(dataset, Iterable) or _is_sequence(dataset):
+        return IterableSource(dataset)
+    if callable(dataset):
+        function: Any = dataset
+        return FunctionSource(function)
+    raise NotADatasetError(f"{dataset!r} is no dataset. A strategy distributes {_KINDS}.")
+
+
+def _is_sequence(dataset: Any) -> bool:
+    """Whether Python's old protocol for iteration works: a torch Dataset, for one."""
+    return hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+
+
+def _refuse(dataset: Any) -> None:
+    """Raise for what can be iterated over, but hardly means batches."""
+    arrays = is_array(dataset) or isinstance(dataset, Mapping)
+    rows = isinstance(dataset, tuple) and any(is_array(part) for part in dataset)
+    if arrays or rows:
+        raise NotADatasetError(
+            f"A {type(dataset).__name__} is no dataset: for the rows of arrays use "
+            "`rx.from_arrays(arrays).batch(global_batch_size)`; batches go into a list."
+        )
+    if isinstance(
+        dataset, str | bytes | bytearray | set | frozenset | DistributedValues | np.generic | type
+    ):
+        raise NotADatasetError(f"{dataset!r} is no dataset. A strategy distributes {_KINDS}.")

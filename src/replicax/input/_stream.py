@@ -1,0 +1,286 @@
+"""From batches to steps: which rows each replica gets.
+
+There are two rules. Where every pipeline goes through the same batches, a step is one global batch, split
+over all replicas (`SplitStream`). Where pipelines read different data, each deals its own batches to its
+own replicas in turn, whole or in parts (`DealtStream`); then they tell each other what they have, so that
+one that has run dry takes part with empty batches until all have.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, final
+
+from replicax.errors import InputError
+from replicax.input._batch import Batch, leaf_names
+from replicax.input._pipeline import Pipeline, split_sizes
+from replicax.input._source import Reader
+
+__all__ = ["DealtStream", "Piece", "SplitStream", "Step", "Stream"]
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """The rows of a batch that one replica gets."""
+
+    batch: Batch
+    start: int
+    stop: int
+
+    @property
+    def size(self) -> int:
+        """How many examples."""
+        return 1 if self.batch.num_rows is None else self.stop - self.start
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """What the replicas get in one step.
+
+    Args:
+        pieces: for each replica of this process its rows.
+        sizes: the numbers of examples of all replicas.
+    """
+
+    pieces: tuple[Piece, ...]
+    sizes: tuple[int, ...]
+
+    @property
+    def is_even(self) -> bool:
+        """Whether all replicas have the same number of examples."""
+        return len(set(self.sizes)) == 1
+
+
+class Stream(abc.ABC):
+    """One pass over the input of a pipeline, step by step."""
+
+    @abc.abstractmethod
+    def next(self) -> Step | None:
+        """The next step; None after the last."""
+
+    @abc.abstractmethod
+    def position(self) -> Any:
+        """Where the stream is, as something that can be written as JSON."""
+
+    @abc.abstractmethod
+    def seek(self, position: Any) -> None:
+        """Go to a position, from the beginning."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Let go of what the readers hold."""
+
+
+@final
+class _Checked:
+    """A reader whose batches are all like the first."""
+
+    def __init__(self, reader: Reader, *, batched: bool) -> None:
+        self.reader = reader
+        self._batched = batched
+        self._first: Any = None
+
+    def read(self) -> Batch:
+        batch = self.reader.read()
+        number = self.reader.num_batches - 1
+        if batch.num_rows is None and (self._batched or not _is_single(batch)):
+            raise InputError(_without_rows(batch, number))
+        kind = (batch.treedef, [leaf.dtype for leaf in batch.leaves])
+        if self._first is None:
+            self._first = kind
+        elif kind != self._first:
+            raise InputError(_changed(self._first, kind, number))
+        return batch
+
+
+def _is_single(batch: Batch) -> bool:
+    """Whether an element without one number of rows is a single example, not a mistake."""
+    return any(leaf.ndim == 0 for leaf in batch.leaves)
+
+
+def _without_rows(batch: Batch, number: int) -> str:
+    names = leaf_names(batch.treedef)
+    if not batch.leaves:
+        return f"Batch {number} of the dataset has no arrays: {batch.treedef}."
+    for name, leaf in zip(names, batch.leaves, strict=True):
+        if leaf.ndim == 0:
+            return (
+                f"Batch {number} of the dataset is not a batch: {name} is the single value {leaf}. A "
+                "strategy splits batches, for all replicas together, along their first axis; put examples "
+                "into batches first (`.batch(global_batch_size)`)."
+            )
+    listing = ", ".join(f"{n} has {leaf.shape[0]}" for n, leaf in zip(names, batch.leaves, strict=True))
+    return (
+        f"The arrays of batch {number} have different numbers of rows: {listing}. All arrays of a batch "
+        "have one row for each example; pad ragged data to one length before."
+    )
+
+
+def _changed(first: Any, now: Any, number: int) -> str:
+    if first[0] != now[0]:
+        return (
+            f"Batch {number} of the dataset has another structure than the first: {now[0]} instead of "
+            f"{first[0]}."
+        )
+    for name, before, after in zip(leaf_names(now[0]), first[1], now[1], strict=True):
+        if before != after:
+            return f"{name} of batch {number} has the dtype {after}, and had {before} in the first batch."
+    raise AssertionError("nothing changed")
+
+
+@final
+class SplitStream(Stream):
+    """Every batch is split over all replicas; this pipeline takes the rows of its own."""
+
+    def __init__(self, reader: Reader, pipeline: Pipeline) -> None:
+        """Split what `reader` reads."""
+        self._checked = _Checked(reader, batched=True)
+        self._pipeline = pipeline
+
+    def next(self) -> Step | None:
+        """The next batch."""
+        try:
+            batch = self._checked.read()
+        except StopIteration:
+            return None
+        assert batch.num_rows is not None
+        sizes = split_sizes(batch.num_rows, self._pipeline.num_replicas)
+        stops = [sum(sizes[: i + 1]) for i in range(len(sizes))]
+        own = [Piece(batch, stops[i] - sizes[i], stops[i]) for i in self._pipeline.own]
+        return Step(tuple(own), tuple(sizes))
+
+    def position(self) -> Any:
+        """The reader's: the same for any number of replicas and pipelines."""
+        return self._checked.reader.position()
+
+    def seek(self, position: Any) -> None:
+        """Move the reader."""
+        self._checked.reader.seek(position)
+
+    def close(self) -> None:
+        """Close the reader."""
+        self._checked.reader.close()
+
+
+@final
+class DealtStream(Stream):
+    """Batches are cut into `num_parts` and dealt to this pipeline's replicas in turn.
+
+    Args:
+        readers: one for all replicas of this pipeline, or one for each.
+        topic: what the pipelines call this pass when they tell each other about it.
+        num_parts: into how many parts a batch is cut.
+        batched: elements must be batches; otherwise they may be single examples too.
+    """
+
+    def __init__(
+        self,
+        readers: Sequence[Reader],
+        pipeline: Pipeline,
+        topic: str,
+        num_parts: int = 1,
+        *,
+        batched: bool = False,
+    ) -> None:
+        """Deal what `readers` read."""
+        self._hands = [_Hand(_Checked(reader, batched=batched), num_parts) for reader in readers]
+        self._pipeline, self._topic = pipeline, topic
+        self._num_steps = 0
+
+    def next(self) -> Step | None:
+        """One part for each replica."""
+        num_own = len(self._pipeline.own)
+        hands = self._hands if len(self._hands) > 1 else self._hands * num_own
+        dealt = [hand.deal() for hand in hands]
+        if any(piece is None for piece in dealt) and any(p and p.batch.num_rows is None for p in dealt):
+            dealt = [None] * num_own  # single examples have no empty batch: what is left over is left out
+        message = None if not any(dealt) else [piece.size if piece else 0 for piece in dealt]
+        sizes = self._agree(message)
+        if sizes is None:
+            return None
+        pieces = [piece or self._empty(i) for i, piece in enumerate(dealt)]
+        return Step(tuple(pieces), tuple(sizes))
+
+    def _agree(self, own: list[int] | None) -> list[int] | None:
+        """The sizes of all replicas, by replica; None when no pipeline has anything left."""
+        if self._pipeline.num_pipelines == 1:
+            return own
+        told = self._pipeline.tell(self._topic, self._num_steps, own)
+        self._num_steps += 1
+        if not any(told):
+            return None
+        sizes = [0] * self._pipeline.num_replicas
+        for replicas, message in zip(self._pipeline.replicas, told, strict=True):
+            for replica, size in zip(replicas, message or [0] * len(replicas), strict=True):
+                sizes[replica] = size
+        return sizes
+
+    def _empty(self, index: int) -> Piece:
+        hand = self._hands[index if len(self._hands) > 1 else 0]
+        last = hand.last or next((h.last for h in self._hands if h.last), None)
+        if last is None:
+            raise InputError(
+                f"Input pipeline {self._pipeline.pipeline_id} has no batches at all while others have, so "
+                "it does not know what an empty one looks like. Give every pipeline some data: fewer "
+                "processes, more files, or AutoShardPolicy.DATA."
+            )
+        return Piece(last, 0, 0)
+
+    def position(self) -> Any:
+        """Those of all readers."""
+        return [hand.position() for hand in self._hands]
+
+    def seek(self, position: Any) -> None:
+        """Move all readers."""
+        for hand, where in zip(self._hands, position, strict=True):
+            hand.seek(where)
+
+    def close(self) -> None:
+        """Close all readers."""
+        for hand in self._hands:
+            hand.close()
+
+
+@final
+class _Hand:
+    """A reader whose batches are dealt part by part."""
+
+    def __init__(self, checked: _Checked, num_parts: int) -> None:
+        self._checked, self._num_parts = checked, num_parts
+        self._parts: deque[Piece] = deque()
+        self._before: Any = None
+        self.last: Batch | None = None
+
+    def deal(self) -> Piece | None:
+        """The next part; None if there is none."""
+        if not self._parts:
+            self._before = self._checked.reader.position()
+            try:
+                batch = self._checked.read()
+            except StopIteration:
+                return None
+            self.last = batch
+            start = 0
+            for size in split_sizes(batch.num_rows or 0, self._num_parts):
+                self._parts.append(Piece(batch, start, start + size))
+                start += size
+        return self._parts.popleft()
+
+    def position(self) -> Any:
+        """The reader's before the batch that is being dealt, and how many parts of that are gone."""
+        if not self._parts:
+            return {"reader": self._checked.reader.position(), "parts": 0}
+        return {"reader": self._before, "parts": self._num_parts - len(self._parts)}
+
+    def seek(self, position: Any) -> None:
+        self._checked.reader.seek(position["reader"])
+        for _ in range(position["parts"]):
+            self.deal()
+
+    def close(self) -> None:
+        self._checked.reader.close()

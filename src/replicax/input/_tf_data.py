@@ -1,0 +1,110 @@
+"""A real `tf.data.Dataset`, read as NumPy arrays. TensorFlow is never imported here, only used if it is."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, final
+
+import jax
+import numpy as np
+
+from replicax.errors import InputError
+from replicax.input._batch import Batch, WholeBatch
+from replicax.input._options import AutoShardPolicy
+from replicax.input._source import NoFiles, Reader, Source
+from replicax.values import TensorSpec
+
+__all__ = ["TfDataSource", "tf_data_source"]
+
+
+def tf_data_source(dataset: Any) -> TfDataSource | None:
+    """The source of a `tf.data.Dataset`; None for anything else."""
+    tensorflow = sys.modules.get("tensorflow")
+    if tensorflow is None or not hasattr(tensorflow, "data"):
+        return None
+    return TfDataSource(dataset) if isinstance(dataset, tensorflow.data.Dataset) else None
+
+
+@final
+class TfDataSource(Source):
+    """A `tf.data.Dataset`."""
+
+    def __init__(self, dataset: Any) -> None:
+        """Check that its elements are dense tensors."""
+        self._dataset = dataset
+        tensorflow = sys.modules["tensorflow"]
+        for spec in tensorflow.nest.flatten(dataset.element_spec):
+            if not isinstance(spec, tensorflow.TensorSpec):
+                raise InputError(
+                    f"A tf.data.Dataset with elements of {spec} can't be distributed: only dense tensors "
+                    "are arrays. Use `padded_batch`, or `.to_dense()`/`.to_tensor()` in a `map`."
+                )
+
+    @property
+    def policy(self) -> AutoShardPolicy:
+        """The policy in the dataset's own options."""
+        policy = self._dataset.options().experimental_distribute.auto_shard_policy
+        return AutoShardPolicy[policy.name]
+
+    @property
+    def cardinality(self) -> int:
+        """What TensorFlow says: it counts as we do."""
+        return int(self._dataset.cardinality())
+
+    def open(self, number: int) -> Reader:
+        """Begin again."""
+        return _TfDataReader(self._dataset)
+
+    def spec(self) -> Any:
+        """What TensorFlow says."""
+        tensorflow = sys.modules["tensorflow"]
+
+        def convert(spec: Any) -> TensorSpec:
+            dtype = np.dtype(object) if spec.dtype == tensorflow.string else spec.dtype.as_numpy_dtype
+            if spec.shape.rank is None:
+                raise InputError(f"The rank of {spec} is not known; use `tf.ensure_shape` in a `map`.")
+            return TensorSpec(tuple(spec.shape.as_list()), dtype)
+
+        return jax.tree.map(convert, self._dataset.element_spec)
+
+    def of_files(self, num_shards: int, index: int) -> Source:
+        """Sharded by TensorFlow itself, which finds the files in the dataset's graph."""
+        return self._sharded(AutoShardPolicy.FILE, num_shards, index)
+
+    def of_hints(self, num_shards: int, index: int) -> Source:
+        """Sharded by TensorFlow where the dataset says `SHARD_HINT`."""
+        return self._sharded(AutoShardPolicy.HINT, num_shards, index)
+
+    def _sharded(self, policy: AutoShardPolicy, num_shards: int, index: int) -> Source:
+        tensorflow = sys.modules["tensorflow"]
+        from tensorflow.python.data.experimental.ops.distribute import (  # pyright: ignore
+            _AutoShardDataset,
+        )
+
+        options = tensorflow.data.Options()
+        options.experimental_distribute.auto_shard_policy = getattr(
+            tensorflow.data.experimental.AutoShardPolicy, policy.name
+        )
+        sharded = _AutoShardDataset(self._dataset.with_options(options), num_shards, index)
+        try:
+            next(iter(sharded), None)
+        except tensorflow.errors.OpError as error:
+            raise NoFiles(f"TensorFlow says: {error.message.splitlines()[0]}") from error
+        return TfDataSource(sharded)
+
+
+@final
+class _TfDataReader(Reader):
+    def __init__(self, dataset: Any) -> None:
+        super().__init__()
+        self._dataset = dataset
+        self._iterator = dataset.as_numpy_iterator()
+
+    def _read(self) -> Batch:
+        return WholeBatch(next(self._iterator), private=True)
+
+    def _seek(self, position: dict[str, Any]) -> None:
+        self._iterator = self._dataset.skip(position["batches"]).as_numpy_iterator()
+
+    def close(self) -> None:
+        self._iterator = iter(())
