@@ -38,6 +38,7 @@ format: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/input.py
 
 clean:
 	rm -rf .venv .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist

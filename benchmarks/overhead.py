@@ -1,9 +1,8 @@
 """What Replicax costs on top of hand-written JAX.
 
-Every comparison runs both sides in this process, in turns: a *round* times each contender once, and
-ratios are taken inside a round, so that whatever else the machine does weighs on both. Tables show
-medians over the rounds. The hand-written side is `jax.jit(jax.shard_map(...))` over a flat list of
-arrays whose written ones are donated, with the same math; the two sides are checked to agree first.
+Every comparison runs both sides in this process, in turns (see `harness.py`). The hand-written side is
+`jax.jit(jax.shard_map(...))` over a flat list of arrays whose written ones are donated, with the same
+math; the two sides are checked to agree first.
 
     python benchmarks/overhead.py [--quick] [--only steps,host] [--markdown FILE] [--no-check]
 
@@ -20,103 +19,24 @@ with `extended.batch_reduce_to` and writes each variable in `extended.update`.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import dataclasses
 import functools
-import gc
 import importlib.util
 import itertools
 import statistics
-import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from harness import Rounds, Row, Step, compare, host_seconds, program_beside, run, step_seconds, take_turns
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import replicax as rx
 
-Step = Callable[[], Any]
-"""One training step; returns arrays that are ready when the step is done."""
-
 LEARNING_RATE = 1e-4
-
-
-# Timing.
-
-
-@contextlib.contextmanager
-def no_garbage_collection() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-
-
-def step_seconds(step: Step, num_steps: int) -> float:
-    """Seconds per step when steps are queued one after the other."""
-    result = None
-    start = time.perf_counter()
-    for _ in range(num_steps):
-        result = step()
-    jax.block_until_ready(result)
-    return (time.perf_counter() - start) / num_steps
-
-
-def host_seconds(step: Step, num_steps: int) -> float:
-    """The calling thread's own time per step until the call returns; no step overlaps another."""
-    seconds = []
-    for _ in range(num_steps):
-        start = time.thread_time()
-        result = step()
-        seconds.append(time.thread_time() - start)
-        jax.block_until_ready(result)
-    return statistics.median(seconds)
-
-
-Measure = Callable[[Step, int], float]
-
-
-@dataclasses.dataclass(frozen=True)
-class Rounds:
-    """The times of each contender, round by round."""
-
-    seconds: dict[str, list[float]]
-
-    def median(self, name: str) -> float:
-        return statistics.median(self.seconds[name])
-
-    def ratio(self, name: str, baseline: str) -> float:
-        """How many times the baseline's time, as the median of the rounds' ratios."""
-        pairs = zip(self.seconds[name], self.seconds[baseline], strict=True)
-        return statistics.median(mine / other for mine, other in pairs)
-
-    def fastest(self, names: Sequence[str]) -> str:
-        return min(names, key=self.median)
-
-
-def take_turns(contenders: dict[str, Step], measure: Measure, *, num_rounds: int, num_steps: int) -> Rounds:
-    """Measure all contenders once in each round, in changing order."""
-    for step in contenders.values():
-        measure(step, max(3, num_steps // 4))
-    seconds: dict[str, list[float]] = {name: [] for name in contenders}
-    names = list(contenders)
-    with no_garbage_collection():
-        for i in range(num_rounds):
-            first = i % len(names)
-            for name in names[first:] + names[:first]:
-                seconds[name].append(measure(contenders[name], num_steps))
-            gc.collect()
-    return Rounds(seconds)
 
 
 # The work: networks as lists of arrays, and data.
@@ -297,39 +217,6 @@ def _numpy(result: Any) -> np.ndarray:
 
 
 # What is measured.
-
-
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """One line of the report: a comparison, its ratio, and what the ratio may be at most."""
-
-    what: str
-    baseline: str
-    ours: str
-    ratio: float
-    at_most: float | None
-
-    @property
-    def passed(self) -> bool:
-        return self.at_most is None or self.ratio <= self.at_most
-
-
-def shown(seconds: float) -> str:
-    if seconds < 1e-3:
-        return f"{seconds * 1e6:.0f} us"
-    return f"{seconds * 1e3:.2f} ms" if seconds < 0.1 else f"{seconds * 1e3:.0f} ms"
-
-
-def compare(rounds: Rounds, what: str, ours: str, baselines: Sequence[str], at_most: float | None) -> Row:
-    """`ours` against the fastest of `baselines`."""
-    baseline = rounds.fastest(baselines)
-    return Row(
-        what,
-        f"{shown(rounds.median(baseline))} ({baseline})",
-        shown(rounds.median(ours)),
-        rounds.ratio(ours, baseline),
-        at_most,
-    )
 
 
 def bench_steps(quick: bool) -> list[Row]:
@@ -522,7 +409,9 @@ def bench_eager(quick: bool) -> list[Row]:
     }
     with contextlib.ExitStack() as stack:
         if importlib.util.find_spec("tensorflow") is not None:
-            contenders["TensorFlow"] = stack.enter_context(tensorflow_beside(state, batch))
+            work = {f"state{i}": array for i, array in enumerate(state)}
+            beside = program_beside("eager_tensorflow.py", images=batch[0], labels=batch[1], **work)
+            contenders["TensorFlow"] = stack.enter_context(beside)
         rounds = take_turns(
             contenders,
             lambda contender, num_steps: contender(num_steps),
@@ -546,38 +435,6 @@ def bare_gradients(state: Sequence[np.ndarray], batch: tuple[np.ndarray, np.ndar
     return lambda: [jax.value_and_grad(network_loss)(*arguments) for arguments in replicas]
 
 
-@contextlib.contextmanager
-def tensorflow_beside(
-    state: Sequence[np.ndarray], batch: Sequence[np.ndarray]
-) -> Iterator[Callable[[int], float]]:
-    """A TensorFlow process that measures the same eager step whenever it is asked to."""
-    with tempfile.TemporaryDirectory() as folder:
-        arrays = {f"state{i}": array for i, array in enumerate(state)}
-        np.savez(Path(folder, "work.npz"), images=batch[0], labels=batch[1], **arrays)
-        program = Path(__file__).with_name("eager_tensorflow.py")
-        process = subprocess.Popen(
-            [sys.executable, str(program), str(Path(folder, "work.npz"))],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        try:
-            yield functools.partial(_ask, process)
-        finally:
-            process.kill()
-            process.wait()
-
-
-def _ask(process: subprocess.Popen[str], num_steps: int) -> float:
-    assert process.stdin is not None and process.stdout is not None
-    print(num_steps, file=process.stdin, flush=True)
-    for line in process.stdout:
-        if line.startswith("seconds "):
-            return float(line.split()[1])
-    raise RuntimeError("the TensorFlow process ended; run benchmarks/eager_tensorflow.py to see why")
-
-
 # The report.
 
 BENCHMARKS: dict[str, Callable[[bool], list[Row]]] = {
@@ -589,45 +446,5 @@ BENCHMARKS: dict[str, Callable[[bool], list[Row]]] = {
 }
 
 
-def table(rows: Sequence[Row]) -> str:
-    cells = [("measured", "baseline", "Replicax", "ratio", "target", "")]
-    for row in rows:
-        target, verdict = "", ""
-        if row.at_most is not None:
-            target, verdict = f"<= {row.at_most:.2f}", "ok" if row.passed else "MISSED"
-        cells.append((row.what, row.baseline, row.ours, f"{row.ratio:.3f}", target, verdict))
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = [" | ".join(map(str.ljust, line, widths)) for line in cells]
-    rule = " | ".join("-" * max(width, 3) for width in widths)
-    return "\n".join(f"| {line} |" for line in (lines[0], rule, *lines[1:]))
-
-
-def parsed_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="What Replicax costs on top of hand-written JAX.")
-    names = ",".join(BENCHMARKS)
-    parser.add_argument("--quick", action="store_true", help="fewer rounds, noisier numbers")
-    parser.add_argument("--only", default=names, help=f"some of {names}")
-    parser.add_argument("--markdown", type=Path, help="also write the table to this file")
-    parser.add_argument("--no-check", action="store_true", help="do not fail on a missed target")
-    arguments = parser.parse_args()
-    arguments.only = arguments.only.split(",")
-    if unknown := set(arguments.only) - set(BENCHMARKS):
-        parser.error(f"unknown benchmark {sorted(unknown)}; choose from {names}")
-    return arguments
-
-
-def main() -> int:
-    arguments = parsed_arguments()
-    rx.set_cpu_devices(8)
-    rows: list[Row] = []
-    for name in arguments.only:
-        print(f"{name} ...", file=sys.stderr, flush=True)
-        rows += BENCHMARKS[name](arguments.quick)
-    print(table(rows))
-    if arguments.markdown is not None:
-        arguments.markdown.write_text(table(rows) + "\n")
-    return int(not arguments.no_check and not all(row.passed for row in rows))
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run("What Replicax costs on top of hand-written JAX.", BENCHMARKS, num_devices=8))

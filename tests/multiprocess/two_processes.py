@@ -286,6 +286,51 @@ def check_training(strategy, mode):
     np.testing.assert_allclose(w.numpy(), weights, rtol=1e-4)
 
 
+def rows_seen(strategy, dataset):
+    """What the replicas of this process get, step by step."""
+    return [[part.tolist() for part in strategy.local_results(batch)] for batch in dataset]
+
+
+def check_a_dataset_is_split_over_both_processes(strategy, mode):
+    dataset = strategy.distribute_dataset(rx.from_arrays(np.arange(16)).batch(8))
+    first = 4 * process()
+    assert rows_seen(strategy, dataset) == [
+        [[first, first + 1], [first + 2, first + 3]],
+        [[first + 8, first + 9], [first + 10, first + 11]],
+    ]
+    total = mode(lambda batch: strategy.reduce("SUM", batch, axis=0))
+    assert [int(total(batch)) for batch in dataset] == [28, 92]
+
+
+def check_padded_batches_over_both_processes(strategy, mode):
+    arrays = rx.from_arrays(np.arange(1.0, 12.0, dtype=np.float32)).batch(8)
+    dataset = strategy.distribute_dataset(arrays, rx.InputOptions(partial_batch="pad"))
+    step = mode(lambda x: strategy.reduce("MEAN", strategy.run(lambda x: 2 * x, args=(x,)), axis=0))
+    assert [float(step(batch)) for batch in dataset] == [9.0, 20.0]
+
+
+def check_uneven_batches_over_both_processes_are_refused(strategy, mode):
+    dataset = strategy.distribute_dataset(rx.from_arrays(np.arange(6)).batch(8))
+    try:
+        list(dataset)
+    except replicax.errors.InputError as error:
+        assert "partial_batch='pad'" in str(error)
+    else:
+        raise AssertionError("no error")
+
+
+def check_processes_with_their_own_data(strategy, mode):
+    def dataset_fn(context):
+        assert context == rx.InputContext(2, process(), 4)
+        start = 100 * process()
+        return rx.from_arrays(np.arange(start, start + 4 * (2 - process()))).batch(2)
+
+    dataset = strategy.distribute_datasets_from_function(dataset_fn, rx.InputOptions(partial_batch="pad"))
+    total = mode(lambda batch: strategy.reduce("SUM", batch, axis=0))
+    # The second process has data for one step only, and takes part in the other with empty batches.
+    assert [int(total(batch)) for batch in dataset] == [6 + 406, 22]
+
+
 def passes(name, mode_name, mode, strategy):
     try:
         globals()[name](strategy, mode)

@@ -14,7 +14,15 @@ import jax
 import numpy as np
 
 from replicax.errors import InputError
-from replicax.input._batch import Batch, aligned_empty, device_dtype, is_numeric, leaf_names, to_arrays
+from replicax.input._batch import (
+    Batch,
+    aligned_empty,
+    device_dtype,
+    is_numeric,
+    leaf_names,
+    taken,
+    to_arrays,
+)
 from replicax.input._source import INFINITE_CARDINALITY, Reader, Source
 from replicax.values import TensorSpec
 
@@ -180,6 +188,8 @@ class ArrayDataset:
 
 @final
 class _ArraySource(Source):
+    any_thread = True
+
     def __init__(self, dataset: ArrayDataset) -> None:
         self._dataset = dataset
         self.batch_size = dataset._batch_size
@@ -276,8 +286,10 @@ class _ArrayBatch(Batch):
     def leaves(self) -> Sequence[Any]:
         return self._rows
 
-    def rows(self, start: int, stop: int) -> list[Any]:
+    def rows(self, start: int, stop: int, *, aligned: bool = False) -> list[Any]:
         wanted = self._wanted(start, stop)
+        if isinstance(wanted, slice):
+            return [taken(array[wanted], aligned) for array in self._rows]
         return [_gathered(array, wanted) for array in self._rows]
 
     def unchanged(self) -> Any:
@@ -301,16 +313,12 @@ class _ArrayBatch(Batch):
         return np.concatenate(indices) if indices else slice(0, 0)
 
 
-def _gathered(array: np.ndarray, wanted: slice | np.ndarray) -> np.ndarray:
+def _gathered(array: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     if not is_numeric(array):
         return array[wanted]
-    dtype = device_dtype(array)
-    if isinstance(wanted, slice) and array.dtype == dtype:
-        return array[wanted]
-    num_rows = wanted.stop - wanted.start if isinstance(wanted, slice) else len(wanted)
-    rows = aligned_empty((num_rows, *array.shape[1:]), dtype)
-    if isinstance(wanted, slice) or array.dtype != dtype:
-        rows[...] = array[wanted]
-    else:
+    rows = aligned_empty((len(wanted), *array.shape[1:]), device_dtype(array))
+    if rows.dtype == array.dtype:
         np.take(array, wanted, axis=0, out=rows, mode="clip")
+    else:
+        rows[...] = array[wanted]
     return rows

@@ -9,6 +9,7 @@ JAX likes it, which makes this the only copy.
 from __future__ import annotations
 
 import abc
+import math
 import sys
 from collections.abc import Sequence
 from typing import Any, final
@@ -20,7 +21,17 @@ import numpy as np
 from replicax.errors import InputError
 from replicax.values import TensorSpec, is_key
 
-__all__ = ["Batch", "WholeBatch", "aligned_empty", "device_dtype", "is_numeric", "leaf_names", "to_arrays"]
+__all__ = [
+    "Batch",
+    "WholeBatch",
+    "aligned_empty",
+    "device_dtype",
+    "is_numeric",
+    "leaf_names",
+    "spec_of",
+    "taken",
+    "to_arrays",
+]
 
 _ALIGNMENT = 64  # bytes: what XLA wants to use host memory as it is
 
@@ -28,9 +39,9 @@ _ALIGNMENT = 64  # bytes: what XLA wants to use host memory as it is
 def aligned_empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     """An uninitialised array that the CPU device can use without copying it."""
     dtype = np.dtype(dtype)
-    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    size = math.prod(shape) * dtype.itemsize
     memory = np.empty(size + _ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % _ALIGNMENT
+    start = -memory.__array_interface__["data"][0] % _ALIGNMENT
     return memory[start : start + size].view(dtype).reshape(shape)
 
 
@@ -58,8 +69,15 @@ class Batch(abc.ABC):
         """The arrays, or arrays with other rows that are like them."""
 
     @abc.abstractmethod
-    def rows(self, start: int, stop: int) -> list[Any]:
-        """The rows `start` to `stop` of every array, on the host, in memory that nobody else changes."""
+    def rows(self, start: int, stop: int, *, aligned: bool = False) -> list[Any]:
+        """The rows `start` to `stop` of every array, on the host, in memory that nobody else changes.
+
+        Args:
+            start: the first row.
+            stop: the one after the last.
+            aligned: copy them to where the CPU device can use them as they are. It would make a copy
+                itself otherwise, and take longer over it.
+        """
 
 
 @final
@@ -84,23 +102,26 @@ class WholeBatch(Batch):
         """The arrays."""
         return self._leaves
 
-    def rows(self, start: int, stop: int) -> list[Any]:
+    def rows(self, start: int, stop: int, *, aligned: bool = False) -> list[Any]:
         """The rows `start` to `stop`; of an element without a batch axis, all of it."""
+        copied = aligned or not self._private
         if self.num_rows is None:
-            return [self._taken(leaf) for leaf in self._leaves]
-        return [self._taken(leaf[start:stop]) for leaf in self._leaves]
+            return [taken(leaf, copied) for leaf in self._leaves]
+        return [taken(leaf[start:stop], copied) for leaf in self._leaves]
 
-    def _taken(self, part: Any) -> Any:
-        if isinstance(part, jax.Array):
-            return part
-        if not is_numeric(part):
-            return part.copy()
-        dtype = device_dtype(part)
-        if self._private and part.dtype == dtype:
-            return part
-        copy = aligned_empty(part.shape, dtype)
-        copy[...] = part
-        return copy
+
+def taken(part: Any, copied: bool) -> Any:
+    """A part of an array with the dtype that it has on a device; in memory of its own if `copied`."""
+    if isinstance(part, jax.Array):
+        return part
+    if not is_numeric(part):
+        return part.copy()
+    dtype = device_dtype(part)
+    if not copied and part.dtype == dtype:
+        return part
+    copy = aligned_empty(part.shape, dtype)
+    copy[...] = part
+    return copy
 
 
 def leaf_names(treedef: Any) -> list[str]:

@@ -95,6 +95,7 @@ class DistributedDataset:
                 self._options.partial_batch, self._sources[0].batch_size, self._num_parts
             ),
             buffer_size=self._options.per_replica_buffer_size,
+            any_thread=all(source.any_thread for source in self._sources),
             number=number,
         )
         return DistributedIterator(this_pass, self._continue_from)

@@ -102,6 +102,7 @@ class Pass:
         placer: puts batches on the devices.
         partial_batches: makes the treatment of partial batches, anew for every pass.
         buffer_size: how many batches to keep ready.
+        any_thread: whether the dataset may be read now in this thread, now in that.
         number: which pass this is.
     """
 
@@ -112,6 +113,7 @@ class Pass:
     placer: Placer
     partial_batches: Callable[[], PartialBatches]
     buffer_size: int
+    any_thread: bool
     number: int
 
 
@@ -150,7 +152,9 @@ class DistributedIterator:
         self._start: float | None = None
         self._stats = InputStats()
         producer = _Producer(self._pass, self._number, state)
-        self._feed = Feed(producer.make, producer.close, self._pass.buffer_size)
+        self._feed = Feed(
+            producer.make, producer.close, self._pass.buffer_size, any_thread=self._pass.any_thread
+        )
         self._finalizer = weakref.finalize(self, self._feed.close)
 
     def _as_state(self, position: Any, examples: int) -> dict[str, Any]:

@@ -36,6 +36,7 @@ class Placer:
         self._mesh = mesh
         self._on_device, self._committed = on_device, committed
         self._single = mesh.num_replicas == 1
+        self._aligned = on_device and mesh.platform == "cpu"
         self._masks: dict[tuple[int, ...], PerReplica] = {}
 
     def place(self, step: Step, padded_size: int | None) -> Any:
@@ -56,8 +57,13 @@ class Placer:
             leaves = self._apart(step.pieces)
         return first.treedef.unflatten(leaves)
 
+    def _rows(self, first: Piece, last: Piece | None = None) -> list[Any]:
+        """The rows from the first of `first` to the last of `last`, pieces of one batch."""
+        stop = (last or first).stop
+        return first.batch.rows(first.start, stop, aligned=self._aligned)
+
     def _alone(self, piece: Piece) -> list[Any]:
-        rows = piece.batch.rows(piece.start, piece.stop)
+        rows = self._rows(piece)
         if not self._on_device:
             return rows
         where = self._mesh.local_devices[0] if self._committed else None
@@ -66,16 +72,15 @@ class Placer:
 
     def _even(self, step: Step) -> list[Any]:
         pieces, mesh = step.pieces, self._mesh
-        rows = pieces[0].batch.rows(pieces[0].start, pieces[-1].stop)
-        if self._on_device and mesh.is_local and all(map(is_numeric, rows)):
-            arrays = jax.device_put(rows, mesh.sharded)
-            return [PerReplica.from_global(array, mesh, scalar=False) for array in arrays]
+        rows = self._rows(pieces[0], pieces[-1])
+        if self._on_device and all(map(is_numeric, rows)):
+            return [PerReplica.from_global(mesh.shard(row), mesh, scalar=False) for row in rows]
         size = pieces[0].size
         cut = [[row[i * size : (i + 1) * size] for i in range(len(pieces))] for row in rows]
         return [self._assembled(parts) for parts in cut]
 
     def _apart(self, pieces: Sequence[Piece]) -> list[Any]:
-        by_replica = [piece.batch.rows(piece.start, piece.stop) for piece in pieces]
+        by_replica = [self._rows(piece) for piece in pieces]
         return [self._assembled(list(parts)) for parts in zip(*by_replica, strict=True)]
 
     def _assembled(self, parts: list[Any]) -> PerReplica:
@@ -90,7 +95,7 @@ class Placer:
         mesh, pieces = self._mesh, step.pieces
         sizes = tuple(piece.size for piece in pieces)
         if set(sizes) == {size} and _are_contiguous(pieces):
-            columns = pieces[0].batch.rows(pieces[0].start, pieces[-1].stop)
+            columns = self._rows(pieces[0], pieces[-1])
         else:
             columns = _filled_up(pieces, size)
         for column in columns:
@@ -100,7 +105,7 @@ class Placer:
                     "its mask. Leave such arrays out, or use partial_batch='exact'."
                 )
         mask = self._mask(sizes, size)
-        arrays = [self._sharded(column) for column in columns]
+        arrays = [mesh.shard(column) for column in columns]
         return [PerReplica.from_global(array, mesh, scalar=False).with_mask(mask) for array in arrays]
 
     def _mask(self, sizes: tuple[int, ...], size: int) -> PerReplica:
@@ -110,16 +115,8 @@ class Placer:
             if len(self._masks) > 64:
                 self._masks.clear()
             rows = np.concatenate([np.arange(size) < count for count in sizes])
-            self._masks[key] = PerReplica.from_global(self._sharded(rows), self._mesh, scalar=False)
+            self._masks[key] = PerReplica.from_global(self._mesh.shard(rows), self._mesh, scalar=False)
         return self._masks[key]
-
-    def _sharded(self, rows: Any) -> jax.Array:
-        """This process's rows as a part of the global array."""
-        mesh = self._mesh
-        if mesh.is_local:
-            return jax.device_put(rows, mesh.sharded)
-        count = len(mesh.local_replica_ids)
-        return mesh.assemble(np.split(np.asarray(rows), count))
 
 
 def _are_contiguous(pieces: Sequence[Piece]) -> bool:

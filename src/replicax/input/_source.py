@@ -82,6 +82,8 @@ class Source(abc.ABC):
 
     batch_size: int | None = None
     """How many rows a full batch has, if that is known without reading."""
+    any_thread: bool = False
+    """Whether a pass may be read now in this thread, now in that."""
     files: tuple[str, ...] = ()
     """The files that it reads, if it says so."""
 

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
+from replicax._jax import put_parts
 from replicax.topology._cpu import collectives_must_wait
 from replicax.topology._devices import device_name
 
@@ -140,6 +141,18 @@ class ReplicaMesh:
         parts = [jnp.reshape(c, (1,)) if np.ndim(c) == 0 else c for c in components]
         shape = parts[0].shape
         return self._assemble(parts, (self.num_replicas * shape[0], *shape[1:]), self.sharded)
+
+    def shard(self, rows: Any) -> jax.Array:
+        """The sharded global array of which this process's replicas hold `rows`, one after the other."""
+        count = len(self.local_replica_ids)
+        if isinstance(rows, np.ndarray) and self.num_replicas > 1 and len(self.replica_devices[0]) == 1:
+            size = rows.shape[0] // count
+            parts = [rows[i * size : (i + 1) * size] for i in range(count)]
+            shape = (size * self.num_replicas, *rows.shape[1:])
+            return put_parts(parts, shape, self.sharded, self.local_devices)
+        if self.is_local:
+            return jax.device_put(rows, self.sharded)
+        return self.assemble(jnp.split(rows, count))
 
     def assemble_replicated(self, components: Sequence[Any]) -> jax.Array:
         """The replicated global array of which each local replica holds one equal copy."""
