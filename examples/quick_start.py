@@ -34,18 +34,12 @@ def train_step(x, y):
 
 x = np.random.default_rng(0).normal(size=(64, 3)).astype(np.float32)
 y = x @ np.array([1.0, -2.0, 3.0], np.float32) + 0.5
+examples = rx.from_arrays((x, y)).shuffle(seed=0).batch(16)  # for all replicas together
+dataset = strategy.distribute_dataset(examples)  # split over them, on their devices, read ahead
 
-
-def shard(array):
-    """Every replica gets its own rows of the batch."""
-    return strategy.distribute_values_from_function(
-        lambda context: array[context.replica_id_in_sync_group :: context.num_replicas_in_sync]
-    )
-
-
-x, y = shard(x), shard(y)
-for step in range(101):
-    loss = train_step(x, y)
-    if step % 25 == 0:
-        print(f"step {step:3d}  loss {float(loss):.6f}")
+for epoch in range(26):
+    for batch in dataset:
+        loss = train_step(*batch)
+    if epoch % 5 == 0:
+        print(f"epoch {epoch:2d}  loss {float(loss):.6f}")
 print("weights", weights.numpy().round(3), "bias", bias.numpy().round(3))

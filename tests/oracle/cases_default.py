@@ -9,13 +9,8 @@ import jax.numpy as jnp
 
 import replicax as rx
 
+from .cases_data import numbers
 from .world import Cases, World, context, ctx, merge, mirrored, tensor
-
-LEFT_OUT = {
-    "distribute_dataset": "tf.data; the input tests cover it",
-    "type of distributed dataset": "tf.data; the input tests cover it",
-    "from_function": "tf.data; the input tests cover it",
-}
 
 case = Cases()
 case.section("default strategy")
@@ -32,6 +27,17 @@ case(
     "values_from_function",
     lambda w: w.s.experimental_distribute_values_from_function(
         lambda c: (c.replica_id_in_sync_group, c.num_replicas_in_sync)
+    ),
+)
+case("distribute_dataset", lambda w: list(w.s.experimental_distribute_dataset(numbers(3).batch(2))))
+case(
+    "type of distributed dataset",
+    lambda w: type(w.s.experimental_distribute_dataset(numbers(3).batch(2))).__name__,
+)
+case(
+    "from_function",
+    lambda w: list(
+        w.s.distribute_datasets_from_function(lambda c: numbers(3).batch(c.get_per_replica_batch_size(2)))
     ),
 )
 case(

@@ -27,9 +27,6 @@ LEFT_OUT = {
     "TPUStrategy() no tpu": "needs a TPU; no part of this suite",
     "repr(strategy)": "Python's default, with the address",
     "Strategy(extended) base construct": "how TensorFlow pairs a strategy with its twin",
-    "InputContext *": "input; the input tests cover it",
-    "InputContext.get_per_replica_batch_size not divisible": "input; the input tests cover it",
-    "InputOptions*": "input; the input tests cover it",
 }
 
 case = Cases()
@@ -546,6 +543,18 @@ case("copy.copy(strategy)", lambda w: copy.copy(w.s) is w.s)
 case("deepcopy(strategy)", lambda w: copy.deepcopy(w.s) is w.s)
 case("pickle(strategy)", lambda w: pickle.dumps(w.s))
 case("RunOptions()", lambda _: rx.RunOptions())
+case("InputOptions()", lambda _: rx.InputOptions())
+case("InputOptions(bad)", lambda _: rx.InputOptions(experimental_replication_mode="x"))
+case(
+    "InputContext.get_per_replica_batch_size not divisible",
+    lambda _: rx.InputContext(2, 1, 4).get_per_replica_batch_size(9),
+)
+
+
+@case("InputContext repr")
+def _(_: World) -> Any:
+    told = rx.InputContext(2, 1, 4)
+    return [repr(told), str(told), told.get_per_replica_batch_size(8)]
 
 
 @case("devices=None with logical cpus")

@@ -16,7 +16,6 @@ import replicax as rx
 from .world import Cases, World, ctx, mirrored, rid, ridf, tensor
 
 LEFT_OUT = {
-    "InputOptions(experimental_prefetch_to_device=True)": "input; the input tests cover it",
     "tf.distribute.get_loss_reduction": "v1 only; the tests of compat/v1 cover it",
     "compat.v1 get_loss_reduction in scope": "v1 only; the tests of compat/v1 cover it",
     "summary_recording / experimental TPU attr": "which methods TPUStrategy alone has",
@@ -202,6 +201,10 @@ case.section("renamed / removed")
 case(
     "ReplicaContext.all_reduce(experimental_hints=)",
     lambda w: w.run(lambda: ctx().all_reduce("SUM", ridf(), experimental_hints=rx.CollectiveHints())),
+)
+case(
+    "InputOptions(experimental_prefetch_to_device=True)",
+    lambda _: rx.InputOptions(experimental_prefetch_to_device=True).fetch_to_device,
 )
 
 case.section("variables: dtype/shape/attrs")

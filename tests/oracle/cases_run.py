@@ -34,8 +34,6 @@ LEFT_OUT = {
     "runs on main thread?": "which thread TensorFlow runs a replica in; Replicax has one thread",
     "stateless random same on all replicas": "the numbers of TensorFlow's random generator",
     "stateful random per replica": "the numbers of TensorFlow's random generator",
-    "inside dataset_fn": "tf.data; the input tests cover it",
-    "inside dataset.map fn": "tf.data; the input tests cover it",
 }
 
 case = Cases()
@@ -498,6 +496,31 @@ def _(w: World) -> Any:
     seen: list[str] = []
     w.per_replica(lambda _: seen.append(context()))
     return seen[0]
+
+
+@case("inside dataset_fn")
+def _(w: World) -> Any:
+    seen: list[str] = []
+
+    def dataset_fn(_: Any) -> Any:
+        seen.append(context())
+        return rx.from_arrays(np.arange(4)).batch(2)
+
+    w.s.distribute_datasets_from_function(dataset_fn)
+    return seen
+
+
+@case("inside dataset.map fn")
+def _(w: World) -> Any:
+    seen: list[str] = []
+
+    def read_one_batch() -> Any:
+        seen.append(context())
+        yield np.arange(2)
+
+    with w.s.scope():
+        list(w.s.experimental_distribute_dataset(read_one_batch))
+    return seen
 
 
 @case("scope in another thread")

@@ -7,13 +7,15 @@
     Variable<float32,1.>@c0                a variable with one copy
     Handle<float32,1.>@c0                  what TensorFlow's assignments return: reads as the new value
     IndexedSlices(values=a,indices=b)
+    TensorSpec<float32,[None, 2]>          what a batch looks like;  PerReplicaSpec{a, b} on the replicas
     !ValueError                            the case raised
 
 Compared are numbers, dtypes, shapes, structure, the class of every wrapper and the device of every
 copy. Not compared is what the semantics leaves open: the device of a plain array (TensorFlow puts it
 where the caller happens to be), and 64 bits (JAX's x64 mode is off, so int64 and float64 are int32 and
 float32). A component may lie on its own replica's device even where TensorFlow left all of them on the
-first. An exception must be catchable as the recorded builtin; its words are our own.
+first. An exception must be catchable as the recorded builtin, or as the class of that name in
+`rx.errors`; its words are our own.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ import numpy as np
 import replicax as rx
 from replicax.variables import VariableCopy
 
-__all__ = ["compare", "describe", "describe_error", "observe", "type_name"]
+__all__ = ["compare", "describe", "describe_error", "exception_class", "observe", "type_name"]
 
 _VARIABLES = (rx.MirroredVariable, rx.SyncOnReadVariable, rx.AggregatingVariable, rx.Variable)
 
@@ -92,6 +94,10 @@ def describe(value: Any) -> str:
         return _variable(value)
     if isinstance(value, rx.DistributedValues):
         return f"{name}{{{', '.join(map(describe, value.values))}}}"
+    if isinstance(value, rx.TensorSpec):
+        return f"TensorSpec<{value.dtype.name},{_shape(value)}>"
+    if isinstance(value, rx.PerReplicaSpec):
+        return f"PerReplicaSpec{{{', '.join(map(describe, value.value_specs))}}}"
     if isinstance(value, rx.IndexedSlices):
         return f"IndexedSlices(values={describe(value.values)},indices={describe(value.indices)})"
     if isinstance(value, jax.Array):
@@ -174,11 +180,13 @@ def _split(text: str) -> list[str]:
 
 
 def _array(text: str, dtype: str) -> np.ndarray:
-    return np.asarray(ast.literal_eval(text.strip()), dtype=_narrow(dtype))
+    numbers = re.sub(r"\bnan\b", "None", text.strip())  # which NumPy reads as NaN
+    return np.asarray(ast.literal_eval(numbers), dtype=_narrow(dtype))
 
 
 def _narrow(dtype: str) -> str:
-    return {"int64": "int32", "float64": "float32", "uint64": "uint32"}.get(dtype, dtype)
+    names = {"int64": "int32", "float64": "float32", "uint64": "uint32", "string": "object"}
+    return names.get(dtype, dtype)
 
 
 def _copy(text: str, dtype: str) -> Node:
@@ -194,6 +202,10 @@ def _parse_array(match: re.Match[str]) -> Node:
 
 def _parse_scalar(match: re.Match[str]) -> Node:
     return Node("numpy", _narrow(match[1]), _array(match[2], match[1]))
+
+
+def _parse_spec(match: re.Match[str]) -> Node:
+    return Node("python", data=("TensorSpec", _narrow(match[1]), ast.literal_eval(match[2])))
 
 
 def _parse_copies(match: re.Match[str]) -> Node:
@@ -230,6 +242,7 @@ def _parse_sequence(match: re.Match[str]) -> Node:
 _FORMS: tuple[tuple[str, Callable[[re.Match[str]], Node]], ...] = (
     (r"(T|np)<(\w+),(\[[^\]]*\])>\((.*)\)(?:@([c\d+]+))?", _parse_array),
     (r"np\.(\w+)\((.*)\)", _parse_scalar),
+    (r"TensorSpec<(\w+),(\[.*\])>", _parse_spec),
     (r"(\w+)<(\w+)>\{(.*)\}", _parse_copies),
     (r"(\w+)<(\w+),(.*)>@(\w+)", _parse_one_copy),
     (r"(\w+)\((.*)\)", _parse_fields),
@@ -330,13 +343,17 @@ def observe(case: Callable[[], Any]) -> Observation:
     return Observation(describe(value))
 
 
+def exception_class(name: str) -> type[Exception]:
+    """The builtin exception of that name, or our own."""
+    return getattr(builtins, name, None) or getattr(rx.errors, name)
+
+
 def compare(expected: str, observed: Observation) -> list[str]:
     """What is wrong with `observed`, line by line; nothing if it means the same as `expected`."""
     if expected.startswith("!"):
-        builtin = getattr(builtins, expected[1:])
         if observed.error is None:
             return [f"gave {observed.text}, should raise {expected[1:]}"]
-        if not isinstance(observed.error, builtin):
+        if not isinstance(observed.error, exception_class(expected[1:])):
             return [f"raised {observed.error!r}, should be a {expected[1:]}"]
         return []
     if observed.error is not None:

@@ -20,6 +20,7 @@ DECISIONS = {
     3: "a mirrored variable without aggregation can't be written in a replica",
     4: "a PerReplica can't be assigned to a variable across replicas, nor passed to `update`",
     5: "a variable made outside of the scope can't be written in `run`",
+    6: "one split rule: sizes differ by at most one, the larger ones first",
     8: "MEAN of integers is float32",
     9: "`gather` goes leaf by leaf and takes negative axes",
     10: "parts of an ON_READ/SUM variable add up to what was assigned",
@@ -29,6 +30,7 @@ DECISIONS = {
     14: "`try` around `merge_call` catches",
     16: "every spelling of the four releases is accepted",
     17: "`colocate_vars_with(non_slot_devices(...))` works, so these are devices on every strategy",
+    19: "PER_REPLICA works on every strategy, and changes none",
     20: "a variable converts to Python values like the array that it holds",
 }
 
@@ -101,6 +103,19 @@ SCATTER = "scatters are combined as the aggregation says, also where there is on
 TRIPPED = "TensorFlow trips over its own internals here; another of its strategies does not"
 TWO_PASSES = "`rx.function` traces a step to find its variables, and once more to compile it"
 VALUES = "a reduction or a read gives a value, never a variable that may change later"
+
+# Of input.
+A_LIST = "a list of batches is a dataset; what is in it is checked when it is read"
+COUNT = "the cardinality is a Python int, and counts the steps that a pass gives"
+HOST = "data in host memory is NumPy's"
+NOT_LOST = "no example is lost: at the end a replica that has no batch left gets an empty one"
+OFFHAND = "an optional answers in Python, outside of compiled programs"
+ONE_CLASS = "every distributed dataset is a DistributedDataset"
+OUTSIDE_OF_STEPS = "a batch read while a step is traced would be a constant of it; loop outside"
+SAYS_ALL = "printed, an InputContext says all that it knows"
+STRINGS = "JAX has no strings: they stay in host memory"
+UNBATCHED = "data without a batch axis is refused, on every strategy alike, and features are never split"
+WHOSE = "a dataset is for all replicas, so it is not distributed by one of them"
 
 MC = "mirrored+central"
 ALL = "mirrored+central+onedev"
@@ -376,6 +391,7 @@ _EXTRA = {
     ),
     ("mirrored", "poking a component desyncs silently"): Ours(3, "!RuntimeError"),
     ("mirrored", "ReplicaContext.all_reduce(experimental_hints=)"): Ours(16, each(1.0, 1.0)),
+    ("mirrored", "InputOptions(experimental_prefetch_to_device=True)"): Ours(16, "True"),
 }
 
 _TWOS = "PerReplica{T<float32,[3]>([2.,2.,2.])@c0, T<float32,[3]>([2.,2.,2.])@c1}"
@@ -420,7 +436,16 @@ _REDUCE |= {
     ),
     ("central", "gather mirrored var"): Ours(2, "T<float32,[4]>([0.,0.,0.,0.])@c0"),
 }
+_TOLD = "'InputContext(num_input_pipelines=2, input_pipeline_id=1, num_replicas_in_sync=4)'"
 _EXTENDED |= {
+    ("mirrored", "InputContext repr"): Ours(SAYS_ALL, f"[{_TOLD}, {_TOLD}, 2]"),
+    ("mirrored", "InputOptions()"): Ours(
+        "there are more options, and two batches are kept ready",
+        "InputOptions(fetch_to_device=None, replication_mode=<InputReplicationMode.PER_WORKER: "
+        "'PER_WORKER'>, place_dataset_on_device=False, per_replica_buffer_size=2, "
+        "partial_batch='exact', auto_shard_policy=<AutoShardPolicy.AUTO: 0>)",
+    ),
+    ("mirrored", "InputOptions(bad)"): Ours(REFUSED, "!ValueError"),
     ("mirrored", "update ON_READ var"): Ours(
         PARTS_DIFFER, f"[{each(3.0, 3.0)}, SyncOnReadVariable<float32>{{3.@c0,3.@c1}}]"
     ),
@@ -429,6 +454,104 @@ _EXTENDED |= {
     (MC, "np.asarray(PerReplica)"): Ours(NOT_ONE_VALUE, "!TypeError"),
     ("mirrored", "copy.copy(strategy)"): Ours(IMMUTABLE, "True"),
     ("mirrored", "deepcopy(strategy)"): Ours(IMMUTABLE, "True"),
+}
+
+
+def ints(values: str, replica: int = 1) -> str:
+    return f"T<int32,[{len(values.split(',')) if values else 0}]>([{values}])@c{replica}"
+
+
+def host_ints(values: str) -> str:
+    return f"np<int32,[{len(values.split(','))}]>([{values}])"
+
+
+def both(first: str, second: str) -> str:
+    return f"PerReplica{{{ints(first, 0)}, {ints(second, 1)}}}"
+
+
+def both_on_host(first: str, second: str) -> str:
+    return f"PerReplica{{{host_ints(first)}, {host_ints(second)}}}"
+
+
+_AGAIN = "'then after ONE PER_REPLICA call, a plain call sees pipelines:', [(1, 0)], 'and policy OFF gives'"
+_HALVES, _WHOLES = "[[[0, 1], [2, 3]], [[4, 5], [6, 7]]]", "[[[0, 1, 2, 3]], [[4, 5, 6, 7]]]"
+_SAME_TWICE = f"[[{both('0,1', '0,1')}, {both('2,3', '2,3')}], [(2, 0, 2), (2, 1, 2)]]"
+_SAME_ON_HOST = f"[[{both_on_host('0,1', '0,1')}, {both_on_host('2,3', '2,3')}], [(2, 0, 2), (2, 1, 2)]]"
+
+_DATA = {
+    # What a batch is.
+    (ALL, "unbatched range(4)"): Ours(UNBATCHED, "!ValueError"),
+    (ALL, "unbatched vectors"): Ours(UNBATCHED, "!ValueError"),
+    (ALL, "from_tensors scalar"): Ours(UNBATCHED, "!ValueError"),
+    (ALL, "batch then map to scalar (reduce)"): Ours(UNBATCHED, "!ValueError"),
+    (ALL, "batch then flat_map/unbatch"): Ours(UNBATCHED, "!ValueError"),
+    (ALL, "not a dataset (list)"): Ours(A_LIST, "<DistributedDataset object>"),
+    (MC, "string elements"): Ours(
+        STRINGS, "[PerReplica{np<object,[2]>([b'a',b'b']), np<object,[1]>([b'c'])}]"
+    ),
+    ("onedev", "string elements"): Ours(STRINGS, "[np<object,[3]>([b'a',b'b',b'c'])]"),
+    # Where it is read.
+    (ALL, "next(it) past end in tf.function"): Ours(OUTSIDE_OF_STEPS, "!ValueError"),
+    (ALL, "iterator passed to tf.function, tf.range loop"): Ours(OUTSIDE_OF_STEPS, "!ValueError"),
+    (ALL, "for x in dist_dataset in tf.function (partial last)"): Ours(OUTSIDE_OF_STEPS, "!ValueError"),
+    (ALL, "called in replica ctx"): Ours(WHOSE, "!RuntimeError"),
+    (MC, "get_next_as_optional"): Ours(OFFHAND, f"[True, {both('0,1', '2,3')}, False, 'OptionalBatch']"),
+    ("onedev", "get_next_as_optional"): Ours(OFFHAND, f"[True, {ints('0,1,2,3')}, False, 'OptionalBatch']"),
+    # What a dataset says of itself.
+    (ALL, "element_spec & dataset attributes: .cardinality"): Ours(COUNT, "2"),
+    (MC, "distribute_datasets_from_function: .cardinality"): Ours(COUNT, "3"),
+    ("onedev", "distribute_datasets_from_function: .cardinality"): Ours(COUNT, "5"),
+    (ALL, "experimental_ alias"): Ours(ONE_CLASS, "'DistributedDataset'"),
+    # The last step of a dataset function.
+    ("central", "context + elements"): Ours(
+        NOT_LOST,
+        f"[[{both('0,1', '2,3')}, {both('4,5', '6,7')}, {both('8,9', '')}], [(1, 0, 2)]]",
+    ),
+    ("central", "5 batches over N replicas: last step"): Ours(
+        NOT_LOST, "[[[0], [1]], [[2], [3]], [[4], []]]"
+    ),
+    (MC, "static shape (drop_remainder) uneven count"): Ours(
+        NOT_LOST, "[[[0], [1]], [[2], [3]], [[4], []]]"
+    ),
+    # Options.
+    ("mirrored", "fetch_to_device=False"): Ours(HOST, f"[{both_on_host('0,1', '2,3')}]"),
+    ("onedev", "fetch_to_device=False"): Ours(HOST, f"[{host_ints('0,1,2,3')}]"),
+    ("central", "fetch_to_device=False"): Ours(TRIPPED, f"[{both_on_host('0,1', '2,3')}]"),
+    ("central", "fetch_to_device=True"): Ours(TRIPPED, f"[{both('0,1', '2,3')}]"),
+    ("central", "per_replica_buffer_size=*"): Ours(TRIPPED, f"[{both('0,1', '2,3')}]"),
+    ("central", "place_dataset_on_device=True alone"): Ours(TRIPPED, f"[{both('0,1', '2,3')}]"),
+    ("central", "dataset PER_REPLICA *"): Ours(TRIPPED, "!NotImplementedError"),
+    (ALL, "options not InputOptions"): Ours(REFUSED, "!TypeError"),
+    ("mirrored", "from_function PER_REPLICA fetch=False place=False"): Ours(HOST, _SAME_ON_HOST),
+    ("central", "from_function PER_REPLICA fetch=False place=False"): Ours(19, _SAME_ON_HOST),
+    ("central", "from_function PER_REPLICA fetch=False place=True"): Ours(19, _SAME_TWICE),
+    ("central", "from_function PER_REPLICA fetch=True place=False"): Ours(19, _SAME_TWICE),
+    ("onedev", "from_function PER_REPLICA fetch=False place=False"): Ours(
+        19, f"[[{host_ints('0,1')}, {host_ints('2,3')}], [(1, 0, 1)]]"
+    ),
+    ("onedev", "from_function PER_REPLICA fetch=False place=True"): Ours(
+        19, f"[[{ints('0,1')}, {ints('2,3')}], [(1, 0, 1)]]"
+    ),
+    ("onedev", "from_function PER_REPLICA fetch=True place=False"): Ours(
+        19, f"[[{ints('0,1')}, {ints('2,3')}], [(1, 0, 1)]]"
+    ),
+    ("onedev", "from_function PER_REPLICA fetch=True place=True"): Ours(19, "!ValueError"),
+    ("mirrored", "PER_REPLICA option mutates the strategy permanently"): Ours(
+        19, f"[{_HALVES}, {_AGAIN}, {_HALVES}]"
+    ),
+    ("onedev", "PER_REPLICA option mutates the strategy permanently"): Ours(
+        19, f"[{_WHOLES}, {_AGAIN}, {_WHOLES}]"
+    ),
+}
+
+_SPLIT = {
+    ("mirrored", f"{_dataset} {_policy}"): Ours(6, _gives)
+    for _dataset, _gives in {
+        "range(14).batch(8)": "[[[0, 1, 2, 3], [4, 5, 6, 7]], [[8, 9, 10], [11, 12, 13]]]",
+        "range(10).batch(4)": "[[[0, 1], [2, 3]], [[4, 5], [6, 7]], [[8], [9]]]",
+        "range(7).batch(5)": "[[[0, 1, 2], [3, 4]], [[5], [6]]]",
+    }.items()
+    for _policy in ("OFF", "FILE")
 }
 
 DIFFERENCES: dict[tuple[str, str, str], Ours] = {
@@ -440,6 +563,9 @@ DIFFERENCES: dict[tuple[str, str, str], Ours] = {
         "extended": _EXTENDED,
         "several": _SEVERAL,
         "extra": _EXTRA,
+        "default": {("default", "type of distributed dataset"): Ours(ONE_CLASS, "'DistributedDataset'")},
+        "data": _DATA,
+        "split": _SPLIT,
     }.items()
     for key, ours in differences.items()
 }

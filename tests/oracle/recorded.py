@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from . import cases_default, cases_extended, cases_extra, cases_reduce, cases_run, cases_vars
+from . import cases_data, cases_default, cases_extended, cases_extra, cases_reduce, cases_run, cases_vars
 from .differences import DIFFERENCES, Ours
 from .world import World
 
@@ -37,9 +37,11 @@ PROBES = {
     "vars": Probe(cases_vars.case.functions, cases_vars.LEFT_OUT),
     "reduce": Probe(cases_reduce.case.functions, cases_reduce.LEFT_OUT),
     "extended": Probe(cases_extended.case.functions, cases_extended.LEFT_OUT),
-    "default": Probe(cases_default.case.functions, cases_default.LEFT_OUT),
+    "default": Probe(cases_default.case.functions, {}),
     "several": Probe(cases_default.several.functions, {}),
     "extra": Probe(cases_extra.case.functions, cases_extra.LEFT_OUT),
+    "data": Probe(cases_data.case.functions, cases_data.LEFT_OUT),
+    "split": Probe(cases_data.split.functions, {}),
 }
 
 
@@ -87,7 +89,9 @@ class Recorded:
         return found[0] if found else None
 
     def _is(self, probe: str, kinds: str, name: str) -> bool:
-        return self.probe == probe and self.kind in kinds.split("+") and matches(name, self.name)
+        names = (self.name, f"{self.section}: {self.name}")  # the section tells cases of one name apart
+        found = any(matches(name, own) for own in names)
+        return self.probe == probe and self.kind in kinds.split("+") and found
 
     @property
     def fate(self) -> str:

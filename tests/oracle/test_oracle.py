@@ -1,13 +1,12 @@
 """Every recorded case of tf.distribute, one test each."""
 
-import builtins
 import contextvars
 
 import pytest
 
 import replicax as rx
 
-from .describe import Observation, compare, observe
+from .describe import Observation, compare, exception_class, observe
 from .recorded import Recorded, every_case, table, unused
 from .world import World
 
@@ -46,5 +45,5 @@ def test_every_difference_differs():
 
 def _as_if(text: str) -> Observation:
     """The observation of a case that gave just `text`."""
-    raised = getattr(builtins, text[1:])() if text.startswith("!") else None
+    raised = exception_class(text[1:])("") if text.startswith("!") else None
     return Observation(text, raised)

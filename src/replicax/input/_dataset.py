@@ -162,7 +162,8 @@ class DistributedDataset:
         """The spec of a batch as that of a value of the replicas."""
         rows = spec.shape[0] if spec.shape else None
         if rows is not None:
-            rows = rows // self._num_parts if rows % self._num_parts == 0 else None
+            even = rows % self._num_parts == 0 and not self._may_run_dry
+            rows = rows // self._num_parts if even else None
         if self._options.partial_batch != "exact" and self._full_size is not None:
             rows = self._full_size
         shape = (rows, *spec.shape[1:]) if spec.shape else ()
@@ -171,6 +172,14 @@ class DistributedDataset:
         if self._target.pipeline.num_replicas == 1 and self._options.partial_batch != "pad":
             return TensorSpec(shape, dtype)
         return PerReplicaSpec(*[TensorSpec(shape, dtype)] * count)
+
+    @property
+    def _may_run_dry(self) -> bool:
+        """Whether some replicas may have to do with an empty batch at the end."""
+        pipeline = self._target.pipeline
+        dealt = self._num_parts < pipeline.num_replicas or pipeline.num_pipelines > 1
+        shared = self._plan.policy is AutoShardPolicy.DATA
+        return dealt and not shared and self._cardinality != INFINITE_CARDINALITY
 
     def reduce(self, initial_state: Any, reduce_func: Callable[[Any, Any], Any]) -> Any:
         """Go over the batches with a running result.
@@ -266,7 +275,7 @@ def distribute_datasets_from_function(
         open_stream,
         num_parts=1,
         layout=layout | _layout(pipeline),
-        cardinality=_dealt_cardinality(sources, pipeline, per_replica),
+        cardinality=_dealt_cardinality(sources, pipeline, chosen),
     )
 
 
@@ -277,13 +286,24 @@ def _contexts(pipeline: Pipeline, per_replica: bool) -> list[InputContext]:
     return [InputContext(pipeline.num_pipelines, pipeline.pipeline_id, count)]
 
 
-def _dealt_cardinality(sources: Sequence[Source], pipeline: Pipeline, per_replica: bool) -> int:
+def _dealt_cardinality(sources: Sequence[Source], pipeline: Pipeline, options: InputOptions) -> int:
     counts = [source.cardinality for source in sources]
     if pipeline.num_pipelines > 1 or UNKNOWN_CARDINALITY in counts:
         return UNKNOWN_CARDINALITY
     if INFINITE_CARDINALITY in counts:
         return INFINITE_CARDINALITY
-    return max(counts) if per_replica else -(-counts[0] // len(pipeline.own))
+    if options.replication_mode is InputReplicationMode.PER_REPLICA:
+        fewest, most = min(counts), max(counts)
+    else:
+        count = len(pipeline.own)
+        fewest, most = counts[0] // count, -(-counts[0] // count)
+    if fewest == most and options.partial_batch != "drop":
+        return most
+    # The last step is used if its batches can be empty, and left out if they are single examples.
+    spec = sources[0].spec()
+    if spec is None or options.partial_batch == "drop":
+        return UNKNOWN_CARDINALITY
+    return most if all(leaf.shape for leaf in jax.tree.leaves(spec)) else fewest
 
 
 def _checked_options(options: Any) -> InputOptions:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, final
 
 from replicax._jax import is_transforming
-from replicax.contexts import current
+from replicax.contexts import has_strategy, in_cross_replica_context
 from replicax.errors import InputError, OutOfRangeError
 from replicax.input._feed import Feed
 from replicax.input._partial import PartialBatches
@@ -185,8 +185,7 @@ class DistributedIterator:
     def _check_context(self) -> None:
         if self._closed:
             raise InputError("This iterator was closed; begin another pass with iter(dataset).")
-        here = current()
-        if here.replica is not None and here.strategy.num_replicas_in_sync > 1:
+        if has_strategy() and not in_cross_replica_context():
             raise InputError(
                 "next(iterator) was called in a replica function, which would give every replica another "
                 "batch. Call it outside: strategy.run(replica_fn, args=(next(iterator),))."
