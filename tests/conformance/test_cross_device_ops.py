@@ -293,3 +293,18 @@ def test_a_timeout_that_is_long_enough(mode):
         return strategy.extended.reduce_to("SUM", x, x, options=options)
 
     close(parts(strategy, mode(step)(each(strategy, rows), 60.0)), [rows(0) + rows(1)] * 2)
+
+
+@pytest.mark.parametrize(
+    ("ops", "options", "says"),
+    [
+        (rx.ReductionToOneDevice(), {"implementation": "RING"}, "RING.*ReductionToOneDevice"),
+        (rx.ReductionToOneDevice(), {"bytes_per_pack": 8}, "bytes_per_pack=8.*ReductionToOneDevice"),
+        (rx.HierarchicalCopyAllReduce(), {"implementation": "RING"}, "RING.*HierarchicalCopyAllReduce"),
+    ],
+)
+def test_options_that_another_algorithm_would_need_are_refused(ops, options, says):
+    strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"], ops)
+    value = strategy.run(lambda: jnp.ones(2))
+    with pytest.raises(ValueError, match=says):
+        strategy.extended.reduce_to("SUM", value, value, rx.CommunicationOptions(**options))

@@ -286,6 +286,13 @@ class ReductionToOneDevice(_RecipeOps):
         )
 
     def _recipe(self, op: ReduceOp, options: CommunicationOptions, mesh: ReplicaMesh) -> Recipe:
+        _refuse_other_algorithm("ReductionToOneDevice", options)
+        if options.bytes_per_pack:
+            raise CollectiveError(
+                f"CommunicationOptions(bytes_per_pack={options.bytes_per_pack}) has no meaning for "
+                "ReductionToOneDevice, which sends each value by itself. Leave it out, or use the "
+                "strategy's default cross_device_ops."
+            )
         return OneDeviceReduce(op, self._replica(mesh), self._accumulate)
 
 
@@ -340,7 +347,16 @@ class HierarchicalCopyAllReduce(_RecipeOps):
         self._num_packs = _checked_packs("HierarchicalCopyAllReduce", num_packs)
 
     def _recipe(self, op: ReduceOp, options: CommunicationOptions, mesh: ReplicaMesh) -> Recipe:
+        _refuse_other_algorithm("HierarchicalCopyAllReduce", options)
         return AllReduce(op, mesh.platform, options, hierarchical=True, num_packs=self._num_packs)
+
+
+def _refuse_other_algorithm(name: str, options: CommunicationOptions) -> None:
+    if options.implementation is not CommunicationImplementation.AUTO:
+        raise CollectiveError(
+            f"CommunicationOptions(implementation={options.implementation.name}) names another algorithm "
+            f"than the strategy's cross_device_ops, {name}. Choose one of the two."
+        )
 
 
 def _checked_packs(name: str, num_packs: int) -> int:
