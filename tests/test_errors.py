@@ -23,6 +23,9 @@ BUILTINS = {
     errors.NotADatasetError: [TypeError, AttributeError],
     errors.InputModeError: [NotImplementedError],
     errors.OutOfRangeError: [LookupError],
+    errors.CheckpointError: [RuntimeError],
+    errors.CheckpointMissingError: [RuntimeError, FileNotFoundError],
+    errors.CheckpointMismatchError: [RuntimeError, ValueError, AssertionError],
 }
 
 

@@ -4,6 +4,7 @@ Write a training loop once, as if for one replica; a `Strategy` decides where it
 replicas run and how they talk.
 """
 
+from replicax.checkpoint import Checkpoint, CheckpointManager, RestoreStatus
 from replicax.collectives import (
     CollectiveHints,
     CommunicationImplementation,
@@ -52,6 +53,24 @@ from replicax.strategies import (
     ValueContext,
 )
 from replicax.topology import set_cpu_devices
+from replicax.training import (
+    Accuracy,
+    DynamicLossScale,
+    Mean,
+    MeanSquaredError,
+    Metric,
+    MixedPrecision,
+    Optimizer,
+    SparseCategoricalAccuracy,
+    Sum,
+    compute_average_loss,
+    example_keys,
+    grad,
+    scale_regularization_loss,
+    value_and_grad,
+    values,
+    variables,
+)
 from replicax.types import ReduceOp, VariableAggregation, VariableSynchronization
 from replicax.values import (
     DistributedValues,
@@ -69,10 +88,13 @@ from replicax.variables import (
 )
 
 __all__ = [
+    "Accuracy",
     "AggregatingVariable",
     "ArrayDataset",
     "AutoShardPolicy",
     "CentralStorageStrategy",
+    "Checkpoint",
+    "CheckpointManager",
     "CollectiveHints",
     "CommunicationImplementation",
     "CommunicationOptions",
@@ -80,6 +102,7 @@ __all__ = [
     "DistributedDataset",
     "DistributedIterator",
     "DistributedValues",
+    "DynamicLossScale",
     "FileDataset",
     "Function",
     "HierarchicalCopyAllReduce",
@@ -90,11 +113,16 @@ __all__ = [
     "InputPlan",
     "InputReplicationMode",
     "InputStats",
+    "Mean",
+    "MeanSquaredError",
+    "Metric",
     "Mirrored",
     "MirroredStrategy",
     "MirroredVariable",
+    "MixedPrecision",
     "NcclAllReduce",
     "OneDeviceStrategy",
+    "Optimizer",
     "OptionalBatch",
     "PerReplica",
     "PerReplicaSpec",
@@ -102,9 +130,12 @@ __all__ = [
     "ReduceOp",
     "ReductionToOneDevice",
     "ReplicaContext",
+    "RestoreStatus",
     "RunOptions",
+    "SparseCategoricalAccuracy",
     "Strategy",
     "StrategyExtended",
+    "Sum",
     "SyncOnReadVariable",
     "TensorSpec",
     "UNKNOWN_CARDINALITY",
@@ -112,6 +143,8 @@ __all__ = [
     "Variable",
     "VariableAggregation",
     "VariableSynchronization",
+    "compute_average_loss",
+    "example_keys",
     "experimental_set_strategy",
     "from_arrays",
     "from_files",
@@ -119,8 +152,13 @@ __all__ = [
     "get_replica_context",
     "get_strategy",
     "get_update_replica_id",
+    "grad",
     "has_strategy",
     "in_cross_replica_context",
+    "scale_regularization_loss",
     "set_cpu_devices",
     "set_strategy",
+    "value_and_grad",
+    "values",
+    "variables",
 ]

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -29,6 +30,8 @@ from jax._src.interpreters import pxla as _pxla
 from jax._src.interpreters.partial_eval import DynamicJaxprTrace as _JaxprTrace
 from jax._src.lib import _jax as _jaxlib  # pyright: ignore[reportPrivateImportUsage]
 from jax.interpreters import ad, batching, mlir
+
+from replicax.errors import CollectiveTimeoutError
 
 # Public as jax.extend.core.Primitive, whose import takes as long as all of Replicax.
 Primitive = _core.Primitive
@@ -69,18 +72,39 @@ def backends_are_initialized() -> bool:
 
 
 def exchange_between_processes(
-    processes: Sequence[int], topic: str, number: int, message: Any, timeout_seconds: float
+    processes: Sequence[int],
+    topic: str,
+    number: int,
+    message: Any,
+    cancelled: Callable[[], bool],
+    timeout_seconds: float,
 ) -> list[Any]:
     """The messages of all `processes` about a topic, each of which sends its own, numbered from 0.
 
     They go through the coordinator of `jax.distributed`, so any thread may call this. Messages are JSON.
+
+    Raises:
+        CollectiveTimeoutError: not all were there in time, or before `cancelled()`.
     """
     client = _distributed.global_state.client
     assert client is not None, "several processes have jax.distributed"
     own = jax.process_index()
     client.key_value_set(f"{topic}/{number}/{own}", json.dumps(message))
-    limit = int(timeout_seconds * 1000)
-    told = [json.loads(client.blocking_key_value_get(f"{topic}/{number}/{i}", limit)) for i in processes]
+    deadline = time.monotonic() + timeout_seconds
+
+    def message_of(process: int) -> str:
+        while True:
+            try:
+                return client.blocking_key_value_get(f"{topic}/{number}/{process}", 200)
+            except jax.errors.JaxRuntimeError as error:
+                if "DEADLINE_EXCEEDED" not in str(error):
+                    raise
+            if cancelled() or time.monotonic() > deadline:
+                raise CollectiveTimeoutError(
+                    f"Process {own} waited in vain for message {number} of process {process} about {topic}."
+                )
+
+    told = [json.loads(message_of(process)) for process in processes]
     if number > 0:
         # All have sent this message, so all have read the one before.
         client.key_value_delete(f"{topic}/{number - 1}/{own}")

@@ -22,7 +22,10 @@ others.
     │   └── MissingFilesError      (and FileNotFoundError)       a dataset without its files
     ├── NotADatasetError           (TypeError, AttributeError)   something that gives no batches
     ├── InputModeError             (NotImplementedError)         a way of reading that has no meaning here
-    └── OutOfRangeError            (LookupError)                 `get_next` after the last batch
+    ├── OutOfRangeError            (LookupError)                 `get_next` after the last batch
+    └── CheckpointError            (RuntimeError)                a checkpoint that can't be written or read
+        ├── CheckpointMissingError (and FileNotFoundError)       there is none
+        └── CheckpointMismatchError (and ValueError, AssertionError)  it is of other objects
 """
 
 from __future__ import annotations
@@ -30,6 +33,9 @@ from __future__ import annotations
 __all__ = [
     "ArgumentKindError",
     "BackendStartedError",
+    "CheckpointError",
+    "CheckpointMismatchError",
+    "CheckpointMissingError",
     "CollectiveError",
     "CollectiveTimeoutError",
     "ContextError",
@@ -185,3 +191,15 @@ class InputModeError(ReplicaxError, NotImplementedError):
 
 class OutOfRangeError(ReplicaxError, LookupError):
     """`iterator.get_next()` was called after the last batch."""
+
+
+class CheckpointError(ReplicaxError, RuntimeError):
+    """A checkpoint could not be written or read. The others in its folder are as they were."""
+
+
+class CheckpointMissingError(CheckpointError, FileNotFoundError):
+    """There is no such checkpoint."""
+
+
+class CheckpointMismatchError(CheckpointError, ValueError, AssertionError):
+    """A checkpoint does not fit the objects that it was to be restored into; nothing was restored."""

@@ -1,6 +1,7 @@
 """Where the program is: default, cross-replica, replica and update contexts."""
 
 from replicax.contexts._replica import MergePoint, ReplicaContext
+from replicax.contexts._rows import Rows, current_rows, use_rows
 from replicax.contexts._stack import (
     Context,
     Scope,
@@ -22,9 +23,11 @@ __all__ = [
     "Context",
     "MergePoint",
     "ReplicaContext",
+    "Rows",
     "Scope",
     "context_stack",
     "current",
+    "current_rows",
     "enter",
     "enter_default",
     "get_replica_context",
@@ -35,4 +38,5 @@ __all__ = [
     "register_default",
     "require_cross_replica",
     "set_strategy",
+    "use_rows",
 ]

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from replicax.collectives import checked_axis, merge_options
 from replicax.contexts._exchange import Exchange, out_of_reach
+from replicax.contexts._rows import current_rows
 from replicax.errors import CollectiveError, InputError
 from replicax.types import ReduceOp
 from replicax.values import IndexedSlices, PerReplica, is_number
@@ -113,7 +114,32 @@ class ReplicaContext:
                 f"This replica got padded batches with {sizes} rows, so there is not one mask for all. "
                 "Give each batch to a strategy.run of its own."
             )
+        mask, rows = self.whole_mask, current_rows()
+        if mask is not None and rows is not None and mask.shape[0] == rows.total:
+            return mask[rows.start : rows.stop]
+        return mask
+
+    @property
+    def whole_mask(self) -> Any:
+        """`example_mask` of the whole batch, also where it is taken in parts."""
         return self._masks[0] if self._masks else None
+
+    def rng(self, key: Any) -> Any:
+        """A random key of this replica's own, made from one that is the same for all.
+
+        For randomness that does not depend on the number of replicas, use `rx.example_keys`.
+
+        Args:
+            key: a key, as of `jax.random.key(0)`.
+
+        >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> def replica_fn():
+        ...     return jax.random.bits(rx.get_replica_context().rng(jax.random.key(0)))
+        >>> first, second = strategy.local_results(strategy.run(replica_fn))
+        >>> first != second
+        Array(True, dtype=bool)
+        """
+        return jax.random.fold_in(key, self.replica_id_in_sync_group)
 
     @property
     def local_index(self) -> int:

@@ -35,7 +35,7 @@ def _run(
     if strategy.num_replicas_in_sync == 1:
         return run_single(strategy, fn, args, kwargs, masks)
     if isinstance(frame, ReplicaFrame):
-        return run_inline(strategy, fn, args, kwargs)
+        return run_inline(strategy, fn, args, kwargs, masks)
     if isinstance(frame, ProgramFrame):
         if _all_alike((args, kwargs)):
             return run_spmd(strategy, fn, args, kwargs, frame, masks)

@@ -10,7 +10,7 @@ import jax
 
 from replicax.contexts import Context, ReplicaContext, enter
 from replicax.topology import device_name
-from replicax.values import PerReplica, regroup, select
+from replicax.values import PerReplica, attach_masks, regroup, select
 
 __all__ = ["SingleReplica", "run_single"]
 
@@ -22,12 +22,13 @@ class SingleReplica:
     local_index = 0
     base_trace = None
 
-    def __init__(self, strategy: Any) -> None:
-        """For the replica of `strategy`."""
-        self._strategy = strategy
+    def __init__(self, strategy: Any, masks: Sequence[PerReplica] = ()) -> None:
+        """For the replica of `strategy`, whose padded arguments have `masks`."""
+        self._strategy, self._masks = strategy, masks
 
     def merge_call(self, merge_fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Call `merge_fn` in the cross-replica context."""
+        args, kwargs = attach_masks((args, kwargs), self._masks, self._strategy.mesh)
         with enter(Context(self._strategy)):
             return select(merge_fn(self._strategy, *args, **kwargs), 0)
 
@@ -44,7 +45,7 @@ def run_single(
     context = ReplicaContext(
         strategy,
         strategy.replica_ids[0],
-        merge_point=SingleReplica(strategy),
+        merge_point=SingleReplica(strategy, masks),
         devices=(device_name(device),),
         masks=[mask.select(0) for mask in masks],
     )

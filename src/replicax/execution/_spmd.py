@@ -115,9 +115,12 @@ _NOT_A_NUMBER = (
 )
 
 
-def run_inline(strategy: Any, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+def run_inline(
+    strategy: Any, fn: Callable[..., Any], args: Any, kwargs: Any, masks: Sequence[PerReplica] = ()
+) -> Any:
     """`strategy.run` inside a merge_call of compiled replicas: we are in their program already."""
-    return _as_values(_call(strategy, fn, select(args, 0), select(kwargs, 0)), strategy.mesh)
+    local_masks = [mask.select(0) for mask in masks]
+    return _as_values(_call(strategy, fn, select(args, 0), select(kwargs, 0), local_masks), strategy.mesh)
 
 
 def _as_values(structure: Any, mesh: Any) -> Any:

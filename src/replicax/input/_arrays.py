@@ -24,7 +24,7 @@ from replicax.input._batch import (
     to_arrays,
 )
 from replicax.input._source import INFINITE_CARDINALITY, Reader, Source
-from replicax.values import TensorSpec
+from replicax.values import TensorSpec, is_key
 
 __all__ = ["ArrayDataset", "from_arrays"]
 
@@ -48,7 +48,15 @@ def from_arrays(arrays: Any) -> ArrayDataset:
     {'x': array([4]), 'y': array([16])}
     """
     leaves, treedef = jax.tree.flatten(arrays)
-    rows = tuple(np.asarray(leaf) for leaf in to_arrays(leaves, treedef))
+    if any(map(is_key, leaves)):
+        raise InputError(
+            "rx.from_arrays does not take random keys. Use `jax.random.key_data(keys)`, and "
+            "`jax.random.wrap_key_data` in the step."
+        )
+    try:
+        rows = tuple(np.asarray(leaf) for leaf in to_arrays(leaves, treedef))
+    except InputError as error:
+        raise InputError(f"rx.from_arrays: {error}") from None
     if not rows:
         raise InputError(f"rx.from_arrays needs at least one array, got {arrays!r}.")
     for name, array in zip(leaf_names(treedef), rows, strict=True):
@@ -188,6 +196,7 @@ class ArrayDataset:
 
 @final
 class _ArraySource(Source):
+    kind = "arrays"
     any_thread = True
 
     def __init__(self, dataset: ArrayDataset) -> None:
@@ -265,7 +274,9 @@ class _ArrayReader(Reader):
         return {"epoch": self._epoch, "offset": self._offset}
 
     def _seek(self, position: dict[str, Any]) -> None:
-        epoch, offset = position["epoch"], position["offset"]
+        epoch, offset = int(position["epoch"]), int(position["offset"])
+        if epoch < 0 or offset < 0:
+            raise InputError(f"The position {position!r} is before the beginning.")
         if offset >= max(self._dataset.num_rows, 1):
             raise InputError(
                 f"The position is after {offset} examples of an epoch, but the dataset has only "
@@ -285,6 +296,9 @@ class _ArrayBatch(Batch):
     @property
     def leaves(self) -> Sequence[Any]:
         return self._rows
+
+    def detached(self) -> Batch:
+        return self
 
     def rows(self, start: int, stop: int, *, aligned: bool = False) -> list[Any]:
         wanted = self._wanted(start, stop)
@@ -316,9 +330,9 @@ class _ArrayBatch(Batch):
 def _gathered(array: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     if not is_numeric(array):
         return array[wanted]
-    rows = aligned_empty((len(wanted), *array.shape[1:]), device_dtype(array))
-    if rows.dtype == array.dtype:
-        np.take(array, wanted, axis=0, out=rows, mode="clip")
-    else:
-        rows[...] = array[wanted]
+    dtype = device_dtype(array)
+    if dtype != array.dtype:
+        return taken(array[wanted], True)
+    rows = aligned_empty((len(wanted), *array.shape[1:]), dtype)
+    np.take(array, wanted, axis=0, out=rows, mode="clip")
     return rows

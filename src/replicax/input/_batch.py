@@ -19,12 +19,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax.errors import InputError
-from replicax.values import TensorSpec, is_key
+from replicax.values import DistributedValues, TensorSpec, is_key
 
 __all__ = [
     "Batch",
     "WholeBatch",
     "aligned_empty",
+    "check_range",
     "device_dtype",
     "is_numeric",
     "leaf_names",
@@ -47,12 +48,18 @@ def aligned_empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
 
 def is_numeric(array: Any) -> bool:
     """Whether `array` can be on a device: not text, bytes or Python objects."""
-    return isinstance(array, jax.Array) or array.dtype.kind in "biufcV"
+    if isinstance(array, jax.Array):
+        return True
+    return array.dtype.kind in "biufc" or (
+        array.dtype.kind == "V" and jnp.issubdtype(array.dtype, np.number)
+    )
 
 
 def device_dtype(array: Any) -> Any:
-    """The dtype that JAX gives an array: 32 bits wide unless 64 were asked for."""
-    return array.dtype if is_key(array) else jax.dtypes.canonicalize_dtype(array.dtype)
+    """The dtype that JAX gives an array: 32 bits wide unless 64 were asked for, in native byte order."""
+    if is_key(array):
+        return array.dtype
+    return jax.dtypes.canonicalize_dtype(array.dtype.newbyteorder("="))
 
 
 class Batch(abc.ABC):
@@ -67,6 +74,10 @@ class Batch(abc.ABC):
     @abc.abstractmethod
     def leaves(self) -> Sequence[Any]:
         """The arrays, or arrays with other rows that are like them."""
+
+    @abc.abstractmethod
+    def detached(self) -> Batch:
+        """This batch in memory that the reader will not use again."""
 
     @abc.abstractmethod
     def rows(self, start: int, stop: int, *, aligned: bool = False) -> list[Any]:
@@ -91,7 +102,7 @@ class WholeBatch(Batch):
 
     def __init__(self, structure: Any, *, private: bool) -> None:
         """Look at what arrived."""
-        leaves, self.treedef = jax.tree.flatten(structure)
+        leaves, self.treedef = jax.tree.flatten(structure, is_leaf=_is_distributed)
         self._leaves = to_arrays(leaves, self.treedef)
         self._private = private
         sizes = {leaf.shape[0] if leaf.ndim else None for leaf in self._leaves}
@@ -101,6 +112,13 @@ class WholeBatch(Batch):
     def leaves(self) -> Sequence[Any]:
         """The arrays."""
         return self._leaves
+
+    def detached(self) -> Batch:
+        """A copy, unless nobody changes the arrays anyway."""
+        if self._private:
+            return self
+        copies = [leaf if isinstance(leaf, jax.Array) else leaf.copy() for leaf in self._leaves]
+        return WholeBatch(self.treedef.unflatten(copies), private=True)
 
     def rows(self, start: int, stop: int, *, aligned: bool = False) -> list[Any]:
         """The rows `start` to `stop`; of an element without a batch axis, all of it."""
@@ -120,8 +138,23 @@ def taken(part: Any, copied: bool) -> Any:
     if not copied and part.dtype == dtype:
         return part
     copy = aligned_empty(part.shape, dtype)
+    check_range(part, dtype)
     copy[...] = part
     return copy
+
+
+def check_range(array: np.ndarray, dtype: Any) -> None:
+    """Raise if whole numbers would change when they become fewer bits wide."""
+    if array.dtype.kind not in "iu" or array.dtype.itemsize <= dtype.itemsize or not array.size:
+        return
+    limits = np.iinfo(dtype)
+    low, high = array.min(), array.max()
+    if low < limits.min or high > limits.max:
+        raise InputError(
+            f"{array.dtype} numbers from {low} to {high} do not fit into the {dtype} that JAX makes of "
+            "them. "
+            'Call `jax.config.update("jax_enable_x64", True)` first, or make them smaller.'
+        )
 
 
 def leaf_names(treedef: Any) -> list[str]:
@@ -130,15 +163,25 @@ def leaf_names(treedef: Any) -> list[str]:
     return [f"element{jax.tree_util.keystr(path)}" for path, _ in paths]
 
 
+def _is_distributed(value: Any) -> bool:
+    return isinstance(value, DistributedValues)
+
+
 def to_arrays(leaves: Sequence[Any], treedef: Any) -> list[Any]:
     """`leaves` as JAX or NumPy arrays; raises for what is no array."""
     arrays = list(map(_to_array, leaves))
     for i, array in enumerate(arrays):
+        if isinstance(array, np.ndarray) and array.dtype.names is not None:
+            raise InputError(
+                f"{leaf_names(treedef)[i]} has the dtype {array.dtype}, with fields, which can't be on a "
+                "device. Make a dict of arrays of it, one for each field."
+            )
+    for i, array in enumerate(arrays):
         if array is None:
             raise InputError(
-                f"A dataset gave a batch whose {leaf_names(treedef)[i]} is no array but "
-                f"{_described(leaves[i])}. A batch is an array with one row for each example, or a "
-                "structure (tuple, list, dict, ...) of such arrays; make them with np.asarray or np.stack."
+                f"{leaf_names(treedef)[i]} is no array but {_described(leaves[i])}. A batch is an array "
+                "with one row for each example, or a structure (tuple, list, dict, ...) of such arrays; "
+                "make them with np.asarray or np.stack."
             )
     return arrays
 

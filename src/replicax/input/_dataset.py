@@ -91,8 +91,8 @@ class DistributedDataset:
             layout=self._layout,
             element_spec=lambda: self.element_spec,
             placer=self._placer,
-            partial_batches=lambda: PartialBatches(
-                self._options.partial_batch, self._sources[0].batch_size, self._num_parts
+            partial_batches=lambda seen: PartialBatches(
+                self._options.partial_batch, self._sources[0].batch_size or seen, self._num_parts
             ),
             buffer_size=self._options.per_replica_buffer_size,
             any_thread=all(source.any_thread for source in self._sources),
@@ -152,7 +152,8 @@ class DistributedDataset:
         source = self._sources[0]
         spec = source.spec()
         if spec is None:
-            first = source.peek()
+            with enter_default():
+                first = source.peek()
             if first is None:
                 raise InputError("The dataset has no batches, so there is no telling what they look like.")
             spec = spec_of(first)
@@ -205,8 +206,7 @@ class DistributedDataset:
 def distribute_dataset(dataset: Any, target: Target, options: InputOptions | None) -> DistributedDataset:
     """`dataset`, whose batches are for all replicas, split over the replicas of `target`."""
     chosen = _checked_options(options)
-    if isinstance(dataset, DistributedDataset):
-        raise NotADatasetError("The dataset is distributed already; distribute the original dataset.")
+    _refuse_distributed(dataset)
     if chosen.replication_mode is InputReplicationMode.PER_REPLICA:
         raise InputModeError(
             "InputReplicationMode.PER_REPLICA is for strategy.distribute_datasets_from_function, which can "
@@ -214,7 +214,7 @@ def distribute_dataset(dataset: Any, target: Target, options: InputOptions | Non
         )
     pipeline = target.pipeline
     shard = share(find_source(dataset), pipeline, chosen.auto_shard_policy)
-    layout: dict[str, Any] = {"policy": shard.plan.policy.name}
+    layout: dict[str, Any] = {"policy": shard.plan.policy.name, "source": shard.source.kind}
     if shard.plan.policy is not AutoShardPolicy.DATA:
         layout |= _layout(pipeline) | {"replicas": pipeline.num_replicas}
     return DistributedDataset(
@@ -257,16 +257,20 @@ def distribute_datasets_from_function(
     pipeline = target.pipeline
     contexts = _contexts(pipeline, per_replica)
     with enter_default():
-        sources = [find_source(dataset_fn(context)) for context in contexts]
+        datasets = [dataset_fn(context) for context in contexts]
+        for dataset in datasets:
+            _refuse_distributed(dataset)
+        sources = [find_source(dataset) for dataset in datasets]
 
     def open_stream(number: int, topic: str) -> Stream:
-        return DealtStream([source.open(number) for source in sources], pipeline, topic)
+        readers = [source.open(number) for source in sources]
+        return DealtStream(readers, pipeline, topic, [source.peek for source in sources])
 
     plans = [PipelinePlan(replicas) for replicas in pipeline.replicas]
     plan = InputPlan(AutoShardPolicy.OFF, AutoShardPolicy.OFF, "", tuple(plans))
-    layout: dict[str, Any] = {"policy": "FUNCTION"}
+    layout: dict[str, Any] = {"policy": "FUNCTION", "source": sources[0].kind}
     if per_replica:
-        layout = {"policy": "PER_REPLICA", "replicas": pipeline.num_replicas}
+        layout |= {"policy": "PER_REPLICA", "replicas": pipeline.num_replicas}
     return DistributedDataset(
         target,
         chosen,
@@ -277,6 +281,11 @@ def distribute_datasets_from_function(
         layout=layout | _layout(pipeline),
         cardinality=_dealt_cardinality(sources, pipeline, chosen),
     )
+
+
+def _refuse_distributed(dataset: Any) -> None:
+    if isinstance(dataset, DistributedDataset | DistributedIterator):
+        raise NotADatasetError("The dataset is distributed already; distribute the original dataset.")
 
 
 def _contexts(pipeline: Pipeline, per_replica: bool) -> list[InputContext]:

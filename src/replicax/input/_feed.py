@@ -8,15 +8,17 @@ saves small batches the way from thread to thread.
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
-from collections.abc import Callable
-from typing import Any, final
+from typing import Any, Protocol, final
 
 from replicax._jax import ThreadSettings
 from replicax.contexts import enter_default
 
-__all__ = ["Feed"]
+__all__ = ["Feed", "Producer"]
+
+_logger = logging.getLogger("replicax")
 
 _STOP = object()
 
@@ -26,45 +28,52 @@ _CLOSING_SECONDS = 10.0
 _Item = tuple[Any, BaseException | None]
 
 
+class Producer(Protocol):
+    """What a feed takes its items from."""
+
+    def make(self) -> Any:
+        """The next item; None after the last."""
+
+    def cancel(self) -> None:
+        """Do not wait for anybody else any more; called from another thread."""
+
+    def close(self) -> None:
+        """Called once, at the end."""
+
+
 @final
 class Feed:
-    """What `make` makes, one after the other until it returns None, ahead of time.
+    """What a producer makes, one after the other, ahead of time.
 
     Args:
-        make: makes the next item.
-        close: called once, at the end.
+        producer: makes the items.
         buffer_size: how many items are kept ready; 0 makes them when they are asked for.
-        any_thread: `make` may be called now in this thread, now in that.
+        any_thread: items may be made now in this thread, now in that.
     """
 
-    def __init__(
-        self,
-        make: Callable[[], Any],
-        close: Callable[[], None],
-        buffer_size: int,
-        *,
-        any_thread: bool,
-    ) -> None:
+    def __init__(self, producer: Producer, buffer_size: int, *, any_thread: bool) -> None:
         """Nothing is made until the first item is asked for."""
-        self._maker = _Maker(make, close)
+        self._maker = _Maker(producer)
         self._buffer_size = buffer_size
         self._helps = any_thread or buffer_size == 0
         self._wake: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._ready: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
         self._error: BaseException | None = None
+        self._traceback: Any = None
         self._closed = False
 
     def get(self) -> Any:
-        """The next item; None after the last. An error of `make` is raised here, every time."""
+        """The next item; None after the last. An error of the producer is raised here, every time."""
         if self._error is not None:
-            raise self._error
+            raise self._error.with_traceback(self._traceback)
         if self._closed:
             return None
         item, error = self._next()
         if error is not None:
-            self._error = error
-            self.close()
+            self._error, self._traceback = error, error.__traceback__
+            self.drop()
             raise error
         if item is None:
             self.close()
@@ -83,49 +92,71 @@ class Feed:
                         return self._maker.make()
             finally:
                 self._maker.lock.release()
-        elif self._thread is None:
-            self._start()
+        elif self._thread is None and not self._start():
+            return None, None
         return self._ready.get()
 
-    def _start(self) -> None:
-        arguments = (self._maker, self._wake, self._ready, self._buffer_size, ThreadSettings())
-        self._thread = threading.Thread(target=_produce, args=arguments, name="replicax-input", daemon=True)
-        self._thread.start()
-        self._wake.put(None)
+    def _start(self) -> bool:
+        """Start the thread; False if it is too late for that."""
+        with self._starting:
+            if self._closed:
+                return False
+            arguments = (self._maker, self._wake, self._ready, self._buffer_size, ThreadSettings())
+            thread = threading.Thread(target=_produce, args=arguments, name="replicax-input", daemon=True)
+            thread.start()
+            self._thread = thread
+            self._wake.put(None)
+            return True
 
     def close(self) -> None:
-        """End the thread, and close what it reads from."""
-        if self._closed:
-            return
-        self._closed = True
-        if self._thread is None:
+        """End the thread, and close what it reads from; raises what goes wrong in that."""
+        with self._starting:
+            if self._closed:
+                return
+            self._closed = True
+            thread = self._thread
+        if thread is None:
             self._maker.close()
-            return
-        self._maker.stopped = True
-        self._wake.put(_STOP)
-        if self._thread is not threading.current_thread():
-            self._thread.join(_CLOSING_SECONDS)
+        else:
+            self._maker.stopped = True
+            self._maker.producer.cancel()
+            self._wake.put(_STOP)
+            if thread is not threading.current_thread():
+                thread.join(_CLOSING_SECONDS)
+        if self._maker.closing_error is not None:
+            raise self._maker.closing_error
+
+    def drop(self) -> None:
+        """Close where nobody could catch an error: it is logged."""
+        try:
+            self.close()
+        except Exception:
+            _logger.exception("Closing a dataset failed.")
 
 
 @final
 class _Maker:
     """Makes one item at a time, whichever thread asks."""
 
-    def __init__(self, make: Callable[[], Any], close: Callable[[], None]) -> None:
-        self._make, self._close = make, close
+    def __init__(self, producer: Producer) -> None:
+        self.producer = producer
         self.lock = threading.Lock()
         self.stopped = False
+        self.closing_error: Exception | None = None
 
     def make(self) -> _Item:
         """The next item, or why there is none; to be called with the lock."""
         try:
-            return self._make(), None
+            return self.producer.make(), None
         except BaseException as error:  # handed over whatever it is: it is the user's to see
             return None, error
 
     def close(self) -> None:
         """Nothing more will be made."""
-        self._close()
+        try:
+            self.producer.close()
+        except Exception as error:  # raised in the thread that asked for it
+            self.closing_error = error
 
 
 def _produce(
@@ -142,6 +173,7 @@ def _produce(
                 return
     finally:
         maker.close()
+        ready.put((None, None))  # for a consumer that waits
 
 
 def _fill(maker: _Maker, ready: queue.SimpleQueue[_Item], buffer_size: int) -> bool:
@@ -152,6 +184,7 @@ def _fill(maker: _Maker, ready: queue.SimpleQueue[_Item], buffer_size: int) -> b
     while maker.lock.acquire(blocking=False):
         try:
             if maker.stopped:
+                ready.put((None, None))  # for a consumer that waits
                 return False
             if ready.qsize() >= buffer_size:
                 return True

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import glob
+import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, final
@@ -111,6 +112,8 @@ class FileDataset:
 
 @final
 class _FileSource(Source):
+    kind = "files"
+
     def __init__(self, dataset: FileDataset) -> None:
         self._dataset = dataset
         self.batch_size = dataset.batch_size
@@ -135,6 +138,7 @@ class _FileReader(Reader):
         self._dataset = dataset
         self._file, self._index = 0, 0
         self._examples: Iterator[Any] | None = None
+        self._opened: Any = None
 
     def _next_example(self) -> Any:
         while self._file < len(self._dataset.paths):
@@ -143,7 +147,8 @@ class _FileReader(Reader):
             try:
                 example = next(self._examples)
             except StopIteration:
-                self._file, self._index, self._examples = self._file + 1, 0, None
+                self._file, self._index = self._file + 1, 0
+                self.close()
                 continue
             self._index += 1
             return example
@@ -151,8 +156,14 @@ class _FileReader(Reader):
 
     def _open(self, start: int) -> Iterator[Any]:
         path = self._dataset.paths[self._file]
-        examples = self._dataset.reader(path)
+        try:
+            self._opened = examples = self._dataset.reader(path)
+        except StopIteration as error:  # not the end of the examples
+            raise RuntimeError(f"The reader of rx.from_files raised StopIteration for {path}.") from error
+        if isinstance(examples, np.ndarray) and examples.ndim == 0:
+            examples = examples[None]  # what np.loadtxt makes of a file with one number
         if hasattr(examples, "__len__") and hasattr(examples, "__getitem__"):
+            self._check_length(start, min(start, len(examples)), path)
             return (examples[i] for i in range(start, len(examples)))
         if not isinstance(examples, Iterable):
             raise NotADatasetError(
@@ -160,9 +171,15 @@ class _FileReader(Reader):
                 f"returned {examples!r}."
             )
         iterator = iter(examples)
-        for _ in range(start):
-            next(iterator, None)
+        self._check_length(start, sum(1 for _ in itertools.islice(iterator, start)), path)
         return iterator
+
+    def _check_length(self, start: int, found: int, path: str) -> None:
+        if found < start:
+            raise InputError(
+                f"The position is after {start} examples of {path}, which now has only {found}. The files "
+                "must be those that the position was saved from."
+            )
 
     def _read(self) -> Batch:
         size = self._dataset.batch_size
@@ -171,7 +188,8 @@ class _FileReader(Reader):
         examples = []
         while len(examples) < size:
             try:
-                examples.append(self._next_example())
+                # A copy: the reader may use its buffers again.
+                examples.append(jax.tree.map(np.array, self._next_example()))
             except StopIteration:
                 break
         if not examples or (len(examples) < size and self._dataset.drop_remainder):
@@ -182,17 +200,20 @@ class _FileReader(Reader):
         return {"file": self._file, "index": self._index}
 
     def _seek(self, position: dict[str, Any]) -> None:
-        self._file, self._index, self._examples = position["file"], position["index"], None
-        if self._file > len(self._dataset.paths):
+        self._file, self._index, self._examples = int(position["file"]), int(position["index"]), None
+        if not 0 <= self._file <= len(self._dataset.paths) or self._index < 0:
             raise InputError(
                 f"The position is in file {self._file}, but the dataset has {len(self._dataset.paths)}."
             )
+        if self._file < len(self._dataset.paths):
+            self._examples = self._open(self._index)
 
     def close(self) -> None:
-        examples, self._examples = self._examples, None
-        close = getattr(examples, "close", None)
-        if callable(close):
-            close()
+        for opened in (self._examples, self._opened):
+            close = getattr(opened, "close", None)
+            if callable(close):
+                close()
+        self._examples = self._opened = None
 
 
 def _stacked(examples: list[Any]) -> Any:

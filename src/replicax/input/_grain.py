@@ -27,6 +27,8 @@ def grain_source(dataset: Any) -> Source | None:
 
 @final
 class _DatasetSource(Source):
+    kind = "grain dataset"
+
     def __init__(self, dataset: Any, *, is_map: bool) -> None:
         self._dataset, self._is_map = dataset, is_map
 
@@ -34,11 +36,18 @@ class _DatasetSource(Source):
     def cardinality(self) -> int:
         if not self._is_map:
             return UNKNOWN_CARDINALITY
+        if _filters(self._dataset):
+            return UNKNOWN_CARDINALITY
         length = len(self._dataset)
         return INFINITE_CARDINALITY if length >= _ENDLESS else length
 
     def open(self, number: int) -> Reader:
         return _DatasetReader(iter(self._dataset))
+
+
+def _filters(dataset: Any) -> bool:
+    """Whether some elements are left out, which the length does not tell."""
+    return "Filter" in type(dataset).__name__ or any(map(_filters, dataset.parents))
 
 
 @final
@@ -54,8 +63,6 @@ class _DatasetReader(Reader):
         return {"grain": self._iterator.get_state()}
 
     def _seek(self, position: dict[str, Any]) -> None:
-        if "grain" not in position:
-            raise InputError("The position was saved from another kind of dataset, not from a Grain one.")
         self._iterator.set_state(position["grain"])
 
     def close(self) -> None:
@@ -64,6 +71,8 @@ class _DatasetReader(Reader):
 
 @final
 class _LoaderSource(Source):
+    kind = "grain loader"
+
     def __init__(self, loader: Any) -> None:
         self._loader = loader
 
@@ -86,9 +95,10 @@ class _LoaderReader(Reader):
         return {"grain_loader": self._iterator.get_state().decode()}
 
     def _seek(self, position: dict[str, Any]) -> None:
-        if "grain_loader" not in position:
-            raise InputError("The position was saved from another kind of dataset, not a Grain DataLoader.")
-        self._iterator.set_state(position["grain_loader"].encode())
+        try:
+            self._iterator.set_state(position["grain_loader"].encode())
+        except ValueError as error:
+            raise InputError(f"The position does not fit the Grain DataLoader: {error}") from error
 
     def close(self) -> None:
         inner: Any = getattr(self._iterator, "_iterator", None)

@@ -5,14 +5,26 @@ Their position is a number of batches, and they get to it by reading up to it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, final
 
 from replicax.errors import InputError, NotADatasetError
-from replicax.input._batch import Batch, WholeBatch
+from replicax.input._batch import Batch, WholeBatch, spec_of
 from replicax.input._source import UNKNOWN_CARDINALITY, Reader, Source
+from replicax.values import is_array
 
-__all__ = ["FunctionSource", "IterableSource", "IteratorSource"]
+__all__ = ["FunctionSource", "IterableSource", "IteratorSource", "refuse_arrays"]
+
+
+def refuse_arrays(dataset: Any) -> None:
+    """Raise for arrays, and structures of them, which can be iterated over but are no batches."""
+    rows = isinstance(dataset, tuple) and any(is_array(part) for part in dataset)
+    if is_array(dataset) or isinstance(dataset, Mapping) or rows:
+        raise NotADatasetError(
+            f"A {type(dataset).__name__} is no dataset: for the rows of arrays use "
+            "`rx.from_arrays(arrays).batch(global_batch_size)`; batches go into a list."
+        )
 
 
 @final
@@ -36,21 +48,24 @@ class _IteratorReader(Reader):
 class IterableSource(Source):
     """Anything that can be iterated over again and again."""
 
-    def __init__(self, iterable: Iterable[Any]) -> None:
-        """Read from `iterable`."""
+    def __init__(self, iterable: Any) -> None:
+        """Read from `iterable`, or from something with a length and an index."""
         self._iterable = iterable
 
     @property
     def cardinality(self) -> int:
         """The length, if it has one."""
         try:
-            return len(self._iterable)  # pyright: ignore[reportArgumentType]
+            return len(self._iterable)
         except (TypeError, NotImplementedError):
             return UNKNOWN_CARDINALITY
 
     def open(self, number: int) -> Reader:
         """Begin again."""
-        return _IteratorReader(iter(self._iterable))
+        if isinstance(self._iterable, Iterable):
+            return _IteratorReader(iter(self._iterable))
+        sequence: Any = self._iterable  # by index, up to its length
+        return _IteratorReader(sequence[i] for i in range(len(sequence)))
 
 
 @final
@@ -64,6 +79,7 @@ class FunctionSource(Source):
     def open(self, number: int) -> Reader:
         """Call the function."""
         batches = self._function()
+        refuse_arrays(batches)
         if not isinstance(batches, Iterable):
             raise NotADatasetError(
                 f"A function that is given as a dataset must return something to iterate over, a fresh one "
@@ -80,6 +96,7 @@ class IteratorSource(Source):
         """Read from `iterator`."""
         self._iterator = iterator
         self._peeked: list[Batch] = []
+        self._spec: Any = None
         self._opened = False
 
     def open(self, number: int) -> Reader:
@@ -91,30 +108,43 @@ class IteratorSource(Source):
                 "DataLoader, ...) or a function that returns a fresh iterator: `lambda: my_generator()`."
             )
         self._opened = True
-        return _OnceReader(self._iterator, self._peeked)
+        return _OnceReader(self)
+
+    def spec(self) -> Any:
+        """What the first batch looked like, if it has been read."""
+        return self._spec
 
     def peek(self) -> Batch | None:
         """The first batch, which is kept for the pass."""
         if not self._peeked and not self._opened:
-            try:
-                # A copy: the iterator may use its buffers again.
-                batch = WholeBatch(next(self._iterator), private=False)
-                rows = batch.rows(0, batch.num_rows or 0)
-                self._peeked.append(WholeBatch(batch.treedef.unflatten(rows), private=True))
-            except StopIteration:
-                return None
+            with contextlib.suppress(StopIteration):
+                self._peeked.append(self.next_batch().detached())
         return self._peeked[0] if self._peeked else None
+
+    def next_batch(self) -> Batch:
+        """The next batch of the iterator."""
+        batch = WholeBatch(next(self._iterator), private=False)
+        if self._spec is None:
+            self._spec = spec_of(batch)
+        return batch
+
+    def take_peeked(self) -> Batch | None:
+        """The batch that was only looked at."""
+        return self._peeked.pop() if self._peeked else None
+
+    def close(self) -> None:
+        """Let a generator run its `finally` blocks."""
+        _IteratorReader(self._iterator).close()
 
 
 @final
 class _OnceReader(Reader):
-    def __init__(self, iterator: Iterator[Any], first: list[Batch]) -> None:
+    def __init__(self, source: IteratorSource) -> None:
         super().__init__()
-        self._first = list(first)
-        self._rest = _IteratorReader(iterator)
+        self._source = source
 
     def _read(self) -> Batch:
-        return self._first.pop() if self._first else self._rest.read()
+        return self._source.take_peeked() or self._source.next_batch()
 
     def close(self) -> None:
-        self._rest.close()
+        self._source.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import threading
 import time
@@ -100,7 +101,8 @@ class Pass:
         layout: what a position depends on besides the data, as JSON.
         element_spec: what the batches look like.
         placer: puts batches on the devices.
-        partial_batches: makes the treatment of partial batches, anew for every pass.
+        partial_batches: makes the treatment of partial batches for a pass, given the size of a full one if
+            an earlier part of the pass has seen it.
         buffer_size: how many batches to keep ready.
         any_thread: whether the dataset may be read now in this thread, now in that.
         number: which pass this is.
@@ -111,7 +113,7 @@ class Pass:
     layout: dict[str, Any]
     element_spec: Callable[[], Any]
     placer: Placer
-    partial_batches: Callable[[], PartialBatches]
+    partial_batches: Callable[[int | None], PartialBatches]
     buffer_size: int
     any_thread: bool
     number: int
@@ -148,20 +150,19 @@ class DistributedIterator:
 
     def _begin(self, state: dict[str, Any] | None) -> None:
         """Open the dataset, at the beginning or where `state` says; reading starts with the first batch."""
-        self._state = state or self._as_state(None, 0)
+        self._state = state or self._as_state(None, 0, None)
         self._start: float | None = None
         self._stats = InputStats()
         producer = _Producer(self._pass, self._number, state)
-        self._feed = Feed(
-            producer.make, producer.close, self._pass.buffer_size, any_thread=self._pass.any_thread
-        )
-        self._finalizer = weakref.finalize(self, self._feed.close)
+        self._feed = Feed(producer, self._pass.buffer_size, any_thread=self._pass.any_thread)
+        self._finalizer = weakref.finalize(self, self._feed.drop)
 
-    def _as_state(self, position: Any, examples: int) -> dict[str, Any]:
+    def _as_state(self, position: Any, examples: int, batch_size: int | None) -> dict[str, Any]:
         return {
             "format": _FORMAT,
             "pass": self._number,
             "examples": examples,
+            "batch_size": batch_size,
             **self._pass.layout,
             "position": position,
         }
@@ -177,9 +178,9 @@ class DistributedIterator:
             ended = time.perf_counter()
             if made is None:
                 raise StopIteration
-            batch, position, examples = made
+            batch, position, examples, batch_size = made
             self._note(began, ended, examples)
-            self._state = self._as_state(position, self._state["examples"] + examples)
+            self._state = self._as_state(position, self._state["examples"] + examples, batch_size)
         return batch
 
     def _check_context(self) -> None:
@@ -261,7 +262,7 @@ class DistributedIterator:
         >>> iterator.state()["examples"]
         4
         """
-        return dict(self._state)
+        return copy.deepcopy(self._state)
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go to a position that `state()` gave, of this dataset or an equal one, on any strategy.
@@ -291,11 +292,17 @@ class DistributedIterator:
             self._finalizer()
             self._number = state["pass"]
             self._on_restore(self._number)
-            self._begin(state if state["position"] is not None else None)
+            self._begin(copy.deepcopy(state) if state["position"] is not None else None)
             self._closed = False
 
     def _check_state(self, state: Any) -> None:
-        if not isinstance(state, dict) or state.get("format") != _FORMAT:
+        kinds = {"pass": int, "examples": int, "position": dict | list | None, "batch_size": int | None}
+        if (
+            not isinstance(state, dict)
+            or state.get("format") != _FORMAT
+            or not all(name in state and isinstance(state[name], kind) for name, kind in kinds.items())
+            or min(state["pass"], state["examples"]) < 0
+        ):
             raise InputError(f"iterator.restore takes what iterator.state() returned, got {state!r}.")
         for name, wanted in self._pass.layout.items():
             if state.get(name) != wanted:
@@ -327,7 +334,8 @@ class DistributedIterator:
         replicax.errors.InputError: This iterator was closed; begin another pass with iter(dataset).
         """
         self._closed = True
-        self._finalizer()
+        self._finalizer.detach()
+        self._feed.close()
 
     def __enter__(self) -> DistributedIterator:
         return self
@@ -344,10 +352,13 @@ class _Producer:
         self._pass, self._number, self._state = this_pass, number, state
         self._topic = this_pass.new_topic()  # here: the order of passes is that of the user's thread
         self._stream: Stream | None = None
-        self._partial = this_pass.partial_batches()
+        self._partial = this_pass.partial_batches(state["batch_size"] if state else None)
 
-    def make(self) -> tuple[Any, Any, int] | None:
-        """The next batch, the position after it, and its number of examples; None after the last."""
+    def make(self) -> tuple[Any, Any, int, int | None] | None:
+        """The next batch, the position after it, its number of examples, the size of a full one.
+
+        None after the last.
+        """
         stream = self._open()
         while True:
             step = stream.next()
@@ -356,14 +367,23 @@ class _Producer:
             if self._partial.keep(step):
                 break
         batch = self._pass.placer.place(step, self._partial.padded_size)
-        return batch, stream.position(), sum(step.sizes)
+        return batch, stream.position(), sum(step.sizes), self._partial.batch_size
 
     def _open(self) -> Stream:
         if self._stream is None:
-            self._stream = self._pass.open(self._number, self._topic)
+            try:
+                self._stream = self._pass.open(self._number, self._topic)
+            except StopIteration as error:  # not the end of the batches
+                raise RuntimeError("The dataset raised StopIteration when a pass was begun.") from error
             if self._state is not None:
                 self._stream.seek(self._state["position"])
         return self._stream
+
+    def cancel(self) -> None:
+        """Do not wait for other processes any more; called from another thread."""
+        stream = self._stream
+        if stream is not None:
+            stream.cancel()
 
     def close(self) -> None:
         """Close the dataset."""

@@ -6,6 +6,8 @@ import dataclasses
 import enum
 from typing import Any, Literal, final
 
+import numpy as np
+
 from replicax.errors import InputError
 
 __all__ = ["AutoShardPolicy", "InputContext", "InputOptions", "InputReplicationMode", "PartialBatch"]
@@ -100,6 +102,14 @@ _ALIASES = {
 }
 
 
+_DEFAULTS: dict[str, Any] = {
+    "fetch_to_device": None,
+    "replication_mode": InputReplicationMode.PER_WORKER,
+    "place_dataset_on_device": False,
+    "per_replica_buffer_size": 2,
+}
+
+
 @final
 @dataclasses.dataclass(frozen=True, init=False)
 class InputOptions:
@@ -161,7 +171,10 @@ class InputOptions:
             if alias not in _ALIASES:
                 names = ", ".join((*given, *_ALIASES))
                 raise TypeError(f"InputOptions has no option {alias!r}; it has {names}.")
-            given[_ALIASES[alias]] = value
+            name = _ALIASES[alias]
+            if given[name] != _DEFAULTS[name] and given[name] != value:
+                raise InputError(f"InputOptions got {name} and {alias}, two spellings of one option.")
+            given[name] = value
         given["replication_mode"] = _member(InputReplicationMode, given["replication_mode"])
         given["auto_shard_policy"] = _member(AutoShardPolicy, given["auto_shard_policy"])
         for name, value in given.items():
@@ -169,8 +182,11 @@ class InputOptions:
         self._check()
 
     def _check(self) -> None:
+        for name in ("fetch_to_device", "place_dataset_on_device"):
+            if not isinstance(getattr(self, name), bool | None):
+                raise InputError(f"InputOptions({name}={getattr(self, name)!r}): pass True or False.")
         size = self.per_replica_buffer_size
-        if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+        if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 0:
             raise InputError(f"InputOptions(per_replica_buffer_size={size!r}): pass 0, 1, 2, ...")
         if self.partial_batch not in ("exact", "pad", "drop", "error"):
             raise InputError(

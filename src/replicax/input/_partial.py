@@ -24,9 +24,14 @@ class PartialBatches:
     def __init__(self, mode: PartialBatch, batch_size: int | None, num_parts: int) -> None:
         """Nothing has been seen yet."""
         self._mode = mode
-        self._full_size = None if batch_size is None else -(-batch_size // num_parts)
-        self._divides = batch_size is not None and batch_size % num_parts == 0
+        self._num_parts = num_parts
+        self.batch_size = batch_size
         self._num_steps = 0
+
+    @property
+    def _full_size(self) -> int:
+        """How many examples a replica gets of a full batch."""
+        return -(-(self.batch_size or 0) // self._num_parts)
 
     @property
     def padded_size(self) -> int | None:
@@ -36,31 +41,35 @@ class PartialBatches:
     def keep(self, step: Step) -> bool:
         """Whether to use `step`; raises if it must not be."""
         self._num_steps += 1
-        if self._mode == "exact":
+        rows = [piece.batch.num_rows for piece in step.pieces]
+        if self._mode == "exact" or None in rows:
             return True
-        if any(piece.batch.num_rows is None for piece in step.pieces):
+        largest = max(row or 0 for row in rows)
+        if not self.batch_size or (self._mode == "pad" and largest > self.batch_size):
+            self.batch_size = largest
+        if self._mode == "pad" or (largest and set(step.sizes) == {self._full_size}):
             return True
-        largest = max(step.sizes)
-        if self._full_size is None:
-            self._full_size, self._divides = largest, step.is_even
-        if self._mode == "pad":
-            self._full_size = max(self._full_size, largest)
-            return True
-        if set(step.sizes) == {self._full_size}:
-            return True
-        if self._mode == "drop" and self._divides and largest <= self._full_size:
+        divides = self.batch_size % self._num_parts == 0
+        if self._mode == "drop" and divides and max(step.sizes) <= self._full_size:
             return False
         raise InputError(self._complaint(step))
 
     def _complaint(self, step: Step) -> str:
-        rows, count, full = sum(step.sizes), len(step.sizes), self._full_size or 0
-        where = f"Batch {self._num_steps - 1} has {rows} examples for {count} replicas"
-        if rows % count == 0 and max(step.sizes) > full:
-            return f"{where}, more than the full {full} for each that the first batch had."
-        remedy = (
-            f"Choose a batch size that divides by {count}, or InputOptions(partial_batch='exact') to use "
-            "such batches as they are, or 'pad' to fill them up."
+        rows, count, full = sum(step.sizes), len(step.sizes), self._full_size
+        what = f"A batch has {rows} examples for {count} {'replica' if count == 1 else 'replicas'}"
+        if max(step.sizes) > full:
+            return (
+                f"{what}, and a full one {full} for each. With partial_batch={self._mode!r} all batches "
+                "must have one size; use 'exact' or 'pad' if they differ."
+            )
+        if self.batch_size and self.batch_size % self._num_parts:
+            smaller = self.batch_size // self._num_parts * self._num_parts
+            sizes = f"{smaller} or {smaller + self._num_parts}" if smaller else str(self._num_parts)
+            return (
+                f"{what}, which do not divide evenly, so with partial_batch={self._mode!r} no batch could "
+                f"be used. Choose a batch size such as {sizes}, or partial_batch='exact' or 'pad'."
+            )
+        return (
+            f"{what}, where {full} for each make a full batch, and partial_batch='error' was asked for. "
+            "Leave such batches out with 'drop', use them as they are with 'exact', or fill up with 'pad'."
         )
-        if self._mode == "drop":
-            return f"{where}, so with partial_batch='drop' no batch of this size would be used. {remedy}"
-        return f"{where}, where {full} for each make a full one (partial_batch='error'). {remedy}"

@@ -15,8 +15,11 @@ from replicax.topology import ReplicaMesh
 
 __all__ = ["Exchange", "Pipeline", "split_sizes"]
 
-Exchange = Callable[[str, int, Any], list[Any]]
-"""`exchange(topic, number, message)`: the messages of all pipelines, which number theirs from 0."""
+Exchange = Callable[[str, int, Any, Callable[[], bool]], list[Any]]
+"""`exchange(topic, number, message, cancelled)`: the messages of all pipelines, which number theirs from 0.
+
+It waits for them until `cancelled()`, and raises then.
+"""
 
 # How long a pipeline waits for the others' next step: they may be compiling theirs.
 _PATIENCE_SECONDS = 1800.0
@@ -53,8 +56,10 @@ class Pipeline:
             by_process.setdefault(devices[0].process_index, []).append(replica)
         processes, replicas = tuple(by_process), tuple(map(tuple, by_process.values()))
 
-        def exchange(topic: str, number: int, message: Any) -> list[Any]:
-            return exchange_between_processes(processes, topic, number, message, _PATIENCE_SECONDS)
+        def exchange(topic: str, number: int, message: Any, cancelled: Callable[[], bool]) -> list[Any]:
+            return exchange_between_processes(
+                processes, topic, number, message, cancelled, _PATIENCE_SECONDS
+            )
 
         own = mesh.local_replica_ids
         return cls(replicas.index(own) if own in replicas else 0, replicas, exchange)
@@ -78,9 +83,9 @@ class Pipeline:
         """A name for one pass over a dataset, the same in all processes if they begin the same passes."""
         return f"replicax/input/{next(self._topics)}"
 
-    def tell(self, topic: str, number: int, message: Any) -> list[Any]:
+    def tell(self, topic: str, number: int, message: Any, cancelled: Callable[[], bool]) -> list[Any]:
         """What all pipelines have to say in their step `number`; every one of them must call this."""
         if self.num_pipelines == 1:
             return [message]
         assert self.exchange is not None
-        return self.exchange(topic, number, message)
+        return self.exchange(topic, number, message, cancelled)

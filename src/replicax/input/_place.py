@@ -13,10 +13,10 @@ import jax
 import numpy as np
 
 from replicax.errors import InputError
-from replicax.input._batch import aligned_empty, device_dtype, is_numeric
+from replicax.input._batch import Batch, aligned_empty, device_dtype, is_numeric, leaf_names
 from replicax.input._stream import Piece, Step
 from replicax.topology import ReplicaMesh
-from replicax.values import PerReplica
+from replicax.values import PerReplica, is_key
 
 __all__ = ["Placer"]
 
@@ -36,7 +36,8 @@ class Placer:
         self._mesh = mesh
         self._on_device, self._committed = on_device, committed
         self._single = mesh.num_replicas == 1
-        self._aligned = on_device and mesh.platform == "cpu"
+        # For CPU devices, so that they need not; on the host, so that the rows are the user's to change.
+        self._copied = not on_device or mesh.platform == "cpu"
         self._masks: dict[tuple[int, ...], PerReplica] = {}
 
     def place(self, step: Step, padded_size: int | None) -> Any:
@@ -59,8 +60,8 @@ class Placer:
 
     def _rows(self, first: Piece, last: Piece | None = None) -> list[Any]:
         """The rows from the first of `first` to the last of `last`, pieces of one batch."""
-        stop = (last or first).stop
-        return first.batch.rows(first.start, stop, aligned=self._aligned)
+        rows = first.batch.rows(first.start, (last or first).stop, aligned=self._copied)
+        return rows if self._on_device else [np.asarray(row) for row in rows]
 
     def _alone(self, piece: Piece) -> list[Any]:
         rows = self._rows(piece)
@@ -94,16 +95,11 @@ class Placer:
     def _padded(self, step: Step, size: int) -> list[Any]:
         mesh, pieces = self._mesh, step.pieces
         sizes = tuple(piece.size for piece in pieces)
+        _check_paddable(pieces[0].batch)
         if set(sizes) == {size} and _are_contiguous(pieces):
             columns = self._rows(pieces[0], pieces[-1])
         else:
             columns = _filled_up(pieces, size)
-        for column in columns:
-            if not is_numeric(column):
-                raise InputError(
-                    f"partial_batch='pad' got an array of {column.dtype}, which can't be on a device with "
-                    "its mask. Leave such arrays out, or use partial_batch='exact'."
-                )
         mask = self._mask(sizes, size)
         arrays = [mesh.shard(column) for column in columns]
         return [PerReplica.from_global(array, mesh, scalar=False).with_mask(mask) for array in arrays]
@@ -111,12 +107,23 @@ class Placer:
     def _mask(self, sizes: tuple[int, ...], size: int) -> PerReplica:
         """Which rows count; full batches, and partial ones of one size, share theirs."""
         key = (size, *sizes)
-        if key not in self._masks:
+        mask = self._masks.get(key)
+        if mask is None:
             if len(self._masks) > 64:
                 self._masks.clear()
             rows = np.concatenate([np.arange(size) < count for count in sizes])
-            self._masks[key] = PerReplica.from_global(self._mesh.shard(rows), self._mesh, scalar=False)
-        return self._masks[key]
+            mask = PerReplica.from_global(self._mesh.shard(rows), self._mesh, scalar=False)
+            self._masks[key] = mask
+        return mask
+
+
+def _check_paddable(batch: Batch) -> None:
+    for name, leaf in zip(leaf_names(batch.treedef), batch.leaves, strict=True):
+        if is_key(leaf) or not is_numeric(leaf):
+            raise InputError(
+                f"partial_batch='pad' can't fill up {name}, an array of {leaf.dtype}. Leave it out of the "
+                "dataset, or use partial_batch='exact'."
+            )
 
 
 def _are_contiguous(pieces: Sequence[Piece]) -> bool:
@@ -136,13 +143,14 @@ def _filled_up(pieces: Sequence[Piece], size: int) -> list[Any]:
     by_piece = [piece.batch.rows(piece.start, piece.stop) for piece in pieces]
     spare = next(([np.asarray(r[:1]) for r in rows] for rows in by_piece if len(rows[0])), None)
     columns = []
-    for i, parts in enumerate(zip(*by_piece, strict=True)):
+    names = leaf_names(pieces[0].batch.treedef)
+    for i, (name, *parts) in enumerate(zip(names, *by_piece, strict=True)):
         arrays = [np.asarray(part) for part in parts]
         shapes = {array.shape[1:] for array in arrays}
         if len(shapes) > 1:
             raise InputError(
-                f"partial_batch='pad' can't put rows of the shapes {shapes} into one array. Bring examples "
-                "to one shape before, or use partial_batch='exact'."
+                f"partial_batch='pad' can't put rows of {name}, of the shapes {sorted(shapes)}, into one "
+                "array. Bring examples to one shape before, or use partial_batch='exact'."
             )
         column = aligned_empty((len(pieces) * size, *arrays[0].shape[1:]), device_dtype(arrays[0]))
         for j, array in enumerate(arrays):

@@ -73,16 +73,26 @@ class InputPlan:
             read = [path for pipeline in self.pipelines for path in pipeline.files]
             self._check_once(sorted(read), sorted(self.files), "file")
         elif self.policy is AutoShardPolicy.DATA and self.batch_size is not None:
-            spans = [pipeline.rows for pipeline in self.pipelines if pipeline.rows]
-            read = [row for start, stop in sorted(spans) for row in range(start, stop)]
-            self._check_once(read, list(range(self.batch_size)), "row")
+            self._check_rows(self.batch_size)
 
-    def _check_once(self, read: list, wanted: list, what: str) -> None:
+    def _check_once(self, read: list[str], wanted: list[str], what: str) -> None:
         if read == wanted:
             return
         missing = sorted(set(wanted) - set(read))
         double = sorted({item for item in read if read.count(item) > 1})
         raise InputError(f"The plan reads {what}s twice: {double}, and not at all: {missing}.")
+
+    def _check_rows(self, batch_size: int) -> None:
+        spans = [pipeline.rows for pipeline in self.pipelines]
+        if any(span is None for span in spans):
+            return  # replicas of a pipeline that do not lie together
+        end = 0
+        for start, stop in sorted(span for span in spans if span is not None and span[0] < span[1]):
+            if start != end:
+                raise InputError(f"The plan reads rows twice or not at all: {start} comes after {end}.")
+            end = stop
+        if end != batch_size:
+            raise InputError(f"The plan reads rows twice or not at all: up to {end} of {batch_size}.")
 
     def __str__(self) -> str:
         title = f"{self.policy.name}: {_MEANING[self.policy]}"

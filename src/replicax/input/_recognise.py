@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import inspect
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,10 @@ from replicax.errors import NotADatasetError
 from replicax.input._arrays import ArrayDataset
 from replicax.input._files import FileDataset
 from replicax.input._grain import grain_source
-from replicax.input._iterables import FunctionSource, IterableSource, IteratorSource
+from replicax.input._iterables import FunctionSource, IterableSource, IteratorSource, refuse_arrays
 from replicax.input._source import Source
 from replicax.input._tf_data import tf_data_source
-from replicax.values import DistributedValues, is_array
+from replicax.values import DistributedValues
 
 __all__ = ["find_source"]
 
@@ -39,6 +40,7 @@ def find_source(dataset: Any) -> Source:
         return IterableSource(dataset)
     if callable(dataset):
         function: Any = dataset
+        _check_callable(function)
         return FunctionSource(function)
     raise NotADatasetError(f"{dataset!r} is no dataset. A strategy distributes {_KINDS}.")
 
@@ -50,14 +52,23 @@ def _is_sequence(dataset: Any) -> bool:
 
 def _refuse(dataset: Any) -> None:
     """Raise for what can be iterated over, but hardly means batches."""
-    arrays = is_array(dataset) or isinstance(dataset, Mapping)
-    rows = isinstance(dataset, tuple) and any(is_array(part) for part in dataset)
-    if arrays or rows:
-        raise NotADatasetError(
-            f"A {type(dataset).__name__} is no dataset: for the rows of arrays use "
-            "`rx.from_arrays(arrays).batch(global_batch_size)`; batches go into a list."
-        )
-    if isinstance(
-        dataset, str | bytes | bytearray | set | frozenset | DistributedValues | np.generic | type
-    ):
+    refuse_arrays(dataset)
+    others = str | bytes | bytearray | set | frozenset | DistributedValues | np.generic | type
+    if isinstance(dataset, others):
         raise NotADatasetError(f"{dataset!r} is no dataset. A strategy distributes {_KINDS}.")
+
+
+def _check_callable(function: Any) -> None:
+    """Raise if a function that should return batches needs arguments."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind()
+    except TypeError as error:
+        raise NotADatasetError(
+            f"A function that is given as a dataset is called without arguments, but {function!r} has the "
+            f"signature {signature}. One that takes an InputContext is for "
+            "strategy.distribute_datasets_from_function."
+        ) from error

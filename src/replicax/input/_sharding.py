@@ -34,7 +34,7 @@ class Shard:
         if self.plan.policy is AutoShardPolicy.DATA:
             return SplitStream(reader, self.pipeline)
         num_parts = self.pipeline.num_replicas
-        return DealtStream([reader], self.pipeline, topic, num_parts, batched=True)
+        return DealtStream([reader], self.pipeline, topic, [self.source.peek], num_parts, batched=True)
 
 
 def share(source: Source, pipeline: Pipeline, asked: AutoShardPolicy) -> Shard:

@@ -33,7 +33,10 @@ class Reader(abc.ABC):
     @final
     def read(self) -> Batch:
         """The next batch; raises StopIteration after the last."""
-        batch = self._read()
+        try:
+            batch = self._read()
+        except InputError as error:
+            raise InputError(f"Batch {self.num_batches} of the dataset: {error}") from error
         self.num_batches += 1
         self.num_examples += 1 if batch.num_rows is None else batch.num_rows
         return batch
@@ -46,8 +49,13 @@ class Reader(abc.ABC):
     @final
     def seek(self, position: dict[str, Any]) -> None:
         """Go to a position, from the beginning."""
-        self._seek(position)
-        self.num_batches, self.num_examples = position["batches"], position["examples"]
+        try:
+            self._seek(position)
+            self.num_batches, self.num_examples = position["batches"], position["examples"]
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            if isinstance(error, InputError):
+                raise
+            raise InputError(f"The position {position!r} does not fit this dataset: {error!r}.") from error
 
     @abc.abstractmethod
     def _read(self) -> Batch:
@@ -82,6 +90,8 @@ class Source(abc.ABC):
 
     batch_size: int | None = None
     """How many rows a full batch has, if that is known without reading."""
+    kind: str = "batches"
+    """Which other sources' positions it understands: those of its kind."""
     any_thread: bool = False
     """Whether a pass may be read now in this thread, now in that."""
     files: tuple[str, ...] = ()

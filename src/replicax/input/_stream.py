@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, final
+
+import numpy as np
 
 from replicax.errors import InputError
 from replicax.input._batch import Batch, leaf_names
@@ -71,6 +74,9 @@ class Stream(abc.ABC):
     def seek(self, position: Any) -> None:
         """Go to a position, from the beginning."""
 
+    def cancel(self) -> None:  # noqa: B027 - most streams wait for nobody
+        """Stop waiting for other pipelines, from another thread."""
+
     @abc.abstractmethod
     def close(self) -> None:
         """Let go of what the readers hold."""
@@ -90,12 +96,18 @@ class _Checked:
         number = self.reader.num_batches - 1
         if batch.num_rows is None and (self._batched or not _is_single(batch)):
             raise InputError(_without_rows(batch, number))
-        kind = (batch.treedef, [leaf.dtype for leaf in batch.leaves])
+        kind = (batch.treedef, [_dtype_kind(leaf) for leaf in batch.leaves], batch.num_rows is None)
         if self._first is None:
             self._first = kind
         elif kind != self._first:
             raise InputError(_changed(self._first, kind, number))
         return batch
+
+
+def _dtype_kind(leaf: Any) -> Any:
+    """The dtype of an array; texts may differ in length."""
+    text = isinstance(leaf, np.ndarray) and leaf.dtype.kind in "SU"
+    return leaf.dtype.type if text else leaf.dtype
 
 
 def _is_single(batch: Batch) -> bool:
@@ -106,13 +118,14 @@ def _is_single(batch: Batch) -> bool:
 def _without_rows(batch: Batch, number: int) -> str:
     names = leaf_names(batch.treedef)
     if not batch.leaves:
-        return f"Batch {number} of the dataset has no arrays: {batch.treedef}."
+        return f"Batch {number} of the dataset has no arrays: {_structure(batch.treedef)}."
     for name, leaf in zip(names, batch.leaves, strict=True):
         if leaf.ndim == 0:
+            listed = " A list of numbers is a structure of numbers; np.asarray makes it an array."
             return (
                 f"Batch {number} of the dataset is not a batch: {name} is the single value {leaf}. A "
                 "strategy splits batches, for all replicas together, along their first axis; put examples "
-                "into batches first (`.batch(global_batch_size)`)."
+                f"into batches first (`.batch(global_batch_size)`).{listed if '[' in name else ''}"
             )
     listing = ", ".join(f"{n} has {leaf.shape[0]}" for n, leaf in zip(names, batch.leaves, strict=True))
     return (
@@ -121,16 +134,23 @@ def _without_rows(batch: Batch, number: int) -> str:
     )
 
 
+def _structure(treedef: Any) -> str:
+    return str(treedef.unflatten(["array"] * treedef.num_leaves)).replace("'array'", "array")
+
+
 def _changed(first: Any, now: Any, number: int) -> str:
+    remedy = "All batches must be alike: mend that where the dataset is made."
     if first[0] != now[0]:
         return (
-            f"Batch {number} of the dataset has another structure than the first: {now[0]} instead of "
-            f"{first[0]}."
+            f"Batch {number} of the dataset has another structure than the first: {_structure(now[0])} "
+            f"instead of {_structure(first[0])}. {remedy}"
         )
     for name, before, after in zip(leaf_names(now[0]), first[1], now[1], strict=True):
         if before != after:
-            return f"{name} of batch {number} has the dtype {after}, and had {before} in the first batch."
-    raise AssertionError("nothing changed")
+            return (
+                f"{name} of batch {number} has the dtype {after}, and had {before} in the first. {remedy}"
+            )
+    return f"Batch {number} of the dataset is a single example, and the first was a batch. {remedy}"
 
 
 @final
@@ -174,6 +194,7 @@ class DealtStream(Stream):
     Args:
         readers: one for all replicas of this pipeline, or one for each.
         topic: what the pipelines call this pass when they tell each other about it.
+        samples: give a batch of what each reader reads, for the shape of an empty one.
         num_parts: into how many parts a batch is cut.
         batched: elements must be batches; otherwise they may be single examples too.
     """
@@ -183,46 +204,54 @@ class DealtStream(Stream):
         readers: Sequence[Reader],
         pipeline: Pipeline,
         topic: str,
+        samples: Sequence[Callable[[], Batch | None]],
         num_parts: int = 1,
         *,
         batched: bool = False,
     ) -> None:
         """Deal what `readers` read."""
-        self._hands = [_Hand(_Checked(reader, batched=batched), num_parts) for reader in readers]
+        self._hands = [
+            _Hand(_Checked(reader, batched=batched), num_parts, sample)
+            for reader, sample in zip(readers, samples, strict=True)
+        ]
         self._pipeline, self._topic = pipeline, topic
         self._num_steps = 0
+        self._cancelled = threading.Event()
 
     def next(self) -> Step | None:
         """One part for each replica."""
         num_own = len(self._pipeline.own)
         hands = self._hands if len(self._hands) > 1 else self._hands * num_own
         dealt = [hand.deal() for hand in hands]
-        if any(piece is None for piece in dealt) and any(p and p.batch.num_rows is None for p in dealt):
+        single = any(piece is not None and piece.batch.num_rows is None for piece in dealt)
+        if single and None in dealt:
             dealt = [None] * num_own  # single examples have no empty batch: what is left over is left out
         message = None if not any(dealt) else [piece.size if piece else 0 for piece in dealt]
-        sizes = self._agree(message)
+        sizes = self._agree(message, single)
         if sizes is None:
             return None
         pieces = [piece or self._empty(i) for i, piece in enumerate(dealt)]
         return Step(tuple(pieces), tuple(sizes))
 
-    def _agree(self, own: list[int] | None) -> list[int] | None:
+    def _agree(self, own: list[int] | None, single: bool) -> list[int] | None:
         """The sizes of all replicas, by replica; None when no pipeline has anything left."""
         if self._pipeline.num_pipelines == 1:
             return own
-        told = self._pipeline.tell(self._topic, self._num_steps, own)
+        told = self._pipeline.tell(self._topic, self._num_steps, [own, single], self._cancelled.is_set)
         self._num_steps += 1
-        if not any(told):
+        left = [sizes for sizes, _ in told]
+        if not any(left) or (None in left and any(is_single for _, is_single in told)):
             return None
         sizes = [0] * self._pipeline.num_replicas
-        for replicas, message in zip(self._pipeline.replicas, told, strict=True):
+        for replicas, message in zip(self._pipeline.replicas, left, strict=True):
             for replica, size in zip(replicas, message or [0] * len(replicas), strict=True):
                 sizes[replica] = size
         return sizes
 
     def _empty(self, index: int) -> Piece:
-        hand = self._hands[index if len(self._hands) > 1 else 0]
-        last = hand.last or next((h.last for h in self._hands if h.last), None)
+        first = index if len(self._hands) > 1 else 0
+        hands = [self._hands[first], *self._hands]
+        last = next((batch for hand in hands if (batch := hand.sample()) is not None), None)
         if last is None:
             raise InputError(
                 f"Input pipeline {self._pipeline.pipeline_id} has no batches at all while others have, so "
@@ -240,6 +269,10 @@ class DealtStream(Stream):
         for hand, where in zip(self._hands, position, strict=True):
             hand.seek(where)
 
+    def cancel(self) -> None:
+        """Stop waiting for other pipelines."""
+        self._cancelled.set()
+
     def close(self) -> None:
         """Close all readers."""
         for hand in self._hands:
@@ -250,21 +283,28 @@ class DealtStream(Stream):
 class _Hand:
     """A reader whose batches are dealt part by part."""
 
-    def __init__(self, checked: _Checked, num_parts: int) -> None:
-        self._checked, self._num_parts = checked, num_parts
+    def __init__(self, checked: _Checked, num_parts: int, sample: Callable[[], Batch | None]) -> None:
+        self._checked, self._num_parts, self._sample = checked, num_parts, sample
         self._parts: deque[Piece] = deque()
         self._before: Any = None
-        self.last: Batch | None = None
+        self._last: Batch | None = None
+
+    def sample(self) -> Batch | None:
+        """A batch like those that are dealt; None if there never was one."""
+        if self._last is None:
+            self._last = self._sample()
+        return self._last
 
     def deal(self) -> Piece | None:
         """The next part; None if there is none."""
         if not self._parts:
             self._before = self._checked.reader.position()
             try:
-                batch = self._checked.read()
+                # Parts of it are taken when the next one may have been read already.
+                batch = self._checked.read().detached()
             except StopIteration:
                 return None
-            self.last = batch
+            self._last = batch
             start = 0
             for size in split_sizes(batch.num_rows or 0, self._num_parts):
                 self._parts.append(Piece(batch, start, start + size))

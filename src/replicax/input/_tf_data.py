@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import Any, final
 
@@ -77,20 +78,25 @@ class TfDataSource(Source):
 
     def _sharded(self, policy: AutoShardPolicy, num_shards: int, index: int) -> Source:
         tensorflow = sys.modules["tensorflow"]
+        try:
+            # Every pipeline looks at the same shard, so that all come to the same conclusion; without
+            # elements, so that a dataset that shuffles anew for every pass does not count this as one.
+            next(iter(self._of_shard(self._dataset.take(0), policy, num_shards, 0)), None)
+            return TfDataSource(self._of_shard(self._dataset, policy, num_shards, index))
+        except tensorflow.errors.OpError as error:
+            reason = re.sub(r"\{\{.*?\}\}\s*", "", error.message).splitlines()[0].split(". ")[0]
+            raise NoFiles(f"TensorFlow says: {reason}") from error
+
+    def _of_shard(self, dataset: Any, policy: AutoShardPolicy, num_shards: int, index: int) -> Any:
+        tensorflow = sys.modules["tensorflow"]
         from tensorflow.python.data.experimental.ops.distribute import (  # pyright: ignore
             _AutoShardDataset,
         )
 
         options = tensorflow.data.Options()
-        options.experimental_distribute.auto_shard_policy = getattr(
-            tensorflow.data.experimental.AutoShardPolicy, policy.name
-        )
-        sharded = _AutoShardDataset(self._dataset.with_options(options), num_shards, index)
-        try:
-            next(iter(sharded), None)
-        except tensorflow.errors.OpError as error:
-            raise NoFiles(f"TensorFlow says: {error.message.splitlines()[0]}") from error
-        return TfDataSource(sharded)
+        policies = tensorflow.data.experimental.AutoShardPolicy
+        options.experimental_distribute.auto_shard_policy = getattr(policies, policy.name)
+        return _AutoShardDataset(dataset.with_options(options), num_shards, index)
 
 
 @final
@@ -98,9 +104,12 @@ class _TfDataReader(Reader):
     def __init__(self, dataset: Any) -> None:
         super().__init__()
         self._dataset = dataset
-        self._iterator = dataset.as_numpy_iterator()
+        self._iterator: Any = None
 
     def _read(self) -> Batch:
+        if self._iterator is None:
+            # Not before: a dataset that shuffles anew for every pass counts iterators.
+            self._iterator = self._dataset.as_numpy_iterator()
         return WholeBatch(next(self._iterator), private=True)
 
     def _seek(self, position: dict[str, Any]) -> None:

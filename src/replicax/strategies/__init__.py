@@ -6,6 +6,7 @@ from replicax.strategies._default import DefaultStrategy
 from replicax.strategies._extended import StrategyExtended
 from replicax.strategies._mirrored import MirroredStrategy
 from replicax.strategies._one_device import OneDeviceStrategy
+from replicax.strategies._reductions import reduce_leaves
 from replicax.strategies._run_options import RunOptions, ValueContext
 from replicax.strategies._strategy import Strategy
 
@@ -18,6 +19,7 @@ __all__ = [
     "Strategy",
     "StrategyExtended",
     "ValueContext",
+    "reduce_leaves",
 ]
 
 del _aliases

@@ -1,8 +1,8 @@
 """Variables: state that a strategy places and keeps equal, or combines when it is read."""
 
 from replicax.variables._copy import VariableCopy
-from replicax.variables._creation import prepare_variable
-from replicax.variables._frames import Cell, Frame, current_frame, journal, use_frame
+from replicax.variables._creation import awaiting_values, prepare_variable
+from replicax.variables._frames import Cell, Frame, RecordingFrame, current_frame, journal, use_frame
 from replicax.variables._mirrored import MirroredVariable
 from replicax.variables._single import AggregatingVariable, PlainVariable
 from replicax.variables._spec import VariableSpec, user_line
@@ -17,10 +17,12 @@ __all__ = [
     "Holder",
     "MirroredVariable",
     "PlainVariable",
+    "RecordingFrame",
     "SyncOnReadVariable",
     "Variable",
     "VariableCopy",
     "VariableSpec",
+    "awaiting_values",
     "current_frame",
     "journal",
     "prepare_variable",

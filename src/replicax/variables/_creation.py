@@ -15,7 +15,10 @@ from replicax.variables._frames import current_frame
 from replicax.variables._readable import Readable
 from replicax.variables._spec import VariableSpec, user_line
 
-__all__ = ["prepare_variable"]
+__all__ = ["awaiting_values", "prepare_variable"]
+
+awaiting_values: list[Callable[[str, tuple[int, ...]], Any]] = []
+"""Who has values for variables that do not exist yet: asked for the name and shape of each new one."""
 
 
 def prepare_variable(
@@ -33,7 +36,7 @@ def prepare_variable(
     aggregation = _member(VariableAggregation, aggregation, "aggregation")
     if initial_value is None:
         raise VariableError("A variable needs an initial_value: an array, or a function for one.")
-    value = _initial_array(initial_value, dtype)
+    value = _awaited(f"{name or 'Variable'}:0", _initial_array(initial_value, dtype))
     if shape is not None and tuple(shape) != value.shape:
         raise VariableError(
             f"The variable {name or 'Variable'!r} was given shape={tuple(shape)} and an initial value "
@@ -52,6 +55,15 @@ def prepare_variable(
         made_at=user_line(),
     )
     return spec, value
+
+
+def _awaited(name: str, value: Any) -> Any:
+    """What somebody has for this variable in place of its initial value, or that."""
+    for give in list(awaiting_values):
+        given = give(name, value.shape)
+        if given is not None:
+            return jnp.asarray(given, value.dtype)
+    return value
 
 
 def _member(enum: Any, value: Any, argument: str) -> Any:

@@ -22,7 +22,7 @@ from replicax.values import Mirrored, PerReplica
 if TYPE_CHECKING:
     from replicax.variables._variable import Variable
 
-__all__ = ["Frame", "current_frame", "journal", "use_frame"]
+__all__ = ["Cell", "Frame", "RecordingFrame", "current_frame", "journal", "use_frame"]
 
 Cell = Mirrored | PerReplica
 
@@ -53,6 +53,14 @@ class Frame(abc.ABC):
     @abc.abstractmethod
     def spread(self, recipe: Recipe, value: Mirrored, mesh: ReplicaMesh) -> PerReplica:
         """Each replica's part of one value, as `recipe` makes it."""
+
+
+class RecordingFrame(Frame):
+    """A frame in which nothing can be written now: it takes note of writes, to be made later."""
+
+    @abc.abstractmethod
+    def record(self, variable: Variable, apply: Any, value: Any, what: str) -> Any:
+        """Take note of a write; returns the new value, or None if it is not known yet."""
 
 
 @final

@@ -32,7 +32,7 @@ from replicax.errors import ContextError, VariableError
 from replicax.topology import ReplicaMesh
 from replicax.types import VariableAggregation, VariableSynchronization
 from replicax.values import IndexedSlices, Mirrored, PerReplica, forward_operators, is_number
-from replicax.variables._frames import Cell, current_frame
+from replicax.variables._frames import Cell, RecordingFrame, current_frame
 from replicax.variables._readable import Readable, describe
 from replicax.variables._spec import VariableSpec
 from replicax.variables._state import Holder, state_version, waiting_for_steps
@@ -367,6 +367,10 @@ class Variable(Readable, metaclass=_MadeByStrategy):
         """Refuse scatter methods that this kind can't combine over replicas."""
 
     def _write(self, apply: Apply, value: Any, read_value: bool, what: str) -> Any:
+        frame = current_frame()
+        if isinstance(frame, RecordingFrame):
+            result = frame.record(self, apply, value, what)
+            return result if read_value else None
         here = current()
         own = here.strategy is self._strategy
         if own and here.replica is not None:

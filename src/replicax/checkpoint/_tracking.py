@@ -1,0 +1,138 @@
+"""What a checkpoint holds of the objects that it is given: everything with state, called by its place.
+
+Lists, tuples, dicts and objects (their attributes) are gone through, each once. Three kinds of things have
+state: variables; anything with `state()` and `restore(state)`, such as an iterator; and, among the objects
+named in `rx.Checkpoint(...)` itself, arrays and numbers. An object may say itself what it consists of, with
+a method `checkpoint_items()` that returns a dict.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import numpy as np
+
+from replicax.errors import CheckpointError
+from replicax.strategies import Strategy
+from replicax.values import is_number
+from replicax.variables import Variable
+
+__all__ = ["HasItems", "Stateful", "track"]
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """Something whose state is a small structure of numbers and strings."""
+
+    def state(self) -> Any:
+        """The state, as something that can be written as JSON."""
+        ...
+
+    def restore(self, state: Any) -> None:
+        """Go to a state."""
+        ...
+
+
+@runtime_checkable
+class HasItems(Protocol):
+    """Something that says itself what a checkpoint should hold of it."""
+
+    def checkpoint_items(self) -> Mapping[str, Any]:
+        """Its parts, by name."""
+        ...
+
+
+# What has no state of its own, or belongs to others.
+_OPAQUE = (
+    str
+    | bytes
+    | bytearray
+    | bool
+    | int
+    | float
+    | complex
+    | None
+    | enum.Enum
+    | type
+    | types.ModuleType
+    | types.FunctionType
+    | types.BuiltinFunctionType
+    | types.MethodType
+    | np.ndarray
+    | np.generic
+    | jax.Array
+    | jax.Device
+    | jax.sharding.Mesh
+    | jax.sharding.Sharding
+    | Strategy
+)
+
+
+def track(roots: Mapping[str, Any]) -> dict[str, Any]:
+    """The things with state in `roots`, by their path: variables, stateful objects, arrays and numbers."""
+    found: dict[str, Any] = {}
+    seen: set[int] = set()
+    for name, root in roots.items():
+        if is_number(root):
+            found[name] = root
+            continue
+        for path, thing in _walk(name, root, seen):
+            if path in found:
+                raise CheckpointError(f"Two things would be called {path!r} in the checkpoint.")
+            found[path] = thing
+    return found
+
+
+def _walk(path: str, thing: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    if isinstance(thing, _OPAQUE) or id(thing) in seen:
+        return
+    seen.add(id(thing))
+    if isinstance(thing, Variable) or _is_stateful(thing):
+        yield path, thing
+        return
+    for name, part in _parts(thing):
+        yield from _walk(f"{path}/{name}", part, seen)
+
+
+def _is_stateful(thing: Any) -> bool:
+    return isinstance(thing, Stateful) and not isinstance(thing, type)
+
+
+def _parts(thing: Any) -> list[tuple[str, Any]]:
+    """The parts of a container or an object, by name."""
+    if isinstance(thing, HasItems):
+        return [(str(name), part) for name, part in thing.checkpoint_items().items()]
+    if isinstance(thing, Mapping):
+        return [(_checked_key(key), part) for key, part in thing.items()]
+    if isinstance(thing, tuple) and hasattr(thing, "_fields"):
+        return [(name, getattr(thing, name)) for name in thing._fields]  # pyright: ignore
+    if isinstance(thing, list | tuple):
+        return [(str(i), part) for i, part in enumerate(thing)]
+    if isinstance(thing, set | frozenset):
+        if any(isinstance(part, Variable) for part in thing):
+            raise CheckpointError("A set of variables has no order to save them in; use a list or a dict.")
+        return []
+    attributes = dict(getattr(thing, "__dict__", {}))
+    for kind in type(thing).__mro__:
+        slots = getattr(kind, "__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if name not in ("__weakref__", "__dict__") and hasattr(thing, name):
+                attributes[name] = getattr(thing, name)
+    if dataclasses.is_dataclass(thing) and not isinstance(thing, type):
+        for field in dataclasses.fields(thing):
+            attributes.setdefault(field.name, getattr(thing, field.name, None))
+    return list(attributes.items())
+
+
+def _checked_key(key: Any) -> str:
+    text = str(key)
+    if "/" in text:
+        raise CheckpointError(
+            f"The key {text!r} of a dict with variables has a '/', which separates places."
+        )
+    return text

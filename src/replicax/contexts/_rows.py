@@ -1,0 +1,39 @@
+"""Which rows of a replica's batch are being worked on, when it is taken in parts."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import final
+
+__all__ = ["Rows", "current_rows", "use_rows"]
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """The rows from `start` to `stop` of `total`."""
+
+    start: int
+    stop: int
+    total: int
+
+
+_rows: ContextVar[Rows | None] = ContextVar("replicax_rows", default=None)
+
+
+def current_rows() -> Rows | None:
+    """The rows of this part; None if the batch is taken as a whole."""
+    return _rows.get()
+
+
+@contextlib.contextmanager
+def use_rows(rows: Rows) -> Iterator[None]:
+    """Work on some rows during a `with` block."""
+    token = _rows.set(rows)
+    try:
+        yield
+    finally:
+        _rows.reset(token)

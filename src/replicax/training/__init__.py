@@ -1,0 +1,36 @@
+"""Training: gradients with respect to variables, optimizers, losses, metrics, randomness."""
+
+from replicax.training._gradients import grad, value_and_grad
+from replicax.training._loss_scale import DynamicLossScale
+from replicax.training._losses import compute_average_loss, scale_regularization_loss
+from replicax.training._metrics import (
+    Accuracy,
+    Mean,
+    MeanSquaredError,
+    Metric,
+    SparseCategoricalAccuracy,
+    Sum,
+)
+from replicax.training._optimizer import Optimizer
+from replicax.training._precision import MixedPrecision
+from replicax.training._pytrees import values, variables
+from replicax.training._random import example_keys
+
+__all__ = [
+    "Accuracy",
+    "DynamicLossScale",
+    "Mean",
+    "MeanSquaredError",
+    "Metric",
+    "MixedPrecision",
+    "Optimizer",
+    "SparseCategoricalAccuracy",
+    "Sum",
+    "compute_average_loss",
+    "example_keys",
+    "grad",
+    "scale_regularization_loss",
+    "value_and_grad",
+    "values",
+    "variables",
+]

@@ -1,0 +1,265 @@
+"""Gradients with respect to variables: `rx.value_and_grad` and `rx.grad`.
+
+JAX differentiates functions of arrays. So for the time of one call the variables are *bound*: reading one
+gives the array that JAX differentiates with respect to. Writes (a moving average, say) can't happen inside,
+since what they write exists only there. They are recorded, come out beside the loss, and are made
+afterwards, in the order in which they were asked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+import jax
+import jax.numpy as jnp
+
+from replicax.contexts import current
+from replicax.errors import TracingError, VariableError
+from replicax.topology import ReplicaMesh
+from replicax.training._microbatches import Microbatches
+from replicax.training._precision import MixedPrecision
+from replicax.values import Mirrored, PerReplica
+from replicax.variables import (
+    Cell,
+    Frame,
+    RecordingFrame,
+    SyncOnReadVariable,
+    Variable,
+    current_frame,
+    use_frame,
+)
+
+__all__ = ["grad", "value_and_grad"]
+
+
+def value_and_grad(
+    fn: Callable[..., Any],
+    variables: Any,
+    *,
+    has_aux: bool = False,
+    microbatches: int = 1,
+    precision: MixedPrecision | None = None,
+) -> Callable[..., Any]:
+    """A function that calls `fn` and also gives its gradients with respect to variables.
+
+    In a replica function these are the replica's own gradients, of its own loss: combine them with
+    `rx.Optimizer` or `ctx.all_reduce`. `fn` may read any variable, and write variables that it does not
+    read again; the writes are made when the gradients are there.
+
+    Args:
+        fn: returns a scalar, the loss.
+        variables: what to differentiate with respect to: a variable, or a structure of variables.
+        has_aux: `fn` returns a pair, of the loss and anything else.
+        microbatches: call `fn` with this many parts of its array arguments, one after the other, and give
+            the mean of losses and gradients: those of the whole batch if the loss is a mean over examples,
+            as is
+            `rx.compute_average_loss`), for less memory. What else `fn` returns comes as a list, one for
+            each part.
+        precision: a `MixedPrecision`: `fn` then sees these variables and its floating-point arguments in a
+            smaller dtype, while gradients have the variables' own.
+
+    Returns:
+        A function like `fn` that returns `(loss, gradients)`, or `((loss, aux), gradients)` with `has_aux`;
+        the gradients have the structure of `variables`.
+
+    Raises:
+        VariableError: `variables` holds something else, or a variable of whole numbers.
+
+    >>> w, b = rx.Variable([1.0, 2.0]), rx.Variable(0.5)
+    >>> def loss(x):
+    ...     return jnp.sum(w * x) + b
+    >>> rx.value_and_grad(loss, {"w": w, "b": b})(jnp.array([3.0, 4.0]))
+    (Array(11.5, dtype=float32), {'b': Array(1., dtype=float32), 'w': Array([3., 4.], dtype=float32)})
+    """
+    leaves, treedef = _flatten_variables(variables)
+    if isinstance(microbatches, bool) or not isinstance(microbatches, int) or microbatches < 1:
+        raise ValueError(f"value_and_grad(microbatches={microbatches!r}): pass 1 or more.")
+
+    @functools.wraps(fn)
+    def differentiated(*args: Any, **kwargs: Any) -> Any:
+        if microbatches == 1:
+            (loss, aux), gradients = _differentiate(fn, leaves, has_aux, precision, args, kwargs)
+        else:
+            parts = Microbatches(microbatches, args, kwargs)
+            one = functools.partial(_differentiate, fn, leaves, has_aux, precision)
+            (loss, aux), gradients = parts.accumulate(one)
+        result = (loss, aux) if has_aux else loss
+        return result, treedef.unflatten(gradients)
+
+    return differentiated
+
+
+def grad(fn: Callable[..., Any], variables: Any, **options: Any) -> Callable[..., Any]:
+    """`rx.value_and_grad` without the value.
+
+    Args:
+        fn: returns a scalar, the loss.
+        variables: what to differentiate with respect to: a variable, or a structure of variables.
+        **options: as of `value_and_grad`.
+
+    Returns:
+        A function like `fn` that returns the gradients, or `(gradients, aux)` with `has_aux`.
+
+    >>> w = rx.Variable(3.0)
+    >>> rx.grad(lambda: w**2, w)()
+    Array(6., dtype=float32)
+    """
+    with_value = value_and_grad(fn, variables, **options)
+
+    @functools.wraps(fn)
+    def gradients_only(*args: Any, **kwargs: Any) -> Any:
+        result, gradients = with_value(*args, **kwargs)
+        return (gradients, result[1]) if options.get("has_aux") else gradients
+
+    return gradients_only
+
+
+def _flatten_variables(variables: Any) -> tuple[list[Variable], Any]:
+    leaves, treedef = jax.tree.flatten(variables, is_leaf=lambda x: isinstance(x, Variable))
+    for leaf in leaves:
+        if not isinstance(leaf, Variable):
+            raise VariableError(
+                f"value_and_grad differentiates with respect to variables, got {leaf!r}. Make variables of "
+                "arrays with `rx.variables(arrays)`, or use `jax.value_and_grad` for functions of arrays."
+            )
+        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+            raise VariableError(
+                f"The variable {leaf.name!r} holds {leaf.dtype} numbers, which have no gradient. Leave it "
+                "out of the variables to differentiate with respect to."
+            )
+    if not leaves:
+        raise VariableError("value_and_grad got no variables to differentiate with respect to.")
+    return leaves, treedef
+
+
+def _differentiate(
+    fn: Callable[..., Any],
+    variables: Sequence[Variable],
+    has_aux: bool,
+    precision: MixedPrecision | None,
+    args: Any,
+    kwargs: Any,
+) -> tuple[tuple[Any, Any], list[Any]]:
+    """The loss, what else there is, and the gradients; then the writes that `fn` asked for."""
+    outer = current_frame()
+    tapes: list[_Tape] = []
+    if precision is not None:
+        args, kwargs = precision.cast((args, kwargs))
+
+    def bound(values: list[Any]) -> Any:
+        if precision is not None:
+            values = precision.cast(values)
+        tape = _Tape(outer, variables, values)
+        tapes.append(tape)
+        with use_frame(tape):
+            result = fn(*args, **kwargs)
+        loss, aux = _split_result(fn, result, has_aux)
+        return loss, (aux, tape.recorded())
+
+    values = [variable.read_value() for variable in variables]
+    (loss, (aux, recorded)), gradients = jax.value_and_grad(bound, has_aux=True)(values)
+    tapes[-1].replay(recorded)
+    return (loss, aux), gradients
+
+
+def _split_result(fn: Callable[..., Any], result: Any, has_aux: bool) -> tuple[Any, Any]:
+    name = getattr(fn, "__name__", repr(fn))
+    loss, aux = result, None
+    if has_aux:
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise TypeError(
+                f"value_and_grad(has_aux=True): {name} must return (loss, aux), got {type(result)}."
+            )
+        loss, aux = result
+    elif isinstance(result, tuple):
+        raise TypeError(
+            f"value_and_grad: {name} returned a tuple. If it returns (loss, aux), pass has_aux=True."
+        )
+    loss = jnp.asarray(loss)
+    if loss.ndim:
+        raise TypeError(
+            f"value_and_grad: {name} must return a scalar loss, got shape {loss.shape}. Average it over "
+            "the examples (`jnp.mean`, or `rx.compute_average_loss`)."
+        )
+    return loss.astype(jnp.float32) if loss.dtype in (jnp.bfloat16, jnp.float16) else loss, aux
+
+
+@final
+class _Tape(RecordingFrame):
+    """Answers for the variables while JAX differentiates: bound values are read, writes recorded."""
+
+    def __init__(self, outer: Frame, variables: Sequence[Variable], values: Sequence[Any]) -> None:
+        self._outer = outer
+        self._here = current()
+        self._cells = {v.ref(): _as_cell(v, value) for v, value in zip(variables, values, strict=True)}
+        self._unknown: dict[Any, str] = {}
+        self._writes: list[tuple[Variable, Any, str]] = []
+        self._operands: list[Any] = []
+
+    def load(self, variable: Variable) -> Cell:
+        ref = variable.ref()
+        if ref in self._unknown:
+            raise TracingError(
+                f"The variable {variable.name!r} is read after {self._unknown[ref]} in a function that "
+                "rx.value_and_grad differentiates. What other replicas write to it is known only when the "
+                "function has returned. Read it before, or use the value that you wrote."
+            )
+        return self._cells[ref] if ref in self._cells else self._outer.load(variable)
+
+    def record(self, variable: Variable, apply: Any, value: Any, what: str) -> Any:
+        if current() is not self._here:
+            raise TracingError(
+                f"{what} of the variable {variable.name!r} in a merge_call or run inside a function that "
+                "rx.value_and_grad differentiates. Write it in the function itself, or afterwards."
+            )
+        operand = variable._checked(value, what)
+        self._writes.append((variable, apply, what))
+        self._operands.append(operand)
+        return self._preview(variable, apply, operand, what)
+
+    def _preview(self, variable: Variable, apply: Any, operand: Any, what: str) -> Any:
+        """What the variable holds after the write, where that does not depend on other replicas."""
+        alone = variable.distribute_strategy.num_replicas_in_sync == 1
+        ref = variable.ref()
+        if not alone and not isinstance(variable, SyncOnReadVariable):
+            self._unknown[ref] = what
+            return None
+        new = variable._fitted(apply(variable.read_value(), operand))
+        self._cells[ref] = _as_cell(variable, new)
+        return new
+
+    def recorded(self) -> list[Any]:
+        """What was written, as arrays that may leave the differentiated function."""
+        return [jax.lax.stop_gradient(operand) for operand in self._operands]
+
+    def replay(self, operands: list[Any]) -> None:
+        """Make the writes, now that the function has returned."""
+        for (variable, apply, what), operand in zip(self._writes, operands, strict=True):
+            variable._write(apply, operand, False, what)
+
+    # The rest is as outside.
+
+    def store(self, variable: Variable, cell: Cell) -> None:
+        self._outer.store(variable, cell)
+
+    def adopt(self, variable: Variable) -> None:
+        self._outer.adopt(variable)
+
+    def creating(self) -> contextlib.AbstractContextManager[None]:
+        return self._outer.creating()
+
+    def initial_value(self, value: Any) -> Any:
+        return self._outer.initial_value(value)
+
+    def spread(self, recipe: Any, value: Mirrored, mesh: ReplicaMesh) -> PerReplica:
+        return self._outer.spread(recipe, value, mesh)
+
+
+def _as_cell(variable: Variable, value: Any) -> Cell:
+    """The cell of a variable whose value here, in this replica, is `value`."""
+    if isinstance(variable, SyncOnReadVariable):
+        return PerReplica.from_local(value, variable.mesh)
+    return Mirrored.from_whole(value, variable.mesh)

@@ -1,0 +1,358 @@
+"""`rx.Optimizer`: an optax transformation whose state is variables and whose gradients come from replicas.
+
+All of an update happens once for all replicas, in the cross-replica context: gradients are reduced
+together, in packs, and optax computes new values from arrays that are equal everywhere. So the copies of
+variables and slots stay equal by construction, whatever the transformation does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Sequence
+from typing import Any, final
+
+import jax
+import jax.numpy as jnp
+
+from replicax._jax import is_tracer
+from replicax.collectives import CommunicationOptions, map_each
+from replicax.contexts import current
+from replicax.errors import ContextError, VariableError
+from replicax.strategies import reduce_leaves
+from replicax.training._loss_scale import DynamicLossScale
+from replicax.types import ReduceOp, VariableAggregation
+from replicax.values import IndexedSlices, Mirrored, PerReplica
+from replicax.variables import Variable, current_frame
+
+__all__ = ["Optimizer"]
+
+
+@final
+class Optimizer:
+    """Applies gradients to variables with an optax transformation.
+
+    Args:
+        transformation: what optax makes, such as `optax.adam(1e-3)`; schedules are part of it.
+        reduce: "SUM" adds the replicas' gradients, as `tf.distribute` does (divide the loss by the global
+            batch size, `rx.compute_average_loss`); "MEAN" averages them.
+        reduce_dtype: the dtype in which gradients are reduced. By default float32 for smaller ones, and
+            their own for others.
+        options: a `CommunicationOptions` for the reduction.
+        loss_scale: a `DynamicLossScale`, for float16.
+        name: what the names of its variables begin with.
+
+    >>> import optax
+    >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+    >>> with strategy.scope():
+    ...     w = rx.Variable(1.0)
+    ...     optimizer = rx.Optimizer(optax.sgd(0.1))
+    >>> def replica_step(x):
+    ...     loss, gradient = rx.value_and_grad(lambda: w * x, w)()
+    ...     optimizer.apply_gradients([(gradient, w)])
+    >>> x = strategy.distribute_values_from_function(lambda ctx: ctx.replica_id_in_sync_group + 1.0)
+    >>> strategy.run(replica_step, args=(x,))
+    >>> w.read_value(), optimizer.iterations.read_value()          # 1 - 0.1 * (1 + 2)
+    (Array(0.7, dtype=float32), Array(1, dtype=int32))
+    """
+
+    def __init__(
+        self,
+        transformation: Any,
+        *,
+        reduce: ReduceOp | str = ReduceOp.SUM,
+        reduce_dtype: Any = None,
+        options: CommunicationOptions | None = None,
+        loss_scale: DynamicLossScale | None = None,
+        name: str = "optimizer",
+    ) -> None:
+        """Slots are made when the variables are known: by `build`, or the first `apply_gradients`."""
+        if not hasattr(transformation, "init") or not hasattr(transformation, "update"):
+            raise TypeError(
+                f"rx.Optimizer takes an optax transformation, `optax.adam(1e-3)`, got {transformation!r}."
+            )
+        self._transformation = transformation
+        self._reduce_op = ReduceOp.parse(reduce)
+        self._reduce_dtype = None if reduce_dtype is None else jnp.dtype(reduce_dtype)
+        self._options = options
+        self.loss_scale = loss_scale
+        self._name = name
+        self.iterations: Variable = current().strategy.create_variable(
+            0,
+            name=f"{name}/iterations",
+            trainable=False,
+            aggregation=VariableAggregation.ONLY_FIRST_REPLICA,
+        )
+        self._variables: list[Variable] = []
+        self.slots: list[Variable] = []
+        self._state_tree: Any = None
+        self._update = jax.jit(self._new_values)
+
+    def __repr__(self) -> str:
+        return f"<rx.Optimizer {self._name!r} of {len(self._variables)} variables>"
+
+    @property
+    def variables(self) -> list[Variable]:
+        """Its own variables: the number of updates, the slots, the loss scale."""
+        scale = self.loss_scale.variables if self.loss_scale is not None else []
+        return [self.iterations, *self.slots, *scale]
+
+    def checkpoint_items(self) -> dict[str, Any]:
+        """What a checkpoint holds of it."""
+        slots = {slot.name.removesuffix(":0").replace("/", "."): slot for slot in self.slots}
+        return {"iterations": self.iterations, "slots": slots, "loss_scale": self.loss_scale}
+
+    # Making slots.
+
+    def build(self, variables: Sequence[Variable]) -> None:
+        """Make the slots for `variables`, which are those of every `apply_gradients` from now on.
+
+        Args:
+            variables: the variables to be updated.
+
+        >>> import optax
+        >>> w = rx.Variable(jnp.zeros(3), name="w")
+        >>> optimizer = rx.Optimizer(optax.adam(0.1))
+        >>> optimizer.build([w])
+        >>> [slot.name for slot in optimizer.slots]
+        ['optimizer/0/count:0', 'optimizer/0/mu/w:0', 'optimizer/0/nu/w:0']
+        """
+        if self._variables:
+            self._check_variables(variables)
+            return
+        variables = list(variables)
+        strategy = self._strategy_of(variables)
+        values = [_whole(v) for v in variables]
+        state = self._initial_state(values)
+        places, self._state_tree = jax.tree_util.tree_flatten_with_path(state)
+        names = {str(i): v.name.removesuffix(":0") for i, v in enumerate(variables)}
+        self.slots = [
+            strategy.create_variable(
+                leaf,
+                name=f"{self._name}/{_slot_name(path, names)}",
+                trainable=False,
+                aggregation=VariableAggregation.ONLY_FIRST_REPLICA,
+            )
+            for path, leaf in places
+        ]
+        self._variables = variables
+
+    def _initial_state(self, values: list[Any]) -> Any:
+        """The state that optax begins with; of arrays that outlive a trace, wherever it can be had so."""
+        if any(map(is_tracer, values)) and not _depends_on_input(self._transformation.init, values):
+            with current_frame().creating():
+                return self._transformation.init([jnp.zeros(v.shape, v.dtype) for v in values])
+        return self._transformation.init(values)
+
+    def _strategy_of(self, variables: Sequence[Variable]) -> Any:
+        strategies = {id(v.distribute_strategy): v.distribute_strategy for v in variables}
+        if len(strategies) > 1:
+            raise ContextError(
+                f"The variables of one optimizer were made by several strategies: "
+                f"{', '.join(map(repr, strategies.values()))}. Make all of them in one scope."
+            )
+        return variables[0].distribute_strategy
+
+    def _check_variables(self, variables: Sequence[Variable]) -> None:
+        known = {v.ref() for v in self._variables}
+        given = {v.ref() for v in variables}
+        if known != given or len(variables) != len(given):
+            new = sorted(v.name for v in variables if v.ref() not in known)
+            missing = sorted(v.name for v in self._variables if v.ref() not in given)
+            raise VariableError(
+                f"{self!r} has slots for the variables of its first update, and is given others now: new "
+                f"are {new}, missing are {missing}. Pass the same variables, or make another optimizer."
+            )
+
+    # Applying gradients.
+
+    def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Variable]]) -> None:
+        """Update the variables.
+
+        In a replica function the replicas' gradients are reduced first; every replica must call this.
+        Outside, a per-replica gradient is reduced, and any other is taken as it is.
+
+        Args:
+            grads_and_vars: pairs of a gradient and its variable, such as `zip(gradients, variables)`. A
+                gradient is an array or an `IndexedSlices`.
+
+        Raises:
+            VariableError: a gradient is missing, or does not have the shape of its variable.
+        """
+        gradients, variables = _checked_pairs(grads_and_vars)
+        apply = functools.partial(self._apply, variables)
+        here = current()
+        if here.replica is not None:
+            gradients = [_in_reduction_dtype(g, self._reduce_dtype) for g in gradients]
+            here.replica.merge_call(apply, args=(gradients, True))
+        else:
+            apply(here.strategy, gradients, False)
+
+    def minimize(self, loss_fn: Any, variables: Sequence[Variable]) -> Any:
+        """Compute the gradients of `loss_fn` and apply them; returns the loss.
+
+        Args:
+            loss_fn: a function without arguments that returns a scalar.
+            variables: a list of variables.
+
+        >>> import optax
+        >>> w = rx.Variable(4.0)
+        >>> optimizer = rx.Optimizer(optax.sgd(0.5))
+        >>> optimizer.minimize(lambda: 0.5 * w**2, [w])
+        Array(8., dtype=float32)
+        >>> w.read_value()
+        Array(2., dtype=float32)
+        """
+        from replicax.training._gradients import value_and_grad
+
+        loss, gradients = value_and_grad(loss_fn, list(variables))()
+        self.apply_gradients(zip(gradients, variables, strict=True))
+        return loss
+
+    def scale_loss(self, loss: Any) -> Any:
+        """`loss` times the loss scale, to be differentiated; `apply_gradients` divides again.
+
+        >>> import optax
+        >>> optimizer = rx.Optimizer(optax.sgd(0.1), loss_scale=rx.DynamicLossScale(initial_scale=8.0))
+        >>> optimizer.scale_loss(jnp.float32(2.0))
+        Array(16., dtype=float32)
+        """
+        return loss if self.loss_scale is None else loss * self.loss_scale.scale.read_value()
+
+    def _apply(self, variables: list[Variable], strategy: Any, gradients: list[Any], shared: bool) -> None:
+        self.build(variables)
+        order = {v.ref(): i for i, v in enumerate(variables)}
+        gradients = [gradients[order[v.ref()]] for v in self._variables]
+        reduced = self._reduced(strategy, gradients, shared)
+        arrays = [_dense(g, v) for g, v in zip(reduced, self._variables, strict=True)]
+        scale = self.loss_scale.held() if self.loss_scale is not None else ()
+        held = ([_whole(v) for v in self._variables], [_whole(v) for v in self.slots], scale)
+        values, slots, scale = self._update(arrays, *held)
+        for variable, value in zip((*self._variables, *self.slots), (*values, *slots), strict=True):
+            variable.assign(_mirrored(variable, value), read_value=False)
+        if self.loss_scale is not None:
+            self.loss_scale.take(scale)
+        self.iterations.assign_add(1, read_value=False)
+
+    def _reduced(self, strategy: Any, gradients: list[Any], shared: bool) -> list[Any]:
+        chosen = [i for i, g in enumerate(gradients) if shared or isinstance(g, PerReplica)]
+        values = [gradients[i] for i in chosen]
+        if not shared:
+            cast = _Cast(self._reduce_dtype)
+            values = [map_each(cast, value, strategy.mesh) for value in values]
+        reduced = reduce_leaves(strategy.communicator, self._reduce_op, values, self._options)
+        results = list(gradients)
+        for i, value in zip(chosen, reduced, strict=True):
+            results[i] = value
+        return results
+
+    def _new_values(self, gradients: list[Any], values: list[Any], slots: list[Any], scale: Any) -> Any:
+        """The pure part: new values of variables, slots and loss scale."""
+        import optax
+
+        finite = None
+        if self.loss_scale is not None:
+            gradients, finite, scale = self.loss_scale.judge(gradients, scale)
+        gradients = [g.astype(v.dtype) for g, v in zip(gradients, values, strict=True)]
+        state = self._state_tree.unflatten(slots)
+        updates, state = self._transformation.update(gradients, state, values)
+        new: Any = optax.apply_updates(values, updates)
+        new = [
+            value if v.constraint is None else v.constraint(value)
+            for v, value in zip(self._variables, new, strict=True)
+        ]
+        new_slots = [x.astype(old.dtype) for x, old in zip(jax.tree.leaves(state), slots, strict=True)]
+        if finite is not None:
+            new = [jnp.where(finite, n, old) for n, old in zip(new, values, strict=True)]
+            new_slots = [jnp.where(finite, n, old) for n, old in zip(new_slots, slots, strict=True)]
+        return new, new_slots, scale
+
+
+def _checked_pairs(grads_and_vars: Iterable[tuple[Any, Variable]]) -> tuple[list[Any], list[Variable]]:
+    pairs = list(grads_and_vars)
+    if not pairs:
+        raise VariableError("apply_gradients got no gradients. Pass pairs: zip(gradients, variables).")
+    for pair in pairs:
+        if not isinstance(pair, tuple | list) or len(pair) != 2 or not isinstance(pair[1], Variable):
+            raise VariableError(
+                f"apply_gradients takes pairs (gradient, variable), got {pair!r}. Write "
+                "zip(gradients, variables), in this order."
+            )
+    gradients, variables = map(list, zip(*pairs, strict=True))
+    missing = [v.name for g, v in pairs if g is None]
+    if missing:
+        raise VariableError(
+            f"The gradients of {', '.join(missing)} are None. Leave variables that the loss does not "
+            "depend on out of the optimizer, or pass zeros to update them by decay and momentum alone."
+        )
+    for gradient, variable in pairs:
+        shape = getattr(gradient, "shape", None)
+        if isinstance(gradient, PerReplica):
+            uniform = gradient.uniform
+            shape = None if uniform is None else uniform.shape
+        if not isinstance(gradient, IndexedSlices) and shape is not None and tuple(shape) != variable.shape:
+            raise VariableError(
+                f"The gradient of {variable.name!r} has shape {tuple(shape)}, not {variable.shape}."
+            )
+    return gradients, variables
+
+
+def _in_reduction_dtype(gradient: Any, asked: Any) -> Any:
+    """A gradient in the dtype that it is reduced in."""
+    if isinstance(gradient, IndexedSlices):
+        values = _in_reduction_dtype(gradient.values, asked)
+        return IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    gradient = jnp.asarray(gradient)
+    small = gradient.dtype in (jnp.bfloat16, jnp.float16)
+    return gradient.astype(asked or (jnp.float32 if small else gradient.dtype))
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class _Cast:
+    """A replica's gradient in the dtype that it is reduced in."""
+
+    asked: Any
+
+    def __call__(self, axis: str, *gradients: Any) -> list[Any]:
+        return [_in_reduction_dtype(gradient, self.asked) for gradient in gradients]
+
+
+def _whole(variable: Variable) -> Any:
+    """A variable's value as compiled code has it: of equal copies, all of them as one array."""
+    cell = variable.held()
+    assert isinstance(cell, Mirrored)
+    return cell.whole
+
+
+def _mirrored(variable: Variable, value: Any) -> Mirrored:
+    return Mirrored.from_whole(value, variable.mesh)
+
+
+def _dense(gradient: Any, variable: Variable) -> Any:
+    """A reduced gradient as an array, where the variable's state rests."""
+    if isinstance(gradient, IndexedSlices):
+        values, indices = _dense(gradient.values, variable), _dense(gradient.indices, variable)
+        return jnp.zeros(variable.shape, values.dtype).at[indices].add(values)
+    if not isinstance(gradient, Mirrored):
+        return jnp.asarray(gradient)
+    return gradient.whole if variable.rests_on_mesh else gradient.to_plain()
+
+
+def _slot_name(path: Any, names: dict[str, str]) -> str:
+    """The place of a slot in optax's state, with the variable's name in place of its number at the end."""
+    parts = [str(getattr(key, "name", getattr(key, "idx", getattr(key, "key", key)))) for key in path]
+    if len(parts) > 1 and parts[-1] in names and not hasattr(path[-1], "name"):
+        parts[-1] = names[parts[-1]]
+    return "/".join(parts) or "state"
+
+
+def _depends_on_input(fn: Any, values: list[Any]) -> bool:
+    """Whether what `fn` returns depends on the numbers in `values`, not only on their shapes."""
+    shapes = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in values]
+    program = jax.make_jaxpr(fn)(shapes).jaxpr
+    tainted = set(program.invars)
+    for equation in program.eqns:
+        if any(not hasattr(v, "val") and v in tainted for v in equation.invars):
+            tainted.update(equation.outvars)
+    return any(not hasattr(v, "val") and v in tainted for v in program.outvars)

@@ -1,0 +1,77 @@
+"""Variables from a structure of arrays and back, for models that are pure functions of their parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from replicax.contexts import current
+from replicax.types import VariableAggregation
+from replicax.values import is_number
+from replicax.variables import Variable
+
+__all__ = ["values", "variables"]
+
+
+def variables(
+    arrays: Any,
+    *,
+    trainable: bool = True,
+    aggregation: VariableAggregation | str = VariableAggregation.NONE,
+    name: str | None = None,
+) -> Any:
+    """The structure `arrays` with a variable in place of each array, made by the strategy in scope.
+
+    So a model that is a pure function (plain JAX, Flax linen, Equinox) needs no rewriting: its parameters
+    become variables, and `rx.values` gives it the arrays back.
+
+    Args:
+        arrays: a structure of arrays; what is no array stays.
+        trainable: whether optimizers should update them.
+        aggregation: how replicas' writes are combined, as of `rx.Variable`.
+        name: what their names begin with; by default they are called by their place in the structure.
+
+    >>> params = rx.variables({"dense": {"kernel": jnp.ones((2, 3)), "bias": jnp.zeros(3)}})
+    >>> params["dense"]["kernel"].name
+    'dense/kernel:0'
+    >>> def model(params, x):
+    ...     return x @ params["dense"]["kernel"] + params["dense"]["bias"]
+    >>> def loss(x):
+    ...     return jnp.sum(model(rx.values(params), x))
+    >>> value, grads = rx.value_and_grad(loss, params)(jnp.ones((1, 2)))
+    >>> grads["dense"]["bias"]
+    Array([1., 1., 1.], dtype=float32)
+    """
+    make_variable = current().strategy.create_variable
+
+    def make(path: Any, leaf: Any) -> Any:
+        if not is_number(leaf):
+            return leaf
+        place = "/".join(map(_entry, path))
+        full = "/".join(part for part in (name, place) if part) or "Variable"
+        return make_variable(leaf, name=full, trainable=trainable, aggregation=aggregation)
+
+    return jax.tree_util.tree_map_with_path(make, arrays)
+
+
+def _entry(key: Any) -> str:
+    for attribute in ("key", "idx", "name"):
+        if hasattr(key, attribute):
+            return str(getattr(key, attribute))
+    return str(key)
+
+
+def values(structure: Any) -> Any:
+    """`structure` with the current value in place of each variable.
+
+    In a replica function these are the replica's own copies.
+
+    >>> rx.values([rx.Variable(1.0), {"b": rx.Variable([2.0])}])
+    [Array(1., dtype=float32), {'b': Array([2.], dtype=float32)}]
+    """
+
+    def is_variable(x: Any) -> bool:
+        return isinstance(x, Variable)
+
+    return jax.tree.map(lambda x: x.read_value() if is_variable(x) else x, structure, is_leaf=is_variable)
