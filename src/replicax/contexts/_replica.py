@@ -114,13 +114,13 @@ class ReplicaContext:
                 f"This replica got padded batches with {sizes} rows, so there is not one mask for all. "
                 "Give each batch to a strategy.run of its own."
             )
-        mask, rows = self.whole_mask, current_rows()
+        mask, rows = self._whole_mask, current_rows()
         if mask is not None and rows is not None and mask.shape[0] == rows.total:
             return mask[rows.start : rows.stop]
         return mask
 
     @property
-    def whole_mask(self) -> Any:
+    def _whole_mask(self) -> Any:
         """`example_mask` of the whole batch, also where it is taken in parts."""
         return self._masks[0] if self._masks else None
 

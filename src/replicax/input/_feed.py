@@ -2,8 +2,9 @@
 
 The thread knows nothing of the iterator that it feeds, so that dropping the iterator is enough to end it.
 `_wake` carries a token for each batch that was taken, `_ready` the batches that were made. A dataset that
-any thread may read is also read by the consumer itself when nothing is ready and nobody is at it, which
-saves small batches the way from thread to thread.
+any thread may read is also read by the consumer itself when nothing is ready and nobody is at it; and the
+thread is left alone as long as less could be gained by reading beside the consumer's work than the way from
+thread to thread takes, which for small batches is most of the time.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from typing import Any, Protocol, final
 
 from replicax._jax import ThreadSettings
@@ -24,6 +26,9 @@ _STOP = object()
 
 # How long closing waits for a reader that is in the middle of a batch.
 _CLOSING_SECONDS = 10.0
+
+# What handing a batch from thread to thread costs, more or less.
+_HANDOVER_SECONDS = 100e-6
 
 _Item = tuple[Any, BaseException | None]
 
@@ -62,6 +67,8 @@ class Feed:
         self._starting = threading.Lock()
         self._error: BaseException | None = None
         self._traceback: Any = None
+        self._left = time.perf_counter()
+        self._away = 0.0  # how long the consumer stays away, lately
         self._closed = False
 
     def get(self) -> Any:
@@ -70,6 +77,7 @@ class Feed:
             raise self._error.with_traceback(self._traceback)
         if self._closed:
             return None
+        self._away += (time.perf_counter() - self._left - self._away) / 2
         item, error = self._next()
         if error is not None:
             self._error, self._traceback = error, error.__traceback__
@@ -77,11 +85,19 @@ class Feed:
             raise error
         if item is None:
             self.close()
-        elif self._thread is not None:
-            self._wake.put(None)
-        elif self._buffer_size > 0:
-            self._start()
+        elif self._is_worth_while():
+            if self._thread is None:
+                self._start()
+            else:
+                self._wake.put(None)
+        self._left = time.perf_counter()
         return item
+
+    def _is_worth_while(self) -> bool:
+        """Whether to read ahead beside what the consumer does until it comes back."""
+        if self._buffer_size == 0 or not self._helps:
+            return self._buffer_size > 0
+        return min(self._away, self._maker.seconds) > _HANDOVER_SECONDS
 
     def _next(self) -> _Item:
         if self._helps and self._maker.lock.acquire(blocking=False):
@@ -142,12 +158,16 @@ class _Maker:
         self.producer = producer
         self.lock = threading.Lock()
         self.stopped = False
+        self.seconds = 0.0  # how long making an item takes, lately
         self.closing_error: Exception | None = None
 
     def make(self) -> _Item:
         """The next item, or why there is none; to be called with the lock."""
+        start = time.perf_counter()
         try:
-            return self.producer.make(), None
+            item = self.producer.make()
+            self.seconds += (time.perf_counter() - start - self.seconds) / 2
+            return item, None
         except BaseException as error:  # handed over whatever it is: it is the user's to see
             return None, error
 

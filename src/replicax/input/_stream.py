@@ -139,7 +139,7 @@ def _structure(treedef: Any) -> str:
 
 
 def _changed(first: Any, now: Any, number: int) -> str:
-    remedy = "All batches must be alike: mend that where the dataset is made."
+    remedy = "Batches must be alike: mend that where the dataset is made."
     if first[0] != now[0]:
         return (
             f"Batch {number} of the dataset has another structure than the first: {_structure(now[0])} "

@@ -79,9 +79,9 @@ class TfDataSource(Source):
     def _sharded(self, policy: AutoShardPolicy, num_shards: int, index: int) -> Source:
         tensorflow = sys.modules["tensorflow"]
         try:
-            # Every pipeline looks at the same shard, so that all come to the same conclusion; without
-            # elements, so that a dataset that shuffles anew for every pass does not count this as one.
-            next(iter(self._of_shard(self._dataset.take(0), policy, num_shards, 0)), None)
+            # Every pipeline looks at the same shard, so that all come to the same conclusion. TensorFlow
+            # notices that there are too few files only when it reads.
+            next(iter(self._of_shard(self._dataset.take(1), policy, num_shards, 0)), None)
             return TfDataSource(self._of_shard(self._dataset, policy, num_shards, index))
         except tensorflow.errors.OpError as error:
             reason = re.sub(r"\{\{.*?\}\}\s*", "", error.message).splitlines()[0].split(". ")[0]

@@ -69,7 +69,7 @@ def _count_examples(num_rows: int, mask: Any) -> Any:
     own: Any = num_rows if rows is None else rows.total
     if mask is not None:
         assert replica is not None
-        own = jnp.sum(replica.whole_mask)
+        own = jnp.sum(replica._whole_mask)
     if replica is None or replica.num_replicas_in_sync == 1:
         return own
     return jax.lax.stop_gradient(replica.all_reduce("SUM", jnp.asarray(own, jnp.float32)))

@@ -19,7 +19,7 @@ __all__ = ["Microbatches", "part_weight"]
 def part_weight(rows: Rows) -> Any:
     """The part of a batch's examples that is in some of its rows; padding counts for nothing."""
     replica = current().replica
-    mask = None if replica is None else replica.whole_mask
+    mask = None if replica is None else replica._whole_mask
     if mask is None or mask.shape[0] != rows.total:
         return (rows.stop - rows.start) / max(rows.total, 1)
     return jnp.sum(mask[rows.start : rows.stop]) / jnp.maximum(jnp.sum(mask), 1)
