@@ -1,45 +1,43 @@
 """A linear regression on two replicas. The loop does not know how many there are."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 import replicax as rx
 
 rx.set_cpu_devices(2)  # lets one CPU pose as two devices; machines with GPUs use those
 strategy = rx.MirroredStrategy()
 
-with strategy.scope():
-    mean = rx.VariableAggregation.MEAN  # what the replicas write is averaged
-    weights = rx.Variable(jnp.zeros(3), aggregation=mean, name="weights")
-    bias = rx.Variable(0.0, aggregation=mean, name="bias")
+with strategy.scope():  # variables made here have a copy on every device
+    params = rx.variables({"weights": jnp.zeros(3), "bias": jnp.zeros(())})
+    optimizer = rx.Optimizer(optax.adam(0.1))
 
 
-def squared_error(weights, bias, x, y):
-    return jnp.mean((x @ weights + bias - y) ** 2)
+def loss_fn(x, y):
+    p = rx.values(params)
+    errors = (x @ p["weights"] + p["bias"] - y) ** 2
+    return rx.compute_average_loss(errors)  # over the examples of all replicas
 
 
 @rx.function  # compiled; drop the line and every replica is plain Python
-def train_step(x, y):
+def train_step(batch):
     def replica_step(x, y):
-        loss, (d_weights, d_bias) = jax.value_and_grad(squared_error, argnums=(0, 1))(
-            weights.value, bias.value, x, y
-        )
-        weights.assign_sub(0.1 * d_weights)
-        bias.assign_sub(0.1 * d_bias)
+        loss, gradients = rx.value_and_grad(loss_fn, params)(x, y)
+        optimizer.apply_gradients(zip(gradients.values(), params.values(), strict=True))
         return loss
 
-    return strategy.reduce("MEAN", strategy.run(replica_step, args=(x, y)), axis=None)
+    return strategy.reduce("SUM", strategy.run(replica_step, args=batch), axis=None)
 
 
-x = np.random.default_rng(0).normal(size=(64, 3)).astype(np.float32)
+x = np.random.default_rng(0).normal(size=(70, 3)).astype(np.float32)
 y = x @ np.array([1.0, -2.0, 3.0], np.float32) + 0.5
 examples = rx.from_arrays((x, y)).shuffle(seed=0).batch(16)  # for all replicas together
 dataset = strategy.distribute_dataset(examples)  # split over them, on their devices, read ahead
 
-for epoch in range(26):
+for epoch in range(61):
     for batch in dataset:
-        loss = train_step(*batch)
-    if epoch % 5 == 0:
+        loss = train_step(batch)
+    if epoch % 10 == 0:
         print(f"epoch {epoch:2d}  loss {float(loss):.6f}")
-print("weights", weights.numpy().round(3), "bias", bias.numpy().round(3))
+print("weights", params["weights"].numpy().round(3), "bias", params["bias"].numpy().round(3))
