@@ -72,6 +72,8 @@ def _count_examples(num_rows: int, mask: Any) -> Any:
         own = jnp.sum(replica._whole_mask)
     if replica is None or replica.num_replicas_in_sync == 1:
         return own
+    if mask is None and replica._is_one_program:
+        return own * replica.num_replicas_in_sync
     return jax.lax.stop_gradient(replica.all_reduce("SUM", jnp.asarray(own, jnp.float32)))
 
 

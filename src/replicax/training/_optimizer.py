@@ -23,7 +23,7 @@ from replicax.strategies import reduce_leaves
 from replicax.training._loss_scale import DynamicLossScale
 from replicax.types import ReduceOp, VariableAggregation
 from replicax.values import IndexedSlices, Mirrored, PerReplica
-from replicax.variables import Variable, current_frame
+from replicax.variables import SyncOnReadVariable, Variable, current_frame
 
 __all__ = ["Optimizer"]
 
@@ -122,6 +122,12 @@ class Optimizer:
             return
         variables = list(variables)
         strategy = self._strategy_of(variables)
+        for variable in variables:
+            if isinstance(variable, SyncOnReadVariable):
+                raise VariableError(
+                    f"The variable {variable.name!r} has synchronization ON_READ: its replicas' parts "
+                    "differ, so an optimizer can't update it. Make it without."
+                )
         values = [_whole(v) for v in variables]
         state = self._initial_state(values)
         places, self._state_tree = jax.tree_util.tree_flatten_with_path(state)
