@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import pathlib
+import weakref
 from collections.abc import Mapping
 from typing import Any, final
 
@@ -54,6 +55,7 @@ class Checkpoint:
             if "/" in name or hasattr(type(self), name):
                 raise CheckpointError(f"Checkpoint({name}=...): choose another name.")
         self._names = tuple(objects)
+        self._status: RestoreStatus | None = None
         for name, value in objects.items():
             setattr(self, name, value)
 
@@ -127,7 +129,10 @@ class Checkpoint:
         for path, thing in things.items():
             if path in saved:
                 self._restore_one(path, thing, saved[path], content)
-        return RestoreStatus(self, content, where, missing=[path for path in things if path not in saved])
+        missing = [path for path in things if path not in saved]
+        # Kept here: values wait for variables to come as long as the checkpoint is there, and no longer.
+        self._status = RestoreStatus(self, content, where, missing)
+        return self._status
 
     def _restore_one(self, path: str, thing: Any, entry: Any, content: Content) -> None:
         if isinstance(thing, Variable):
@@ -244,8 +249,9 @@ class RestoreStatus:
             names.setdefault(self._entries[path]["name"], []).append(path)
         # Two variables of one name can't be told apart before they have a place.
         self._by_name = {name: paths[0] for name, paths in names.items() if len(paths) == 1}
+        self._reference = weakref.WeakMethod(self._give)
         if self._by_name:
-            awaiting_values.append(self._give)
+            awaiting_values.append(self._reference)
         self._report()
 
     @property
@@ -277,13 +283,14 @@ class RestoreStatus:
             return None
         del self._by_name[name]
         self._given.add(path)
+        _logger.info("The new variable %r has its value from the checkpoint %s.", name, self._where)
         if not self._by_name:
             self._stop()
         return array_of(self._entries[path], path, self._content)
 
     def _stop(self) -> None:
-        if self._give in awaiting_values:
-            awaiting_values.remove(self._give)
+        if self._reference in awaiting_values:
+            awaiting_values.remove(self._reference)
 
     @property
     def unused(self) -> list[str]:

@@ -29,11 +29,6 @@ class MergePoint(Protocol):
         """Call `merge_fn` once for all replicas and return this replica's part of its result."""
         ...
 
-    @property
-    def _is_one_program(self) -> bool:
-        """Whether all replicas are one trace, so that shapes are the same on all of them."""
-        return self._merge_point.base_trace is None
-
     def create(self, make: Callable[[], Any]) -> Any:
         """What `make` makes, or what another replica has made in the same place already."""
         ...
@@ -150,6 +145,11 @@ class ReplicaContext:
     def local_index(self) -> int:
         """The position of this replica among those of this process."""
         return self._merge_point.local_index
+
+    @property
+    def _is_one_program(self) -> bool:
+        """Whether all replicas are one trace, so that shapes are the same on all of them."""
+        return self._merge_point.base_trace is None
 
     def create(self, make: Callable[[], Any]) -> Any:
         """One object for all replicas: the first one to come here makes it."""

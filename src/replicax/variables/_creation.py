@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,7 @@ from replicax.variables._spec import VariableSpec, user_line
 
 __all__ = ["awaiting_values", "prepare_variable"]
 
-awaiting_values: list[Callable[[str, tuple[int, ...]], Any]] = []
+awaiting_values: list[weakref.WeakMethod[Callable[[str, tuple[int, ...]], Any]]] = []
 """Who has values for variables that do not exist yet: asked for the name and shape of each new one."""
 
 
@@ -59,7 +60,11 @@ def prepare_variable(
 
 def _awaited(name: str, value: Any) -> Any:
     """What somebody has for this variable in place of its initial value, or that."""
-    for give in list(awaiting_values):
+    for reference in list(awaiting_values):
+        give = reference()
+        if give is None:
+            awaiting_values.remove(reference)
+            continue
         given = give(name, value.shape)
         if given is not None:
             return jnp.asarray(given, value.dtype)
