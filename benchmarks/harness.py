@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import functools
 import gc
 import statistics
 import subprocess
@@ -102,13 +101,38 @@ def take_turns(contenders: dict[str, Step], measure: Measure, *, num_rounds: int
 # Another process beside this one.
 
 
+class ProgramBeside:
+    """A process that makes steps of its own whenever it is asked to."""
+
+    def __init__(self, program: str, process: subprocess.Popen[str]) -> None:
+        self._program, self._process = program, process
+
+    def __call__(self, num_steps: int) -> float:
+        """The seconds per step of `num_steps` steps."""
+        return self._ask(num_steps)[0]
+
+    def results(self, num_steps: int) -> list[float]:
+        """What `num_steps` steps computed, for programs that say so."""
+        return self._ask(num_steps)[1:]
+
+    def _ask(self, num_steps: int) -> list[float]:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            print(num_steps, file=self._process.stdin, flush=True)
+        for line in self._process.stdout:
+            if line.startswith("seconds "):
+                return [float(word) for word in line.split()[1:]]
+        raise RuntimeError(f"the process ended; run benchmarks/{self._program} to see why")
+
+
 @contextlib.contextmanager
-def program_beside(program: str, **arrays: np.ndarray) -> Iterator[Callable[[int], float]]:
-    """A process that measures `num_steps` steps of its own whenever it is asked to.
+def program_beside(program: str, **arrays: np.ndarray) -> Iterator[ProgramBeside]:
+    """Start a program that measures `num_steps` steps of its own whenever it is asked to.
 
     Args:
         program: a file next to this one, called with a file of `arrays`. It reads a number of steps from
-            each line of its standard input and answers with "seconds" and the seconds per step.
+            each line of its standard input and answers with "seconds", the seconds per step and, if it
+            likes, what each step computed.
         **arrays: what it works on.
     """
     with tempfile.TemporaryDirectory() as folder:
@@ -121,19 +145,10 @@ def program_beside(program: str, **arrays: np.ndarray) -> Iterator[Callable[[int
             text=True,
         )
         try:
-            yield functools.partial(_ask, process, program)
+            yield ProgramBeside(program, process)
         finally:
             process.kill()
             process.wait()
-
-
-def _ask(process: subprocess.Popen[str], program: str, num_steps: int) -> float:
-    assert process.stdin is not None and process.stdout is not None
-    print(num_steps, file=process.stdin, flush=True)
-    for line in process.stdout:
-        if line.startswith("seconds "):
-            return float(line.split()[1])
-    raise RuntimeError(f"the process ended; run benchmarks/{program} to see why")
 
 
 # The report.

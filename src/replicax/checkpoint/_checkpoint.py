@@ -7,6 +7,8 @@ checkpoint fits any number of replicas and any strategy.
 
 from __future__ import annotations
 
+import copy
+import json
 import logging
 import os
 import pathlib
@@ -20,9 +22,11 @@ import numpy as np
 
 from replicax.checkpoint._store import Content, Store
 from replicax.checkpoint._tracking import track
-from replicax.errors import CheckpointError, CheckpointMismatchError
+from replicax.contexts import has_strategy, in_cross_replica_context
+from replicax.errors import CheckpointError, CheckpointMismatchError, ContextError
+from replicax.types import VariableAggregation
 from replicax.values import is_key, is_number
-from replicax.variables import Variable, awaiting_values
+from replicax.variables import SyncOnReadVariable, Variable, awaiting_values
 
 __all__ = ["Checkpoint", "RestoreStatus"]
 
@@ -51,22 +55,30 @@ class Checkpoint:
 
     def __init__(self, **objects: Any) -> None:
         """Take note of the objects; nothing is looked at yet."""
-        for name in objects:
-            if "/" in name or hasattr(type(self), name):
-                raise CheckpointError(f"Checkpoint({name}=...): choose another name.")
-        self._names = tuple(objects)
         self._status: RestoreStatus | None = None
         for name, value in objects.items():
+            if name.startswith("_"):
+                raise CheckpointError(f"Checkpoint({name}=...): choose another name.")
             setattr(self, name, value)
 
     def __repr__(self) -> str:
-        return f"Checkpoint({', '.join(self._names)})"
+        return f"Checkpoint({', '.join(self._objects())})"
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Take note of another object; it gets its values if a checkpoint was restored that has them."""
+        if "/" in name or hasattr(type(self), name):
+            raise CheckpointError(f"Checkpoint: an object can't be called {name!r}; choose another name.")
+        super().__setattr__(name, value)
+        if not name.startswith("_") and self._status is not None and not is_number(value):
+            self._status.attach()
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)  # what copy and pickle ask for, before anything is there
         raise AttributeError(f"{self!r} has no object called {name!r}.")
 
     def _objects(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self._names}
+        return {name: thing for name, thing in vars(self).items() if not name.startswith("_")}
 
     # Saving.
 
@@ -84,6 +96,7 @@ class Checkpoint:
         Raises:
             CheckpointError: it could not be written.
         """
+        _require_outside("save")
         store = Store(directory)
         step = max(store.steps(), default=-1) + 1
         store.save(step, self.content())
@@ -91,6 +104,8 @@ class Checkpoint:
 
     def content(self) -> Content:
         """What a checkpoint would hold now: copies of all values, on the host."""
+        if self._status is not None:
+            self._status.attach()
         arrays: dict[str, np.ndarray] = {}
         entries: dict[str, Any] = {}
         for path, thing in track(self._objects()).items():
@@ -118,34 +133,52 @@ class Checkpoint:
             CheckpointMismatchError: a shape or a kind does not fit.
             CheckpointError: it can't be read.
         """
+        _require_outside("restore")
         store, step = _located(path)
         return self.restore_content(store.load(step), str(store.path(step)))
 
     def restore_content(self, content: Content, where: str) -> RestoreStatus:
         """Give all objects the state in `content`, which was read from `where`."""
+        if content.document.get("format") != 1:
+            found = content.document.get("format")
+            raise CheckpointError(f"{where} has the format {found!r}, and 1 is what can be read here.")
+        if self._status is not None:
+            self._status.expect_partial()  # what waits for variables to come now is this one
+        self._status = None
         saved: Mapping[str, Any] = content.document["entries"]
         things = track(self._objects())
         _check_fit(things, saved, where)
-        for path, thing in things.items():
+        # What can refuse a state comes first.
+        ordered = sorted(things.items(), key=lambda item: _kind(item[1]) != "state")
+        for path, thing in ordered:
             if path in saved:
                 self._restore_one(path, thing, saved[path], content)
         missing = [path for path in things if path not in saved]
-        # Kept here: values wait for variables to come as long as the checkpoint is there, and no longer.
         self._status = RestoreStatus(self, content, where, missing)
         return self._status
 
     def _restore_one(self, path: str, thing: Any, entry: Any, content: Content) -> None:
         if isinstance(thing, Variable):
-            thing.assign(array_of(entry, path, content).astype(thing.dtype), read_value=False)
+            _assign(thing, array_of(entry, path, content).astype(thing.dtype))
         elif entry["kind"] == "state":
-            thing.restore(entry["state"])
+            try:
+                thing.restore(copy.deepcopy(entry["state"]))
+            except Exception as error:
+                raise CheckpointMismatchError(f"{path} could not be restored: {error}") from error
         else:
             setattr(self, path, _unpacked(entry, path, content))
 
 
+def _assign(variable: Variable, value: np.ndarray) -> None:
+    if _has_no_value(variable):  # every replica's part is the value
+        variable.distribute_strategy.run(lambda: variable.assign(value, read_value=False))
+    else:
+        variable.assign(value, read_value=False)
+
+
 def _located(path: str | os.PathLike[str]) -> tuple[Store, int]:
     folder = pathlib.Path(path).absolute()
-    if folder.name.isdecimal():
+    if folder.name.isdecimal() and not Store(folder).steps():
         return Store(folder.parent), int(folder.name)
     store = Store(folder)
     steps = store.steps()
@@ -155,6 +188,11 @@ def _located(path: str | os.PathLike[str]) -> tuple[Store, int]:
 def _packed(path: str, thing: Any) -> tuple[dict[str, Any], np.ndarray | None]:
     """The entry of a thing in the document, and its array if it has one."""
     if isinstance(thing, Variable):
+        if _has_no_value(thing):
+            raise CheckpointMismatchError(
+                f"{path}, the ON_READ variable {thing.name!r}, has aggregation NONE, so its replicas' "
+                "parts do not make one value to save. Make it with another aggregation."
+            )
         array = np.array(thing.read_value())
         return {"kind": "variable", "name": thing.name, **_shape(array)}, array
     if is_key(thing):
@@ -164,8 +202,32 @@ def _packed(path: str, thing: Any) -> tuple[dict[str, Any], np.ndarray | None]:
         return {"kind": "number", "value": thing}, None
     if is_number(thing):
         array = np.array(thing)
+        if array.dtype.kind in "OSU" or array.dtype.names is not None:
+            raise CheckpointError(f"{path} is an array of the dtype {array.dtype}, not of numbers.")
         return {"kind": "array", "jax": isinstance(thing, jax.Array), **_shape(array)}, array
-    return {"kind": "state", "type": type(thing).__name__, "state": thing.state()}, None
+    original = thing.state()
+    try:
+        state = json.loads(json.dumps(original))
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"The state of {path} can't be written as JSON: {error}.") from error
+    if state != original:
+        raise CheckpointError(
+            f"The state of {path} would not come back from JSON as it is: {original!r}. Use lists instead "
+            "of tuples, and strings as keys."
+        )
+    return {"kind": "state", "type": type(thing).__name__, "state": state}, None
+
+
+def _has_no_value(variable: Variable) -> bool:
+    none = variable.aggregation is VariableAggregation.NONE
+    return none and isinstance(variable, SyncOnReadVariable)
+
+
+def _require_outside(what: str) -> None:
+    if has_strategy() and not in_cross_replica_context():
+        raise ContextError(
+            f"Checkpoint.{what} was called in a replica function, once for each replica. Call it outside."
+        )
 
 
 def _shape(array: np.ndarray) -> dict[str, Any]:
@@ -207,9 +269,11 @@ def _check_fit(things: Mapping[str, Any], saved: Mapping[str, Any], where: str) 
             continue
         kind = _kind(thing)
         if kind != entry["kind"]:
-            problems.append(f"{path} is a {kind} here and a {entry['kind']} there")
+            problems.append(f"{path} is {_a(kind)} here and {_a(entry['kind'])} there")
         elif kind == "variable" and list(thing.shape) != entry["shape"]:
             problems.append(f"{path} has shape {thing.shape} here and {tuple(entry['shape'])} there")
+        elif kind == "variable" and not _dtypes_fit(thing.dtype, entry["dtype"]):
+            problems.append(f"{path} has dtype {thing.dtype} here and {entry['dtype']} there")
     if not problems and things and not set(things) & set(saved):
         listing = f"here are {_few(list(things))}, there {_few(list(saved))}"
         problems.append(f"the checkpoint is of other objects: {listing}")
@@ -219,9 +283,27 @@ def _check_fit(things: Mapping[str, Any], saved: Mapping[str, Any], where: str) 
         )
 
 
+def _dtypes_fit(here: Any, there: str) -> bool:
+    """Whether values can be restored: the same dtype, or both of floating-point numbers."""
+    both = np.dtype(here), jnp.dtype(there)
+    if both[0] == both[1]:
+        return True
+    here_complex, there_complex = (jnp.issubdtype(dtype, jnp.complexfloating) for dtype in both)
+    loses = there_complex and not here_complex
+    return not loses and all(jnp.issubdtype(dtype, jnp.inexact) for dtype in both)
+
+
+def _a(noun: str) -> str:
+    return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
+
+
 def _few(names: list[str]) -> str:
     shown = ", ".join(names[:6])
     return f"{shown}, ... ({len(names)} in all)" if len(names) > 6 else shown or "none"
+
+
+_waiting: list[RestoreStatus] = []
+"""Those with values for variables to come, which nobody else need hold on to."""
 
 
 @final
@@ -243,46 +325,44 @@ class RestoreStatus:
         """Made by `Checkpoint.restore`."""
         self._checkpoint, self._content, self._where = checkpoint, content, where
         self.missing = missing
-        self._given: set[str] = set()
+        self._used = {path for path in self._entries if path in track(checkpoint._objects())}
         names: dict[str, list[str]] = {}
-        for path in self._waiting(track(checkpoint._objects())):
-            names.setdefault(self._entries[path]["name"], []).append(path)
+        for path, entry in self._entries.items():
+            if entry["kind"] == "variable" and path not in self._used:
+                names.setdefault(entry["name"], []).append(path)
+        names.pop("Variable:0", None)  # anybody's name
         # Two variables of one name can't be told apart before they have a place.
         self._by_name = {name: paths[0] for name, paths in names.items() if len(paths) == 1}
         self._reference = weakref.WeakMethod(self._give)
         if self._by_name:
             awaiting_values.append(self._reference)
+            _waiting.append(self)
         self._report()
 
     @property
     def _entries(self) -> Mapping[str, Any]:
         return self._content.document["entries"]
 
-    def _waiting(self, things: Mapping[str, Any]) -> list[str]:
-        entries = self._entries.items()
-        return [path for path, entry in entries if entry["kind"] == "variable" and path not in things]
-
     def _report(self) -> None:
         waiting = set(self._by_name.values())
         unused = [path for path in self.unused if path not in waiting]
         if unused or self.missing:
             _logger.warning(
-                "The checkpoint %s was restored in part: it has no %s; the objects have no %s.",
-                self._where,
-                _few(self.missing),
-                _few(unused),
+                "The checkpoint %s was restored in part: %s.", self._where, self._problems(unused)
             )
         if waiting:
             names = _few(sorted(waiting))
             _logger.info("The checkpoint %s keeps values for variables to come: %s.", self._where, names)
 
-    def _give(self, name: str, shape: tuple[int, ...]) -> np.ndarray | None:
+    def _give(self, name: str, shape: tuple[int, ...], dtype: Any) -> np.ndarray | None:
         """The saved value for a variable that is being made, if it is one that the checkpoint waits for."""
         path = self._by_name.get(name)
         if path is None or list(shape) != self._entries[path]["shape"]:
             return None
+        if not _dtypes_fit(dtype, self._entries[path]["dtype"]):
+            return None
         del self._by_name[name]
-        self._given.add(path)
+        self._used.add(path)
         _logger.info("The new variable %r has its value from the checkpoint %s.", name, self._where)
         if not self._by_name:
             self._stop()
@@ -291,25 +371,40 @@ class RestoreStatus:
     def _stop(self) -> None:
         if self._reference in awaiting_values:
             awaiting_values.remove(self._reference)
+            _waiting.remove(self)
+
+    def attach(self) -> None:
+        """Restore what has come to a place of the checkpoint since."""
+        things = track(self._checkpoint._objects())
+        late = {path: things[path] for path in self._entries if path not in self._used and path in things}
+        if late:
+            _check_fit(late, self._entries, self._where)
+        for path, thing in late.items():
+            self._used.add(path)
+            self._checkpoint._restore_one(path, thing, self._entries[path], self._content)
 
     @property
     def unused(self) -> list[str]:
-        """What the checkpoint has and the objects have not, now."""
-        things = track(self._checkpoint._objects())
-        return [path for path in self._entries if path not in things and path not in self._given]
+        """What the checkpoint has and nothing has got."""
+        self.attach()
+        return [path for path in self._entries if path not in self._used]
 
     def assert_consumed(self) -> RestoreStatus:
         """Raise `CheckpointMismatchError` unless everything matched, in both directions."""
-        problems = []
-        if self.unused:
-            problems.append(f"the objects have no {_few(self.unused)}")
-        if self.missing:
-            problems.append(f"it has no {_few(self.missing)}")
+        problems = self._problems(self.unused)
         if problems:
             raise CheckpointMismatchError(
-                f"The checkpoint {self._where} was not restored completely: {'; '.join(problems)}."
+                f"The checkpoint {self._where} was not restored completely: {problems}."
             )
         return self
+
+    def _problems(self, unused: list[str]) -> str:
+        problems = []
+        if unused:
+            problems.append(f"the objects have no {_few(unused)}")
+        if self.missing:
+            problems.append(f"it has no {_few(self.missing)}")
+        return "; ".join(problems)
 
     def expect_partial(self) -> RestoreStatus:
         """Say that what did not match is left out on purpose; variables made later get no values."""

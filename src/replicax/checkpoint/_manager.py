@@ -7,15 +7,19 @@ One checkpoint is written at a time.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
+import operator
 import os
+import pathlib
 import threading
 import weakref
 from typing import Any, final
 
 from replicax.checkpoint._checkpoint import Checkpoint, RestoreStatus
 from replicax.checkpoint._store import Content, Store
-from replicax.errors import CheckpointError
+from replicax.contexts import has_strategy, in_cross_replica_context
+from replicax.errors import CheckpointError, ContextError
 
 __all__ = ["CheckpointManager"]
 
@@ -72,8 +76,11 @@ class CheckpointManager:
         self._interval = save_interval
         self._writer = _Writer(self._store)
         self._asynchronous = asynchronous
+        self._saving = threading.Lock()
+        self._unreadable: set[int] = set()
         self._store.clean()
-        self._finalizer = weakref.finalize(self, self._writer.finish)
+        self._finalizer = weakref.finalize(self, self._writer.drop)
+        _finish_at_exit(self._writer)
 
     def __repr__(self) -> str:
         return f"CheckpointManager({self._checkpoint!r}, {str(self._store.directory)!r})"
@@ -110,22 +117,26 @@ class CheckpointManager:
         Raises:
             CheckpointError: this one can't be saved, or an earlier one could not be written.
         """
-        newest = max([*self._store.steps(), *self._writer.pending()], default=-1)
-        if step is None:
-            step = newest + 1
-        elif not force and step % self._interval:
-            return False
-        if isinstance(step, bool) or step < 0:
-            raise CheckpointError(f"CheckpointManager.save({step!r}): pass a number that is not negative.")
-        if step in self._store.steps():
-            raise CheckpointError(
-                f"There is a checkpoint {self._store.path(step)} already. Checkpoints are never "
-                "overwritten: continue with later steps, or use another directory."
-            )
-        self._writer.wait()
-        self._writer.write(step, self._checkpoint.content())
-        if not self._asynchronous:
+        if has_strategy() and not in_cross_replica_context():
+            raise ContextError("CheckpointManager.save was called in a replica function. Call it outside.")
+        if step is not None:
+            step = _checked_step(step)
+            if not force and step % self._interval:
+                return False
+        with self._saving:
             self._writer.wait()
+            steps = self._store.steps()
+            number = max(steps, default=-1) + 1 if step is None else step
+            if number in self._unreadable:
+                self._store.set_aside(number)
+            elif number in steps:
+                raise CheckpointError(
+                    f"There is a checkpoint {self._store.path(number)} already. Checkpoints are never "
+                    "overwritten: continue with later steps, or use another directory."
+                )
+            self._writer.write(number, self._checkpoint.content())
+            if not self._asynchronous:
+                self._writer.wait()
         return True
 
     def restore(self, step: int) -> RestoreStatus:
@@ -154,6 +165,7 @@ class CheckpointManager:
                 content = self._store.load(step)
             except CheckpointError as error:
                 failures.append(str(error))
+                self._unreadable.add(step)
                 continue
             if failures:
                 _logger.warning("%s Restoring the older checkpoint %d.", " ".join(failures), step)
@@ -179,6 +191,16 @@ class CheckpointManager:
         self.close()
 
 
+def _checked_step(step: Any) -> int:
+    try:
+        number = operator.index(step)
+    except TypeError:
+        number = -1
+    if isinstance(step, bool) or number < 0:
+        raise CheckpointError(f"CheckpointManager.save({step!r}): pass a step number, 0 or more.")
+    return number
+
+
 @final
 class _Writer:
     """Writes one checkpoint at a time, in a thread that lasts as long as that."""
@@ -186,16 +208,10 @@ class _Writer:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._thread: threading.Thread | None = None
-        self._step: int | None = None
         self._error: BaseException | None = None
-
-    def pending(self) -> list[int]:
-        """The checkpoint that is being written."""
-        return [] if self._step is None else [self._step]
 
     def write(self, step: int, content: Content) -> None:
         """Begin to write."""
-        self._step = step
         arguments = (step, content)
         self._thread = threading.Thread(target=self._run, args=arguments, name="replicax-checkpoint")
         self._thread.start()
@@ -219,12 +235,58 @@ class _Writer:
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join()
-            self._thread, self._step = None, None
+            self._thread = None
+
+    def drop(self) -> None:
+        """Wait for the thread where nobody could catch an error: it is logged."""
+        self.finish()
+        if self._error is not None:
+            _logger.error("%s", self._error)
+            self._error = None
+
+
+_writers: weakref.WeakSet[_Writer] = weakref.WeakSet()
+
+
+def _finish_at_exit(writer: _Writer) -> None:
+    """Let a checkpoint that is being written when the program ends be written to its end.
+
+    Orbax needs thread pools for that, which Python closes before anything that `atexit` knows; hence a hook
+    of `threading`, after the import of the pools, whose own hook then comes later.
+    """
+    importlib.import_module("concurrent.futures.thread")
+    if not _writers:
+        register: Any = getattr(threading, "_register_atexit", None)
+        if register is not None:
+            register(_drop_all)
+    _writers.add(writer)
+
+
+def _drop_all() -> None:
+    for writer in list(_writers):
+        writer.drop()
+
+
+# As nice as leaves the writer a tenth of a processor that others want.
+_NICE = 10
 
 
 def _step_back() -> None:
-    """Let this thread, and those that it starts, run when nobody else wants the processor."""
+    """Let this thread, those that it starts, and those of the library that writes, wait for others."""
     setpriority: Any = getattr(os, "setpriority", None)
-    if setpriority is not None:
+    if setpriority is None:
+        return
+    for task in [threading.get_native_id(), *_library_threads()]:
         with contextlib.suppress(OSError):
-            setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+            setpriority(os.PRIO_PROCESS, task, _NICE)
+
+
+def _library_threads() -> list[int]:
+    """The threads of tensorstore's pool, which others may have started; Linux only."""
+    tasks = []
+    with contextlib.suppress(OSError):
+        for task in pathlib.Path("/proc/self/task").iterdir():
+            with contextlib.suppress(OSError):
+                if (task / "comm").read_text().startswith("ts_pool_worker"):
+                    tasks.append(int(task.name))
+    return tasks

@@ -1,17 +1,21 @@
 """A checkpoint on disk, written and read by Orbax: arrays by name, and a document that describes them.
 
 Orbax writes into a temporary folder and renames it when everything is there, so what has the name of a
-checkpoint is complete. Its arrays carry checksums.
+checkpoint is complete. Whether it still is what was written, the checksums in the document tell: of every
+array, and of the document itself.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import logging
 import os
 import pathlib
 import shutil
+import threading
+import zlib
 from collections.abc import Iterator
 from typing import Any, final
 
@@ -22,6 +26,7 @@ from replicax.errors import CheckpointError, CheckpointMissingError
 __all__ = ["Content", "Store"]
 
 _ARRAYS, _DOCUMENT = "arrays", "document"
+_FORMAT = 1
 
 
 @final
@@ -62,7 +67,7 @@ class Store:
         if not self.directory.is_dir():
             return []
         names = [path.name for path in self.directory.iterdir() if path.is_dir()]
-        return sorted(int(name) for name in names if name.isdecimal())
+        return sorted(int(name) for name in names if name.isdecimal() and str(int(name)) == name)
 
     def path(self, step: int) -> pathlib.Path:
         """Where a checkpoint is."""
@@ -72,20 +77,30 @@ class Store:
         """Write a checkpoint, then delete those that are too old. An existing one of that number stays."""
         import orbax.checkpoint as ocp
 
-        with _explained(f"The checkpoint {self.path(step)} could not be written"), _quietly():
-            self.directory.mkdir(parents=True, exist_ok=True)
-            self._check_room(content)
-            with ocp.Checkpointer(_handler()) as checkpointer:
-                checkpointer.save(
-                    self.path(step),
-                    args=ocp.args.Composite(
-                        **{
-                            _ARRAYS: ocp.args.PyTreeSave(_storable(content.arrays)),
-                            _DOCUMENT: ocp.args.JsonSave(content.document),
-                        }
-                    ),
-                )
+        if self.path(step).exists():
+            raise CheckpointError(f"There is a checkpoint {self.path(step)} already.")
+        _writing.append(self.directory)
+        try:
+            with _explained(f"The checkpoint {self.path(step)} could not be written"), _one_at_a_time():
+                self.directory.mkdir(parents=True, exist_ok=True)
+                self._check_room(content)
+                items = {
+                    _ARRAYS: ocp.args.PyTreeSave(_storable(content.arrays)),
+                    _DOCUMENT: ocp.args.JsonSave(_sealed(content)),
+                }
+                with ocp.Checkpointer(_handler()) as checkpointer:
+                    checkpointer.save(self.path(step), args=ocp.args.Composite(**items))
+        except BaseException:
+            self._remove_half_written(step)
+            raise
+        finally:
+            _writing.remove(self.directory)
         self._delete_old(step)
+
+    def _remove_half_written(self, step: int) -> None:
+        with contextlib.suppress(OSError):
+            for path in self.directory.glob(f"{step}.orbax-checkpoint-tmp*"):
+                shutil.rmtree(path, ignore_errors=True)
 
     def _check_room(self, content: Content) -> None:
         free, wanted = shutil.disk_usage(self.directory).free, content.num_bytes
@@ -106,9 +121,14 @@ class Store:
                 self.path(step).rename(hidden)
                 shutil.rmtree(hidden)
 
+    def set_aside(self, step: int) -> None:
+        """Give a checkpoint that can't be read another name, so that its number is free."""
+        with contextlib.suppress(OSError):
+            self.path(step).rename(self.directory / f"{step}.unreadable")
+
     def clean(self) -> None:
-        """Remove what writers that were killed left behind. Nobody else may be writing."""
-        if not self.directory.is_dir():
+        """Remove what writers that were killed left behind. No other process may be writing."""
+        if not self.directory.is_dir() or self.directory in _writing:
             return
         for path in self.directory.iterdir():
             if ".orbax-checkpoint-tmp" in path.name or path.name.startswith(".deleted-"):
@@ -122,20 +142,42 @@ class Store:
         if not path.is_dir():
             others = f"There are {self.steps()}" if self.steps() else "There is none"
             raise CheckpointMissingError(f"There is no checkpoint {path}. {others} in {self.directory}.")
-        with _explained(f"The checkpoint {path} could not be read"), _quietly():
+        with _explained(f"The checkpoint {path} could not be read"), _one_at_a_time():
+            items = {_ARRAYS: ocp.args.PyTreeRestore(), _DOCUMENT: ocp.args.JsonRestore()}
             with ocp.Checkpointer(_handler()) as checkpointer:
-                restored = checkpointer.restore(
-                    path,
-                    args=ocp.args.Composite(
-                        **{_ARRAYS: ocp.args.PyTreeRestore(), _DOCUMENT: ocp.args.JsonRestore()}
-                    ),
-                )
-            document = restored[_DOCUMENT]
-            if not isinstance(document, dict) or "entries" not in document:
-                raise CheckpointError(
-                    f"{path} was not written by rx.Checkpoint: its document is {document!r}."
-                )
-            return Content(dict(restored[_ARRAYS]), document)
+                restored = checkpointer.restore(path, args=ocp.args.Composite(**items))
+            return _unsealed(restored[_DOCUMENT], dict(restored[_ARRAYS]))
+
+
+def _checksum(array: np.ndarray) -> int:
+    data: Any = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return zlib.crc32(data)
+
+
+def _sealed(content: Content) -> dict[str, Any]:
+    """The document, with checksums of the arrays and of itself."""
+    sums = {name: _checksum(array) for name, array in content.arrays.items()}
+    text = json.dumps({"document": content.document, "checksums": sums})
+    return {"format": _FORMAT, "text": text, "checksum": zlib.crc32(text.encode())}
+
+
+def _unsealed(sealed: Any, arrays: dict[str, np.ndarray]) -> Content:
+    """What `_sealed` was made from; raises if anything is not as it was."""
+    if not isinstance(sealed, dict) or "text" not in sealed or "checksum" not in sealed:
+        raise CheckpointError("it was not written by rx.Checkpoint")
+    if sealed.get("format") != _FORMAT:
+        raise CheckpointError(
+            f"it has the format {sealed.get('format')!r}, and this version reads {_FORMAT}"
+        )
+    text = str(sealed["text"])
+    if zlib.crc32(text.encode()) != sealed["checksum"]:
+        raise CheckpointError("its document is damaged")
+    inner = json.loads(text)
+    found = {name: arrays[name] for name in inner["checksums"] if name in arrays}
+    for name, checksum in inner["checksums"].items():
+        if name not in found or _checksum(np.asarray(found[name])) != checksum:
+            raise CheckpointError(f"the array {name} is damaged")
+    return Content({name: np.asarray(array) for name, array in found.items()}, inner["document"])
 
 
 def _handler() -> Any:
@@ -155,23 +197,28 @@ def _storable(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 def _explained(what: str) -> Iterator[None]:
     try:
         yield
-    except CheckpointError:
-        raise
     except Exception as error:
-        lines = str(error).strip().splitlines()
-        detail = lines[0][:300] if lines else type(error).__name__
+        lines = [line for line in str(error).strip().splitlines() if line.strip()]
+        detail = " ".join([lines[0][:400], *lines[-1:]]) if len(lines) > 1 else "".join(lines)[:800]
+        kind = "" if isinstance(error, CheckpointError) else f"{type(error).__name__}: "
         raise CheckpointError(
-            f"{what}: {type(error).__name__}: {detail}. Other checkpoints are as they were."
+            f"{what}: {kind}{detail or 'no reason given'}. Other checkpoints are as they were."
         ) from error
 
 
+_lock = threading.Lock()
+_writing: list[pathlib.Path] = []
+"""The folders that this process is writing to."""
+
+
 @contextlib.contextmanager
-def _quietly() -> Iterator[None]:
-    """Without the pages that Orbax logs about every step of its work."""
-    logger = logging.getLogger("absl")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
+def _one_at_a_time() -> Iterator[None]:
+    """Orbax does not write two checkpoints at once; and it logs pages about every step of its work."""
+    with _lock:
+        logger = logging.getLogger("absl")
+        level = logger.level
+        logger.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            logger.setLevel(level)

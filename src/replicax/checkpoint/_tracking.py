@@ -8,6 +8,7 @@ a method `checkpoint_items()` that returns a dict.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import enum
 import types
@@ -18,6 +19,7 @@ import jax
 import numpy as np
 
 from replicax.errors import CheckpointError
+from replicax.execution import Function
 from replicax.strategies import Strategy
 from replicax.values import is_number
 from replicax.variables import Variable
@@ -70,13 +72,15 @@ _OPAQUE = (
     | jax.sharding.Mesh
     | jax.sharding.Sharding
     | Strategy
+    | Function
 )
 
 
 def track(roots: Mapping[str, Any]) -> dict[str, Any]:
     """The things with state in `roots`, by their path: variables, stateful objects, arrays and numbers."""
     found: dict[str, Any] = {}
-    seen: set[int] = set()
+    # By id, with the things themselves: as long as they are here, no other can have their ids.
+    seen: dict[int, Any] = {}
     for name, root in roots.items():
         if is_number(root):
             found[name] = root
@@ -88,10 +92,10 @@ def track(roots: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _walk(path: str, thing: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
+def _walk(path: str, thing: Any, seen: dict[int, Any]) -> Iterator[tuple[str, Any]]:
     if isinstance(thing, _OPAQUE) or id(thing) in seen:
         return
-    seen.add(id(thing))
+    seen[id(thing)] = thing
     if isinstance(thing, Variable) or _is_stateful(thing):
         yield path, thing
         return
@@ -108,19 +112,22 @@ def _parts(thing: Any) -> list[tuple[str, Any]]:
     if isinstance(thing, HasItems):
         return [(str(name), part) for name, part in thing.checkpoint_items().items()]
     if isinstance(thing, Mapping):
-        return [(_checked_key(key), part) for key, part in thing.items()]
+        items = [(_checked_key(key), part) for key, part in thing.items()]
+        return [*items, *getattr(thing, "__dict__", {}).items()]
     if isinstance(thing, tuple) and hasattr(thing, "_fields"):
         return [(name, getattr(thing, name)) for name in thing._fields]  # pyright: ignore
-    if isinstance(thing, list | tuple):
-        return [(str(i), part) for i, part in enumerate(thing)]
+    if isinstance(thing, list | tuple | collections.deque):
+        return [*((str(i), part) for i, part in enumerate(thing)), *getattr(thing, "__dict__", {}).items()]
     if isinstance(thing, set | frozenset):
-        if any(isinstance(part, Variable) for part in thing):
+        if any(True for part in thing for _ in _walk("", part, {})):
             raise CheckpointError("A set of variables has no order to save them in; use a list or a dict.")
         return []
     attributes = dict(getattr(thing, "__dict__", {}))
     for kind in type(thing).__mro__:
         slots = getattr(kind, "__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
+        for slot in (slots,) if isinstance(slots, str) else slots:
+            private = slot.startswith("__") and not slot.endswith("__")
+            name = f"_{kind.__name__.lstrip('_')}{slot}" if private else slot
             if name not in ("__weakref__", "__dict__") and hasattr(thing, name):
                 attributes[name] = getattr(thing, name)
     if dataclasses.is_dataclass(thing) and not isinstance(thing, type):

@@ -14,11 +14,12 @@ __all__ = ["Rows", "current_rows", "use_rows"]
 @final
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """The rows from `start` to `stop` of `total`."""
+    """The rows from `start` to `stop` of `total`, one of `num_parts` parts."""
 
     start: int
     stop: int
     total: int
+    num_parts: int
 
 
 _rows: ContextVar[Rows | None] = ContextVar("replicax_rows", default=None)

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, final
 
 import jax
 import jax.numpy as jnp
 
+from replicax._jax import current_program
 from replicax.contexts import current
 from replicax.errors import TracingError, VariableError
 from replicax.topology import ReplicaMesh
@@ -130,6 +132,12 @@ def _flatten_variables(variables: Any) -> tuple[list[Variable], Any]:
                 f"The variable {leaf.name!r} holds {leaf.dtype} numbers, which have no gradient. Leave it "
                 "out of the variables to differentiate with respect to."
             )
+    names = [leaf.name for i, leaf in enumerate(leaves) if any(leaf is other for other in leaves[:i])]
+    if names:
+        raise VariableError(
+            f"value_and_grad got {', '.join(names)} more than once. Name every variable once: its gradient "
+            "is that of all its uses."
+        )
     if not leaves:
         raise VariableError("value_and_grad got no variables to differentiate with respect to.")
     return leaves, treedef
@@ -149,20 +157,37 @@ def _differentiate(
     if precision is not None:
         args, kwargs = precision.cast((args, kwargs))
 
-    def bound(values: list[Any]) -> Any:
+    def bound(fresh: bool, values: list[Any]) -> Any:
         if precision is not None:
             values = precision.cast(values)
-        tape = _Tape(outer, variables, values)
+        tape = _Tape(outer, variables, values, fresh=fresh)
         tapes.append(tape)
-        with use_frame(tape):
+        with use_frame(tape), _trace_token(next(_tokens)) if fresh else contextlib.nullcontext():
             result = fn(*args, **kwargs)
         loss, aux = _split_result(fn, result, has_aux)
         return loss, (aux, tape.recorded())
 
     values = [variable.read_value() for variable in variables]
-    (loss, (aux, recorded)), gradients = jax.value_and_grad(bound, has_aux=True)(values)
+    try:
+        differentiated = jax.value_and_grad(functools.partial(bound, False), has_aux=True)(values)
+    except _FreshTapeNeeded:
+        differentiated = jax.value_and_grad(functools.partial(bound, True), has_aux=True)(values)
+    (loss, (aux, recorded)), gradients = differentiated
     tapes[-1].replay(recorded)
     return (loss, aux), gradients
+
+
+# JAX keeps traces of scan bodies and their like by function and by this value; see `_FreshTapeNeeded`.
+_trace_token = jax.make_user_context(None)
+_tokens = itertools.count()
+
+
+class _FreshTapeNeeded(BaseException):
+    """A bound variable is read inside `scan`, `jit` or their like, whose traces JAX keeps by function.
+
+    The next call would get the trace of this one, with the array that the variable was bound to now. So it
+    is all done again under a token of its own. Not an `Exception`: no user code should catch it.
+    """
 
 
 def _split_result(fn: Callable[..., Any], result: Any, has_aux: bool) -> tuple[Any, Any]:
@@ -191,8 +216,10 @@ def _split_result(fn: Callable[..., Any], result: Any, has_aux: bool) -> tuple[A
 class _Tape(RecordingFrame):
     """Answers for the variables while JAX differentiates: bound values are read, writes recorded."""
 
-    def __init__(self, outer: Frame, variables: Sequence[Variable], values: Sequence[Any]) -> None:
-        self._outer = outer
+    def __init__(
+        self, outer: Frame, variables: Sequence[Variable], values: Sequence[Any], *, fresh: bool
+    ) -> None:
+        self._outer, self._fresh, self._program = outer, fresh, current_program()
         self._here = current()
         self._cells = {v.ref(): _as_cell(v, value) for v, value in zip(variables, values, strict=True)}
         self._unknown: dict[Any, str] = {}
@@ -207,9 +234,19 @@ class _Tape(RecordingFrame):
                 "rx.value_and_grad differentiates. What other replicas write to it is known only when the "
                 "function has returned. Read it before, or use the value that you wrote."
             )
-        return self._cells[ref] if ref in self._cells else self._outer.load(variable)
+        if ref not in self._cells:
+            return self._outer.load(variable)
+        if not self._fresh and current_program() is not self._program:
+            raise _FreshTapeNeeded
+        return self._cells[ref]
 
     def record(self, variable: Variable, apply: Any, value: Any, what: str) -> Any:
+        if current_program() is not self._program:
+            raise TracingError(
+                f"{what} of the variable {variable.name!r} inside a function that JAX traces by itself "
+                "(scan, cond, jit, ...), from which the new value could not come out. Return the value "
+                "from that function and assign it afterwards."
+            )
         if current() is not self._here:
             raise TracingError(
                 f"{what} of the variable {variable.name!r} in a merge_call or run inside a function that "
@@ -261,5 +298,11 @@ class _Tape(RecordingFrame):
 def _as_cell(variable: Variable, value: Any) -> Cell:
     """The cell of a variable whose value here, in this replica, is `value`."""
     if isinstance(variable, SyncOnReadVariable):
+        here = current()
+        if here.replica is None or here.strategy is not variable.distribute_strategy:
+            raise VariableError(
+                f"The ON_READ variable {variable.name!r} has a part on each replica: differentiate with "
+                "respect to it in a replica function."
+            )
         return PerReplica.from_local(value, variable.mesh)
     return Mirrored.from_whole(value, variable.mesh)

@@ -79,5 +79,6 @@ class DynamicLossScale:
         good = jnp.where(finite, good + 1, 0)
         grown = good >= self._growth_interval
         halved = jnp.maximum(scale / 2, self._smallest)
-        scale = jnp.where(finite, jnp.where(grown, scale * 2, scale), halved)
+        doubled = jnp.where(jnp.isfinite(scale * 2), scale * 2, scale)
+        scale = jnp.where(finite, jnp.where(grown, doubled, scale), halved)
         return gradients, finite, (scale, jnp.where(grown, 0, good))

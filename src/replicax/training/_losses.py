@@ -43,8 +43,7 @@ def compute_average_loss(
             "your loss function: this divides by the number of examples of all replicas."
         )
     if sample_weight is not None:
-        weight = jnp.asarray(sample_weight)
-        losses = losses * weight.reshape(weight.shape + (1,) * (losses.ndim - weight.ndim))
+        losses = losses * matched(sample_weight, losses, "sample_weight")
     mask = _mask_of(losses)
     if mask is not None:
         losses = jnp.where(mask.reshape(mask.shape + (1,) * (losses.ndim - 1)), losses, 0)
@@ -55,6 +54,21 @@ def compute_average_loss(
         total = total / jnp.where(weight == 0, 1, weight)
     count = _count_examples(losses.shape[0], mask) if global_batch_size is None else global_batch_size
     return total / jnp.maximum(jnp.asarray(count, total.dtype), 1)
+
+
+def matched(value: Any, like: Any, what: str) -> Any:
+    """`value` in a shape that multiplies `like` entry by entry: an axis of one at the end comes or goes.
+
+    Raises `CollectiveError` for shapes that would be broadcast against each other to something larger.
+    """
+    array = jnp.asarray(value)
+    if array.ndim == like.ndim + 1 and array.shape[-1] == 1:
+        array = array[..., 0]
+    if array.ndim < like.ndim:
+        array = array.reshape(array.shape + (1,) * (like.ndim - array.ndim))
+    if jnp.broadcast_shapes(array.shape, like.shape) != like.shape:
+        raise CollectiveError(f"{what} has the shape {jnp.shape(value)}, which does not fit {like.shape}.")
+    return array
 
 
 def _mask_of(losses: Any) -> Any:

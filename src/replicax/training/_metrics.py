@@ -8,6 +8,7 @@ from typing import Any, final
 import jax.numpy as jnp
 
 from replicax.contexts import current
+from replicax.training._losses import matched
 from replicax.types import VariableAggregation, VariableSynchronization
 from replicax.variables import Variable
 
@@ -81,15 +82,18 @@ class Metric(abc.ABC):
 
     def checkpoint_items(self) -> dict[str, Any]:
         """What a checkpoint holds of it: its variables."""
-        return {v.name.removesuffix(":0").replace("/", "."): v for v in self.variables}
+        items: dict[str, Any] = {}
+        for variable in self.variables:
+            name = variable.name.removesuffix(":0").replace("/", ".")
+            items[f"{name}_{len(items)}" if name in items else name] = variable
+        return items
 
 
 def _weights(values: Any, sample_weight: Any) -> Any:
     """The weight of each value: what the user says, and nothing for padding."""
     weights = jnp.ones(values.shape, jnp.float32)
     if sample_weight is not None:
-        given = jnp.asarray(sample_weight, jnp.float32)
-        weights = weights * given.reshape(given.shape + (1,) * (values.ndim - given.ndim))
+        weights = weights * matched(sample_weight, values, "sample_weight").astype(jnp.float32)
     replica = current().replica
     mask = None if replica is None else replica.example_mask
     if mask is not None and values.ndim and mask.shape[0] == values.shape[0]:
@@ -184,7 +188,8 @@ class Accuracy(_WeightedMean):
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
         """Compare labels with predictions, entry by entry."""
-        self._add(jnp.asarray(y_true) == jnp.asarray(y_pred), sample_weight)
+        predictions = jnp.asarray(y_pred)
+        self._add(matched(y_true, predictions, "y_true") == predictions, sample_weight)
 
 
 @final
@@ -225,4 +230,5 @@ class MeanSquaredError(_WeightedMean):
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
         """Compare true values with predictions, entry by entry."""
-        self._add((jnp.asarray(y_pred) - jnp.asarray(y_true)) ** 2, sample_weight)
+        predictions = jnp.asarray(y_pred)
+        self._add((predictions - matched(y_true, predictions, "y_true")) ** 2, sample_weight)

@@ -17,12 +17,16 @@ __all__ = ["Microbatches", "part_weight"]
 
 
 def part_weight(rows: Rows) -> Any:
-    """The part of a batch's examples that is in some of its rows; padding counts for nothing."""
+    """The part of a batch's examples that is in some of its rows; padding counts for nothing.
+
+    Of a batch without examples the parts are equal: what does not depend on examples counts once.
+    """
     replica = current().replica
     mask = None if replica is None else replica._whole_mask
     if mask is None or mask.shape[0] != rows.total:
-        return (rows.stop - rows.start) / max(rows.total, 1)
-    return jnp.sum(mask[rows.start : rows.stop]) / jnp.maximum(jnp.sum(mask), 1)
+        return (rows.stop - rows.start) / rows.total if rows.total else 1 / rows.num_parts
+    own, all_ = jnp.sum(mask[rows.start : rows.stop]), jnp.sum(mask)
+    return jnp.where(all_ == 0, 1 / rows.num_parts, own / jnp.maximum(all_, 1))
 
 
 @final
@@ -52,9 +56,8 @@ class Microbatches:
             )
         (total,) = sizes
         stops = [total * (i + 1) // count for i in range(count)]
-        self._parts = [
-            Rows(start, stop, total) for start, stop in zip([0, *stops[:-1]], stops, strict=True)
-        ]
+        starts = [0, *stops[:-1]]
+        self._parts = [Rows(a, b, total, count) for a, b in zip(starts, stops, strict=True)]
 
     def accumulate(self, one: Callable[[Any, Any], Any]) -> Any:
         """The mean over the parts, by their numbers of examples, of what `one` gives for each.

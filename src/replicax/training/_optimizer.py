@@ -14,6 +14,7 @@ from typing import Any, final
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from replicax._jax import is_tracer
 from replicax.collectives import CommunicationOptions, map_each
@@ -22,7 +23,7 @@ from replicax.errors import ContextError, VariableError
 from replicax.strategies import reduce_leaves
 from replicax.training._loss_scale import DynamicLossScale
 from replicax.types import ReduceOp, VariableAggregation
-from replicax.values import IndexedSlices, Mirrored, PerReplica
+from replicax.values import IndexedSlices, Mirrored, PerReplica, is_key, is_number
 from replicax.variables import SyncOnReadVariable, Variable, current_frame
 
 __all__ = ["Optimizer"]
@@ -123,6 +124,11 @@ class Optimizer:
         variables = list(variables)
         strategy = self._strategy_of(variables)
         for variable in variables:
+            if not jnp.issubdtype(variable.dtype, jnp.inexact):
+                raise VariableError(
+                    f"The variable {variable.name!r} holds {variable.dtype} numbers, which an optimizer "
+                    "can't update by gradients."
+                )
             if isinstance(variable, SyncOnReadVariable):
                 raise VariableError(
                     f"The variable {variable.name!r} has synchronization ON_READ: its replicas' parts "
@@ -131,7 +137,12 @@ class Optimizer:
         values = [_whole(v) for v in variables]
         state = self._initial_state(values)
         places, self._state_tree = jax.tree_util.tree_flatten_with_path(state)
-        names = {str(i): v.name.removesuffix(":0") for i, v in enumerate(variables)}
+        names = _unique_names(variables)
+        if any(is_key(leaf) for _, leaf in places):
+            raise VariableError(
+                f"The state of {self._transformation!r} holds random keys, which variables can't hold. "
+                "Leave that transformation out, and add noise to the gradients yourself."
+            )
         self.slots = [
             strategy.create_variable(
                 leaf,
@@ -188,11 +199,11 @@ class Optimizer:
         gradients, variables = _checked_pairs(grads_and_vars)
         apply = functools.partial(self._apply, variables)
         here = current()
-        if here.replica is not None:
+        if here.replica is not None and not any(map(_is_distributed, gradients)):
             gradients = [_in_reduction_dtype(g, self._reduce_dtype) for g in gradients]
             here.replica.merge_call(apply, args=(gradients, True))
         else:
-            apply(here.strategy, gradients, False)
+            apply(variables[0].distribute_strategy, gradients, False)
 
     def minimize(self, loss_fn: Any, variables: Sequence[Variable]) -> Any:
         """Compute the gradients of `loss_fn` and apply them; returns the loss.
@@ -233,19 +244,18 @@ class Optimizer:
         arrays = [_dense(g, v) for g, v in zip(reduced, self._variables, strict=True)]
         scale = self.loss_scale.held() if self.loss_scale is not None else ()
         held = ([_whole(v) for v in self._variables], [_whole(v) for v in self.slots], scale)
-        values, slots, scale = self._update(arrays, *held)
+        values, slots, scale, counted = self._update(arrays, *held)
         for variable, value in zip((*self._variables, *self.slots), (*values, *slots), strict=True):
             variable.assign(_mirrored(variable, value), read_value=False)
         if self.loss_scale is not None:
             self.loss_scale.take(scale)
-        self.iterations.assign_add(1, read_value=False)
+        self.iterations.assign_add(_mirrored(self.iterations, counted), read_value=False)
 
     def _reduced(self, strategy: Any, gradients: list[Any], shared: bool) -> list[Any]:
-        chosen = [i for i, g in enumerate(gradients) if shared or isinstance(g, PerReplica)]
+        chosen = [i for i, g in enumerate(gradients) if shared or _is_distributed(g)]
         values = [gradients[i] for i in chosen]
         if not shared:
-            cast = _Cast(self._reduce_dtype)
-            values = [map_each(cast, value, strategy.mesh) for value in values]
+            values = [_cast_parts(value, self._reduce_dtype, strategy.mesh) for value in values]
         reduced = reduce_leaves(strategy.communicator, self._reduce_op, values, self._options)
         results = list(gradients)
         for i, value in zip(chosen, reduced, strict=True):
@@ -271,7 +281,7 @@ class Optimizer:
         if finite is not None:
             new = [jnp.where(finite, n, old) for n, old in zip(new, values, strict=True)]
             new_slots = [jnp.where(finite, n, old) for n, old in zip(new_slots, slots, strict=True)]
-        return new, new_slots, scale
+        return new, new_slots, scale, jnp.int32(1) if finite is None else finite.astype(jnp.int32)
 
 
 def _checked_pairs(grads_and_vars: Iterable[tuple[Any, Variable]]) -> tuple[list[Any], list[Variable]]:
@@ -291,8 +301,17 @@ def _checked_pairs(grads_and_vars: Iterable[tuple[Any, Variable]]) -> tuple[list
             f"The gradients of {', '.join(missing)} are None. Leave variables that the loss does not "
             "depend on out of the optimizer, or pass zeros to update them by decay and momentum alone."
         )
+    names = [v.name for i, v in enumerate(variables) if any(v is other for other in variables[:i])]
+    if names:
+        raise VariableError(f"apply_gradients got {', '.join(names)} more than once. Add up its gradients.")
     for gradient, variable in pairs:
-        shape = getattr(gradient, "shape", None)
+        shape = np.shape(gradient) if is_number(gradient) else getattr(gradient, "shape", None)
+        if isinstance(gradient, IndexedSlices) and hasattr(gradient.values, "shape"):
+            width = tuple(gradient.values.shape[1:])
+            if width != variable.shape[1:]:
+                raise VariableError(
+                    f"The gradient of {variable.name!r} has rows of {width}, not of {variable.shape[1:]}."
+                )
         if isinstance(gradient, PerReplica):
             uniform = gradient.uniform
             shape = None if uniform is None else uniform.shape
@@ -311,6 +330,19 @@ def _in_reduction_dtype(gradient: Any, asked: Any) -> Any:
     gradient = jnp.asarray(gradient)
     small = gradient.dtype in (jnp.bfloat16, jnp.float16)
     return gradient.astype(asked or (jnp.float32 if small else gradient.dtype))
+
+
+def _is_distributed(gradient: Any) -> bool:
+    """Whether the replicas' gradients come as one value."""
+    return isinstance(gradient.values if isinstance(gradient, IndexedSlices) else gradient, PerReplica)
+
+
+def _cast_parts(gradient: Any, asked: Any, mesh: Any) -> Any:
+    if isinstance(gradient, IndexedSlices):
+        return IndexedSlices(
+            _cast_parts(gradient.values, asked, mesh), gradient.indices, gradient.dense_shape
+        )
+    return map_each(_Cast(asked), gradient, mesh)
 
 
 @final
@@ -343,6 +375,16 @@ def _dense(gradient: Any, variable: Variable) -> Any:
     if not isinstance(gradient, Mirrored):
         return jnp.asarray(gradient)
     return gradient.whole if variable.rests_on_mesh else gradient.to_plain()
+
+
+def _unique_names(variables: Sequence[Variable]) -> dict[str, str]:
+    """The names of variables by their number; equal ones are told apart."""
+    names: dict[str, str] = {}
+    for i, variable in enumerate(variables):
+        name = variable.name.removesuffix(":0")
+        taken = sum(other == name or other.startswith(f"{name}_") for other in names.values())
+        names[str(i)] = f"{name}_{taken}" if name in names.values() else name
+    return names
 
 
 def _slot_name(path: Any, names: dict[str, str]) -> str:

@@ -8,6 +8,8 @@ from typing import Any, final
 import jax
 import jax.numpy as jnp
 
+from replicax.values import is_array
+
 __all__ = ["MixedPrecision"]
 
 
@@ -50,7 +52,7 @@ class MixedPrecision:
         """
 
         def convert(leaf: Any) -> Any:
-            wide = isinstance(leaf, jax.Array) and leaf.dtype in (jnp.float32, jnp.float64)
-            return leaf.astype(self.compute_dtype) if wide else leaf
+            wide = is_array(leaf) and leaf.dtype in (jnp.float32, jnp.float64)
+            return jnp.asarray(leaf, self.compute_dtype) if wide else leaf
 
         return jax.tree.map(convert, structure)

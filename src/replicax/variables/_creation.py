@@ -18,8 +18,8 @@ from replicax.variables._spec import VariableSpec, user_line
 
 __all__ = ["awaiting_values", "prepare_variable"]
 
-awaiting_values: list[weakref.WeakMethod[Callable[[str, tuple[int, ...]], Any]]] = []
-"""Who has values for variables that do not exist yet: asked for the name and shape of each new one."""
+awaiting_values: list[weakref.WeakMethod[Callable[[str, tuple[int, ...], Any], Any]]] = []
+"""Who has values for variables that do not exist yet: asked by name, shape and dtype of each new one."""
 
 
 def prepare_variable(
@@ -37,7 +37,11 @@ def prepare_variable(
     aggregation = _member(VariableAggregation, aggregation, "aggregation")
     if initial_value is None:
         raise VariableError("A variable needs an initial_value: an array, or a function for one.")
-    value = _awaited(f"{name or 'Variable'}:0", _initial_array(initial_value, dtype))
+    value = _initial_array(initial_value, dtype)
+    if not (
+        synchronization is VariableSynchronization.ON_READ and aggregation is VariableAggregation.SUM
+    ):  # whose initial value is that of each part, not of the whole
+        value = _awaited(f"{name or 'Variable'}:0", value)
     if shape is not None and tuple(shape) != value.shape:
         raise VariableError(
             f"The variable {name or 'Variable'!r} was given shape={tuple(shape)} and an initial value "
@@ -65,7 +69,7 @@ def _awaited(name: str, value: Any) -> Any:
         if give is None:
             awaiting_values.remove(reference)
             continue
-        given = give(name, value.shape)
+        given = give(name, value.shape, value.dtype)
         if given is not None:
             return jnp.asarray(given, value.dtype)
     return value

@@ -1,0 +1,249 @@
+"""How fast networks train on two replicas, beside hand-written JAX, TensorFlow and PyTorch.
+
+    python benchmarks/training.py [--quick] [--only tiny,many] [--markdown FILE] [--no-check]
+
+    tiny           a 784-128-10 network, batch 64
+    medium         a 784-2048-2048-10 network, batch 512
+    convolutions   two convolutions and two dense layers on images of 28 by 28, batch 128
+    transformer    4 blocks of width 256 with 4 heads, 128 of 1,024 tokens, batch 8
+    many           200 regressions with a variable of 64 by 16 each, batch 64
+
+All sides start from the same parameters, see the same batch in every step (`input.py` is about getting
+other ones), update with Adam, and must agree about the losses of the first steps.
+
+Replicax is written as in `docs/training.md`. Hand-written JAX is `jit(shard_map)` with optax, on a flat
+list of arrays that are donated; it reduces the loss and all gradients one by one, or in one buffer that is
+filled in one of two ways (`--quick` leaves out the one that takes long to compile), and the fastest counts.
+TensorFlow (`MirroredStrategy`, `tf.function`, a Keras optimizer) and PyTorch (`DistributedDataParallel`,
+gloo) run in processes beside, if they are installed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import training_work as work
+from harness import (
+    ProgramBeside,
+    Row,
+    Step,
+    compare,
+    program_beside,
+    run,
+    step_seconds,
+    take_turns,
+)
+from overhead import Reduce, by_hand, reduce_concatenated, reduce_packed, reduce_plainly, replicas
+
+import replicax as rx
+
+# The models, from parameters and a batch to one loss for each example.
+
+
+def dense(parameters: work.Parameters, name: str, x: Any) -> Any:
+    return x @ parameters[f"{name}/kernel"] + parameters[f"{name}/bias"]
+
+
+def cross_entropy(scores: Any, labels: Any) -> Any:
+    return -jnp.take_along_axis(jax.nn.log_softmax(scores), labels[..., None], axis=-1)[..., 0]
+
+
+def network_losses(parameters: work.Parameters, images: Any, labels: Any) -> Any:
+    last = len(parameters) // 2 - 1
+    hidden = images
+    for i in range(last):
+        hidden = jax.nn.relu(dense(parameters, f"dense{i}", hidden))
+    return cross_entropy(dense(parameters, f"dense{last}", hidden), labels)
+
+
+def pool(x: Any) -> Any:
+    """The largest of each 2 by 2, with slices: XLA's own pooling has a slow gradient on CPU."""
+    x = x[:, : x.shape[1] // 2 * 2, : x.shape[2] // 2 * 2]
+    rows = jnp.maximum(x[:, ::2], x[:, 1::2])
+    return jnp.maximum(rows[:, :, ::2], rows[:, :, 1::2])
+
+
+def convolutions_losses(parameters: work.Parameters, images: Any, labels: Any) -> Any:
+    hidden = images
+    for i in (0, 1):
+        hidden = jax.lax.conv_general_dilated(
+            hidden,
+            parameters[f"convolution{i}/kernel"],
+            window_strides=(1, 1),
+            padding="VALID",
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        )
+        hidden = pool(jax.nn.relu(hidden + parameters[f"convolution{i}/bias"]))
+    hidden = jax.nn.relu(dense(parameters, "dense0", hidden.reshape(len(images), -1)))
+    return cross_entropy(dense(parameters, "dense1", hidden), labels)
+
+
+def norm(parameters: work.Parameters, name: str, x: Any) -> Any:
+    x = jax.nn.standardize(x, epsilon=work.NORM_EPSILON)
+    return x * parameters[f"{name}/scale"] + parameters[f"{name}/bias"]
+
+
+def transformer_losses(parameters: work.Parameters, tokens: Any, following: Any) -> Any:
+    size, depth = len(tokens), work.WIDTH // work.NUM_HEADS
+    causal = jnp.tril(jnp.ones((work.LENGTH, work.LENGTH), bool))
+
+    def attention(x: Any) -> Any:
+        x = x.reshape(size, work.LENGTH, 3, work.NUM_HEADS, depth)
+        queries, keys, values = x[:, :, 0], x[:, :, 1], x[:, :, 2]
+        scores = jnp.einsum("bthd,bshd->bhts", queries, keys) / depth**0.5
+        weights = jax.nn.softmax(jnp.where(causal, scores, -1e30))
+        return jnp.einsum("bhts,bshd->bthd", weights, values).reshape(-1, work.WIDTH)
+
+    # Two axes, not three, in the dense layers: XLA on CPU is faster so.
+    x = (parameters["tokens"][tokens] + parameters["positions"]).reshape(-1, work.WIDTH)
+    for i in range(work.NUM_BLOCKS):
+        block = f"block{i}"
+        mixed = attention(dense(parameters, f"{block}/attention", norm(parameters, f"{block}/norm0", x)))
+        x += dense(parameters, f"{block}/project", mixed)
+        wide = dense(parameters, f"{block}/widen", norm(parameters, f"{block}/norm1", x))
+        x += dense(parameters, f"{block}/narrow", jax.nn.gelu(wide))
+    scores = dense(parameters, "scores", norm(parameters, "norm", x))
+    losses = cross_entropy(scores, following.reshape(-1))
+    return jnp.mean(losses.reshape(size, work.LENGTH), axis=-1)
+
+
+def regressions_losses(parameters: work.Parameters, x: Any, y: Any) -> Any:
+    return sum(jnp.mean((x @ kernel - y) ** 2, axis=-1) for kernel in parameters.values())
+
+
+LOSSES: dict[str, Callable[[work.Parameters, Any, Any], Any]] = {
+    "network": network_losses,
+    "convolutions": convolutions_losses,
+    "transformer": transformer_losses,
+    "regressions": regressions_losses,
+}
+
+
+def adam() -> optax.GradientTransformation:
+    return optax.adam(work.LEARNING_RATE, work.BETA_1, work.BETA_2, work.EPSILON)
+
+
+# Hand-written JAX.
+
+
+def train_by_hand(workload: work.Workload, reduce: Reduce) -> Step:
+    names, arrays = zip(*workload.parameters().items(), strict=True)
+    losses_of, optimizer = LOSSES[workload.model], adam()
+    slots, structure = jax.tree.flatten(optimizer.init(list(arrays)))
+
+    def loss_fn(arrays: list[Any], *batch: Any) -> Any:
+        return jnp.mean(losses_of(dict(zip(names, arrays, strict=True)), *batch))
+
+    def body(state: list[Any], *batch: Any) -> Any:
+        arrays, slots = state[: len(names)], state[len(names) :]
+        loss, gradients = jax.value_and_grad(loss_fn)(arrays, *batch)
+        loss, *gradients = reduce([loss, *gradients])
+        updates, slots = optimizer.update(gradients, structure.unflatten(slots), arrays)
+        return loss, [*optax.apply_updates(arrays, updates), *jax.tree.leaves(slots)]
+
+    return by_hand(body, [*arrays, *map(np.asarray, slots)], workload.batch())
+
+
+# Replicax.
+
+
+def train_with_replicax(workload: work.Workload) -> Step:
+    strategy = replicas(work.NUM_REPLICAS)
+    losses_of = LOSSES[workload.model]
+    with strategy.scope():
+        parameters = rx.variables(workload.parameters())
+        optimizer = rx.Optimizer(adam())
+
+    def loss_fn(inputs: Any, targets: Any) -> Any:
+        return rx.compute_average_loss(losses_of(rx.values(parameters), inputs, targets))
+
+    def replica_step(inputs: Any, targets: Any) -> Any:
+        loss, gradients = rx.value_and_grad(loss_fn, parameters)(inputs, targets)
+        optimizer.apply_gradients(zip(gradients.values(), parameters.values(), strict=True))
+        return loss
+
+    @rx.function
+    def train_step(inputs: Any, targets: Any) -> Any:
+        losses = strategy.run(replica_step, args=(inputs, targets))
+        return strategy.reduce("SUM", losses, axis=None)
+
+    dataset = rx.from_arrays(workload.batch()).batch(workload.batch_size)
+    (batch,) = strategy.distribute_dataset(dataset)
+    return functools.partial(train_step, *batch)
+
+
+# What is measured.
+
+BY_HAND: dict[str, Reduce] = {
+    "by hand": reduce_plainly,
+    "by hand, packed": reduce_packed,
+    "by hand, concatenated": reduce_concatenated,
+}
+SLOW_TO_COMPILE = "by hand, packed"
+PEERS = {
+    "TensorFlow": ("tensorflow", "training_tensorflow.py"),
+    "PyTorch": ("torch", "training_torch.py"),
+}
+# On work that is mostly overhead Replicax must be ahead; on the rest the kernels of XLA decide.
+AHEAD_OF_PEERS = ("tiny", "many")
+
+
+def bench(name: str, quick: bool) -> list[Row]:
+    workload = work.WORKLOADS[name]
+    with contextlib.ExitStack() as stack:
+        peers = {
+            peer: stack.enter_context(program_beside(program, workload=np.array(name)))
+            for peer, (module, program) in PEERS.items()
+            if importlib.util.find_spec(module) is not None
+        }
+        variants = [title for title in BY_HAND if not (quick and title == SLOW_TO_COMPILE)]
+        steps = {title: train_by_hand(workload, BY_HAND[title]) for title in variants}
+        steps["Replicax"] = train_with_replicax(workload)
+        check_losses(steps, peers)
+        contenders: dict[str, Callable[[int], float]] = {
+            title: functools.partial(step_seconds, step) for title, step in steps.items()
+        }
+        num_steps = workload.steps_per_round
+        rounds = take_turns(
+            {**contenders, **peers},
+            lambda contender, num_steps: contender(num_steps),
+            num_rounds=3 if quick else 21,
+            num_steps=max(1, num_steps // 5) if quick else num_steps,
+        )
+    # "At least 0.97 times as fast" is at most 1.03 times the time.
+    rows = [compare(rounds, workload.title, "Replicax", variants, 1 / 0.97)]
+    at_most = 1.0 if name in AHEAD_OF_PEERS else None
+    return rows + [compare(rounds, workload.title, "Replicax", [peer], at_most) for peer in peers]
+
+
+def check_losses(steps: dict[str, Step], peers: dict[str, ProgramBeside]) -> None:
+    """All sides must compute the same losses, up to a small part of how much they fall in these steps.
+
+    Keras adds Adam's epsilon before it corrects the bias, so small gradients move a little less there.
+    """
+    num_steps = 3
+    losses = {title: [float(step()) for _ in range(num_steps)] for title, step in steps.items()}
+    losses |= {title: peer.results(num_steps) for title, peer in peers.items()}
+    first = losses["by hand"]
+    fall = first[0] - first[-1]
+    assert fall > 1e-3 * first[0], f"the loss does not fall: {first}"
+    for title, others in losses.items():
+        tolerance = (0.02 if title in peers else 0.002) * fall
+        np.testing.assert_allclose(others, first, rtol=0, atol=tolerance, err_msg=title)
+
+
+BENCHMARKS: dict[str, Callable[[bool], list[Row]]] = {
+    name: functools.partial(bench, name) for name in work.WORKLOADS
+}
+
+if __name__ == "__main__":
+    sys.exit(run("How fast networks train on two replicas.", BENCHMARKS, num_devices=2))
