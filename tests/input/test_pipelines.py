@@ -530,3 +530,11 @@ def test_the_examples_of_padded_batches_are_gathered_alone():
     dataset = strategy.distribute_dataset(rx.from_arrays(np.arange(10.0)).batch(8), options)
     got = [strategy.gather(batch, axis=0).tolist() for batch in dataset]
     assert got == [list(range(8)), [8, 9]]
+
+
+@pytest.mark.parametrize("policy", ["FILE", "DATA", "HINT"])
+def test_a_dataset_function_shards_by_itself(policy):
+    strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+    options = rx.InputOptions(auto_shard_policy=policy)
+    with pytest.raises(InputError, match=f"{policy}.*input_pipeline_id"):
+        strategy.distribute_datasets_from_function(lambda context: [np.arange(2)], options)

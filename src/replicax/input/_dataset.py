@@ -252,6 +252,11 @@ def distribute_datasets_from_function(
     chosen = _checked_options(options)
     if not callable(dataset_fn):
         raise TypeError(f"distribute_datasets_from_function takes a function, got {dataset_fn!r}.")
+    if chosen.auto_shard_policy not in (AutoShardPolicy.AUTO, AutoShardPolicy.OFF):
+        raise InputError(
+            f"InputOptions(auto_shard_policy={chosen.auto_shard_policy.name}) has no meaning for datasets "
+            "that a function makes for each process: shard them there, by context.input_pipeline_id."
+        )
     per_replica = chosen.replication_mode is InputReplicationMode.PER_REPLICA
     _check_placement(chosen, per_replica)
     pipeline = target.pipeline

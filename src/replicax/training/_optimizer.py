@@ -21,6 +21,7 @@ from replicax.collectives import CommunicationOptions, map_each
 from replicax.contexts import current
 from replicax.errors import ContextError, VariableError
 from replicax.strategies import reduce_leaves
+from replicax.training._gradients import value_and_grad
 from replicax.training._loss_scale import DynamicLossScale
 from replicax.types import ReduceOp, VariableAggregation
 from replicax.values import IndexedSlices, Mirrored, PerReplica, is_key, is_number
@@ -220,8 +221,6 @@ class Optimizer:
         >>> w.read_value()
         Array(2., dtype=float32)
         """
-        from replicax.training._gradients import value_and_grad
-
         loss, gradients = value_and_grad(loss_fn, list(variables))()
         self.apply_gradients(zip(gradients, variables, strict=True))
         return loss
