@@ -1,8 +1,11 @@
 """Eight CPU devices for every test and doctest, asked for before anything uses JAX."""
 
+import os
+
 import replicax
 
 replicax.set_cpu_devices(8)
+os.environ["KERAS_BACKEND"] = "jax"
 
 import hypothesis  # noqa: E402
 import jax  # noqa: E402

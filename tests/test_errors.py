@@ -1,4 +1,5 @@
 import inspect
+import json
 
 import pytest
 
@@ -18,6 +19,10 @@ BUILTINS = {
     errors.CollectiveError: [ValueError],
     errors.ReduceOpTypeError: [TypeError, AssertionError],
     errors.CollectiveTimeoutError: [TimeoutError],
+    errors.ClusterError: [ValueError],
+    errors.ClusterFormatError: [ValueError, json.JSONDecodeError],
+    errors.NotInClusterError: [ValueError, RuntimeError],
+    errors.ClusterTimeoutError: [TimeoutError],
     errors.InputError: [ValueError],
     errors.MissingFilesError: [ValueError, FileNotFoundError],
     errors.NotADatasetError: [TypeError, AttributeError],

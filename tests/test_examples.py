@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.stem != "images")
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
@@ -20,10 +20,31 @@ def test_example_runs(path):
     assert result.stdout
 
 
+def _output(path):
+    return subprocess.run(
+        [sys.executable, path], capture_output=True, text=True, timeout=100, check=True
+    ).stdout
+
+
+def test_both_custom_training_loops_reach_the_same_losses():
+    outputs = [
+        subprocess.run(
+            [sys.executable, ROOT / "examples" / name],
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=True,
+        ).stdout
+        for name in ("custom_training.py", "custom_training_tf.py")
+    ]
+    plain, ported = ([float(number) for number in re.findall(r"[\d.]+", text)] for text in outputs)
+    assert len(plain) == len(ported) > 20
+    assert plain == pytest.approx(ported, rel=1e-5)
+    assert "Accuracy after restoring on one device: 9" in outputs[0]
+
+
 def test_quick_start_learns_the_line():
-    path = ROOT / "examples" / "quick_start.py"
-    result = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=100, check=True)
-    assert "weights [ 1. -2.  3.] bias 0.5" in result.stdout
+    assert "weights [ 1. -2.  3.] bias 0.5" in _output(ROOT / "examples" / "quick_start.py")
 
 
 def test_the_readme_shows_the_quick_start():

@@ -46,13 +46,15 @@ from replicax.input import (
 from replicax.strategies import (
     CentralStorageStrategy,
     MirroredStrategy,
+    MultiWorkerMirroredStrategy,
     OneDeviceStrategy,
     RunOptions,
     Strategy,
     StrategyExtended,
+    TPUStrategy,
     ValueContext,
 )
-from replicax.topology import set_cpu_devices
+from replicax.topology import DeviceAssignment, Topology, set_cpu_devices
 from replicax.training import (
     Accuracy,
     DynamicLossScale,
@@ -99,6 +101,7 @@ __all__ = [
     "CommunicationImplementation",
     "CommunicationOptions",
     "CrossDeviceOps",
+    "DeviceAssignment",
     "DistributedDataset",
     "DistributedIterator",
     "DistributedValues",
@@ -120,6 +123,7 @@ __all__ = [
     "MirroredStrategy",
     "MirroredVariable",
     "MixedPrecision",
+    "MultiWorkerMirroredStrategy",
     "NcclAllReduce",
     "OneDeviceStrategy",
     "Optimizer",
@@ -137,7 +141,9 @@ __all__ = [
     "StrategyExtended",
     "Sum",
     "SyncOnReadVariable",
+    "TPUStrategy",
     "TensorSpec",
+    "Topology",
     "UNKNOWN_CARDINALITY",
     "ValueContext",
     "Variable",

@@ -244,3 +244,13 @@ class ThreadSettings:
         for state, value in zip(self._STATES, self._locals, strict=True):
             if state.get_local() is not value:
                 state.set_local(value)
+
+
+def add_array_method(name: str, method: Any, doc: str) -> None:
+    """Give JAX's arrays a method, for a namespace in which arrays are expected to have it."""
+
+    def added(self: Any) -> Any:
+        return method(self)
+
+    added.__name__, added.__doc__ = name, doc
+    setattr(ArrayImpl, name, added)

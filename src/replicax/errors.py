@@ -6,7 +6,7 @@ others.
 
     ReplicaxError
     ├── DeviceError                (ValueError)                  a device that can't be used
-    │   ├── BackendStartedError    (and RuntimeError)            too late to change the devices
+    │   ├── BackendStartedError    (and RuntimeError)            too late to change the devices or to join
     │   └── RepeatedDeviceError    (and AssertionError)          a device is named twice
     ├── StructureMismatchError     (ValueError, AssertionError)  replicas disagree about a structure
     ├── ContextError               (RuntimeError)                a call in the wrong place
@@ -18,6 +18,10 @@ others.
     ├── PerReplicaUseError         (TypeError, ValueError)       a value per replica used as one value
     ├── ReduceOpTypeError          (TypeError, AssertionError)   not a kind of reduction at all
     ├── CollectiveTimeoutError     (TimeoutError)                the replicas did not all arrive
+    ├── ClusterError               (ValueError)                  a cluster that makes no sense
+    │   ├── ClusterFormatError     (and json.JSONDecodeError)    a TF_CONFIG that is no JSON
+    │   └── NotInClusterError      (and RuntimeError)            nobody has started this process as a task
+    ├── ClusterTimeoutError        (TimeoutError)                a task of the cluster did not come
     ├── InputError                 (ValueError)                  batches that can't be distributed
     │   └── MissingFilesError      (and FileNotFoundError)       a dataset without its files
     ├── NotADatasetError           (TypeError, AttributeError)   something that gives no batches
@@ -30,12 +34,17 @@ others.
 
 from __future__ import annotations
 
+import json
+
 __all__ = [
     "ArgumentKindError",
     "BackendStartedError",
     "CheckpointError",
     "CheckpointMismatchError",
     "CheckpointMissingError",
+    "ClusterError",
+    "ClusterFormatError",
+    "ClusterTimeoutError",
     "CollectiveError",
     "CollectiveTimeoutError",
     "ContextError",
@@ -44,6 +53,7 @@ __all__ = [
     "InputModeError",
     "MissingFilesError",
     "NotADatasetError",
+    "NotInClusterError",
     "OutOfRangeError",
     "PerReplicaUseError",
     "ReduceOpTypeError",
@@ -79,7 +89,7 @@ class DeviceError(ReplicaxError, ValueError):
 
 
 class BackendStartedError(DeviceError, RuntimeError):
-    """`rx.set_cpu_devices` came after JAX had started with another number of CPU devices.
+    """`rx.set_cpu_devices`, or a strategy that joins a cluster, came after JAX had started without it.
 
     JAX fixes its devices when it is first used and can't change them in a running process.
     """
@@ -162,6 +172,30 @@ class CollectiveTimeoutError(ReplicaxError, TimeoutError):
     Usually a peer has died or runs another program. The collective can't be resumed: restart from
     the last checkpoint.
     """
+
+
+class ClusterError(ReplicaxError, ValueError):
+    """A cluster makes no sense, or this process has no place in it.
+
+    Raised for a job or task that is not there, for jobs that a strategy can't use, and when JAX has joined
+    another cluster already.
+    """
+
+
+class ClusterFormatError(ClusterError, json.JSONDecodeError):
+    """The environment variable TF_CONFIG is not JSON; the message says where it goes wrong."""
+
+    def __init__(self, msg: str, doc: str = "", pos: int = 0) -> None:
+        """What is wrong, in which text, and at which of its characters."""
+        super().__init__(msg, doc, pos)
+
+
+class NotInClusterError(ClusterError, RuntimeError):
+    """A resolver asks the system that started this process, and it was not started by that."""
+
+
+class ClusterTimeoutError(ReplicaxError, TimeoutError):
+    """Not all tasks of a cluster came together in time; the message names those that were awaited."""
 
 
 class InputError(ReplicaxError, ValueError):

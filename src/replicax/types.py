@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from replicax.errors import CollectiveError, ReduceOpTypeError
 
-__all__ = ["Device", "ReduceOp", "VariableAggregation", "VariableSynchronization"]
+__all__ = ["Device", "ReadInPython", "ReduceOp", "VariableAggregation", "VariableSynchronization"]
 
 
 class Device(Protocol):
@@ -32,6 +32,10 @@ class Device(Protocol):
     def process_index(self) -> int:
         """The process that it belongs to."""
         ...
+
+
+class ReadInPython:
+    """Marks what gives another value each time that it is read, which no compiled program can hold."""
 
 
 @enum.unique

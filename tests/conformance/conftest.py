@@ -20,6 +20,12 @@ def _mirrored(n: int) -> Case:
     return Case(lambda: rx.MirroredStrategy([f"CPU:{i}" for i in range(n)]), n, copies=True)
 
 
+def _tpu() -> Any:
+    """Two replicas, each on two logical devices."""
+    assignment = rx.DeviceAssignment.build(rx.Topology(), [1, 1, 1, 2], num_replicas=2)
+    return rx.TPUStrategy(experimental_device_assignment=assignment)
+
+
 STRATEGIES = {
     "default": Case(rx.get_strategy, 1),
     "one_device": Case(lambda: rx.OneDeviceStrategy("CPU:1"), 1),
@@ -27,6 +33,8 @@ STRATEGIES = {
     "mirrored_2": _mirrored(2),
     "mirrored_3": _mirrored(3),
     "mirrored_8": _mirrored(8),
+    "multi_worker": Case(rx.MultiWorkerMirroredStrategy, 1, copies=True),
+    "tpu_2x2": Case(_tpu, 2, copies=True),
     "central": Case(lambda: rx.CentralStorageStrategy(["CPU:0", "CPU:1"], "CPU:0"), 2),
 }
 SEVERAL = [name for name, case in STRATEGIES.items() if case.num_replicas > 1]

@@ -112,7 +112,7 @@ def test_replica_ids(strategy, mode):
 def test_devices_of_a_replica(placed):
     found = []
     placed.run(lambda: found.append(rx.get_replica_context().devices))
-    assert [device for (device,) in found] == list(placed.extended.worker_devices)
+    assert [devices[0] for devices in found] == list(placed.extended.worker_devices)
 
 
 @pytest.mark.parametrize("use", [int, bool, lambda i: [10, 20][i]], ids=["int", "bool", "index"])

@@ -220,6 +220,8 @@ def _parse_one_copy(match: re.Match[str]) -> Node:
 
 def _parse_fields(match: re.Match[str]) -> Node:
     fields = [part.split("=", 1) for part in _split(match[2])]
+    if any(len(field) == 1 for field in fields):
+        return Node("text", data=match[0])
     return Node("fields", match[1], parts=tuple((key, parse(text)) for key, text in fields))
 
 

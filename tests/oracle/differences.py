@@ -492,8 +492,6 @@ _DATA = {
     ("onedev", "string elements"): Ours(STRINGS, "[np<object,[3]>([b'a',b'b',b'c'])]"),
     # Where it is read.
     (ALL, "next(it) past end in tf.function"): Ours(OUTSIDE_OF_STEPS, "!ValueError"),
-    (ALL, "iterator passed to tf.function, tf.range loop"): Ours(OUTSIDE_OF_STEPS, "!ValueError"),
-    (ALL, "for x in dist_dataset in tf.function (partial last)"): Ours(OUTSIDE_OF_STEPS, "!ValueError"),
     (ALL, "called in replica ctx"): Ours(WHOSE, "!RuntimeError"),
     (MC, "get_next_as_optional"): Ours(OFFHAND, f"[True, {both('0,1', '2,3')}, False, 'OptionalBatch']"),
     ("onedev", "get_next_as_optional"): Ours(OFFHAND, f"[True, {ints('0,1,2,3')}, False, 'OptionalBatch']"),

@@ -19,7 +19,7 @@ from . import cases_data, cases_default, cases_extended, cases_extra, cases_redu
 from .differences import DIFFERENCES, Ours
 from .world import World
 
-__all__ = ["PROBES", "Recorded", "every_case", "matches", "table", "unused"]
+__all__ = ["PROBES", "Recorded", "every_case", "matches", "read", "table", "unused"]
 
 FATES = ("covered", "differing", "left out", "unaccounted")
 
@@ -78,17 +78,18 @@ class Recorded:
     @property
     def why_left_out(self) -> str | None:
         """The reason, if the case is left out."""
-        left_out = PROBES[self.probe].left_out
+        left_out = PROBES[self.probe].left_out if self.probe in PROBES else {}
         return next((why for pattern, why in left_out.items() if matches(pattern, self.name)), None)
 
     @property
     def difference(self) -> Ours | None:
         """What we give instead, if we mean to differ."""
-        found = [ours for key, ours in DIFFERENCES.items() if self._is(*key)]
+        found = [ours for key, ours in DIFFERENCES.items() if self.is_meant_by(*key)]
         assert len(found) < 2, f"{self.id} is listed twice: {found}"
         return found[0] if found else None
 
-    def _is(self, probe: str, kinds: str, name: str) -> bool:
+    def is_meant_by(self, probe: str, kinds: str, name: str) -> bool:
+        """Whether a key of a list (probe, kinds, name) is about this case."""
         names = (self.name, f"{self.section}: {self.name}")  # the section tells cases of one name apart
         found = any(matches(name, own) for own in names)
         return self.probe == probe and self.kind in kinds.split("+") and found
@@ -110,10 +111,11 @@ class Recorded:
 @cache
 def every_case() -> tuple[Recorded, ...]:
     """All recorded cases, in the order in which they were recorded."""
-    return tuple(case for probe in PROBES for case in _read(probe))
+    return tuple(case for probe in PROBES for case in read(probe))
 
 
-def _read(probe: str) -> Iterator[Recorded]:
+def read(probe: str) -> Iterator[Recorded]:
+    """The recorded cases of one probe."""
     path = Path(__file__).parent / "data" / f"{probe}.json"
     for row in json.loads(path.read_text())["cases"]:
         section, name = row.pop("section"), row.pop("name")
@@ -132,7 +134,9 @@ def unused() -> list[str]:
         for pattern in at.left_out
         if not any(case.probe == probe and matches(pattern, case.name) for case in cases)
     ]
-    differing = [f"difference {key}" for key in DIFFERENCES if not any(case._is(*key) for case in cases)]
+    differing = [
+        f"difference {key}" for key in DIFFERENCES if not any(case.is_meant_by(*key) for case in cases)
+    ]
     ours = [
         f"{probe}: case {section}/{name}"
         for probe, at in PROBES.items()

@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import pathlib
+import re
 import weakref
 from collections.abc import Mapping
 from typing import Any, final
@@ -28,12 +29,11 @@ from replicax.types import VariableAggregation
 from replicax.values import is_key, is_number
 from replicax.variables import SyncOnReadVariable, Variable, awaiting_values
 
-__all__ = ["Checkpoint", "RestoreStatus"]
+__all__ = ["Checkpoint", "RestoreStatus", "read_content"]
 
 _logger = logging.getLogger("replicax")
 
 
-@final
 class Checkpoint:
     """The state of the objects that it is given, to be saved and restored.
 
@@ -96,9 +96,11 @@ class Checkpoint:
         Raises:
             CheckpointError: it could not be written.
         """
+        return self._save_into(Store(directory), first=0)
+
+    def _save_into(self, store: Store, *, first: int) -> str:
         _require_outside("save")
-        store = Store(directory)
-        step = max(store.steps(), default=-1) + 1
+        step = max(store.steps(), default=first - 1) + 1
         store.save(step, self.content())
         return str(store.path(step))
 
@@ -176,10 +178,17 @@ def _assign(variable: Variable, value: np.ndarray) -> None:
         variable.assign(value, read_value=False)
 
 
+def read_content(path: str | os.PathLike[str]) -> Content:
+    """What a checkpoint holds: of a folder of checkpoints, the newest one."""
+    store, step = _located(path)
+    return store.load(step)
+
+
 def _located(path: str | os.PathLike[str]) -> tuple[Store, int]:
     folder = pathlib.Path(path).absolute()
-    if folder.name.isdecimal() and not Store(folder).steps():
-        return Store(folder.parent), int(folder.name)
+    number = re.fullmatch(r"((?:.*-)?)(\d+)", folder.name)
+    if number is not None and not Store(folder).steps():
+        return Store(folder.parent, prefix=number[1]), int(number[2])
     store = Store(folder)
     steps = store.steps()
     return store, steps[-1] if steps else 0

@@ -36,6 +36,7 @@ class CheckpointManager:
         max_to_keep: how many checkpoints to keep; None keeps all.
         save_interval: `save(step)` does something only if `step` is a multiple of this.
         asynchronous: write in the background; False waits until a checkpoint is there.
+        prefix: what the name of a checkpoint's folder has before its number, such as "ckpt-".
 
     >>> import tempfile
     >>> w = rx.Variable(0.0)
@@ -61,6 +62,7 @@ class CheckpointManager:
         max_to_keep: int | None = 5,
         save_interval: int = 1,
         asynchronous: bool = True,
+        prefix: str = "",
     ) -> None:
         """Remove what a killed writer left in `directory`."""
         if not isinstance(checkpoint, Checkpoint):
@@ -72,7 +74,7 @@ class CheckpointManager:
         if save_interval < 1:
             raise CheckpointError(f"CheckpointManager(save_interval={save_interval}): pass 1 or more.")
         self._checkpoint = checkpoint
-        self._store = Store(directory, max_to_keep)
+        self._store = Store(directory, max_to_keep, prefix)
         self._interval = save_interval
         self._writer = _Writer(self._store)
         self._asynchronous = asynchronous

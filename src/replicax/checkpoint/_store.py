@@ -55,23 +55,28 @@ class Store:
     Args:
         directory: the folder; made if it is not there.
         max_to_keep: how many of the newest are kept; None keeps all.
+        prefix: what the name of a checkpoint has before its number.
     """
 
-    def __init__(self, directory: str | os.PathLike[str], max_to_keep: int | None = None) -> None:
+    def __init__(
+        self, directory: str | os.PathLike[str], max_to_keep: int | None = None, prefix: str = ""
+    ) -> None:
         """Nothing is touched before the first save."""
         self.directory = pathlib.Path(directory).absolute()
         self._max_to_keep = max_to_keep
+        self._prefix = prefix
 
     def steps(self) -> list[int]:
         """The numbers of the complete checkpoints, oldest first."""
         if not self.directory.is_dir():
             return []
         names = [path.name for path in self.directory.iterdir() if path.is_dir()]
-        return sorted(int(name) for name in names if name.isdecimal() and str(int(name)) == name)
+        numbers = [name.removeprefix(self._prefix) for name in names if name.startswith(self._prefix)]
+        return sorted(int(text) for text in numbers if text.isdecimal() and str(int(text)) == text)
 
     def path(self, step: int) -> pathlib.Path:
         """Where a checkpoint is."""
-        return self.directory / str(step)
+        return self.directory / f"{self._prefix}{step}"
 
     def save(self, step: int, content: Content) -> None:
         """Write a checkpoint, then delete those that are too old. An existing one of that number stays."""
@@ -99,7 +104,7 @@ class Store:
 
     def _remove_half_written(self, step: int) -> None:
         with contextlib.suppress(OSError):
-            for path in self.directory.glob(f"{step}.orbax-checkpoint-tmp*"):
+            for path in self.directory.glob(f"{self.path(step).name}.orbax-checkpoint-tmp*"):
                 shutil.rmtree(path, ignore_errors=True)
 
     def _check_room(self, content: Content) -> None:
@@ -116,7 +121,7 @@ class Store:
         steps = [step for step in self.steps() if step <= newest]
         for step in steps[: -self._max_to_keep]:
             # First out of sight: a checkpoint that is only half deleted must not look like one.
-            hidden = self.directory / f".deleted-{step}"
+            hidden = self.directory / f".deleted-{self.path(step).name}"
             with contextlib.suppress(OSError):
                 self.path(step).rename(hidden)
                 shutil.rmtree(hidden)
@@ -124,7 +129,7 @@ class Store:
     def set_aside(self, step: int) -> None:
         """Give a checkpoint that can't be read another name, so that its number is free."""
         with contextlib.suppress(OSError):
-            self.path(step).rename(self.directory / f"{step}.unreadable")
+            self.path(step).rename(self.directory / f"{self.path(step).name}.unreadable")
 
     def clean(self) -> None:
         """Remove what writers that were killed left behind. No other process may be writing."""

@@ -7,6 +7,7 @@ holds, so their sum is N times the value.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, final
 
@@ -26,16 +27,24 @@ from replicax.values import Mirrored, PerReplica, is_number
 
 __all__ = ["Communicator", "checked_axis"]
 
+_DEFAULT = CommunicationOptions()
+
 
 @final
 class Communicator:
-    """Combines values over the replicas of `mesh` by means of `ops`."""
+    """Combines values over the replicas of `mesh` by means of `ops`.
 
-    def __init__(self, mesh: ReplicaMesh, ops: CrossDeviceOps) -> None:
+    `options` apply to every collective, as far as its own options leave them open.
+    """
+
+    def __init__(
+        self, mesh: ReplicaMesh, ops: CrossDeviceOps, options: CommunicationOptions | None = None
+    ) -> None:
         """Check that `ops` can work on `mesh`."""
         ops.check_devices(mesh)
         self.mesh = mesh
         self.ops = ops
+        self._options = options or _DEFAULT
         self.num_replicas = mesh.num_replicas
 
     def reduce(
@@ -52,11 +61,21 @@ class Communicator:
         values = [v.on(self.mesh) if isinstance(v, PerReplica) else v for v in values]
         wanted = zip(values, destinations or values, strict=True)
         pairs = [(v, where) for v, where in wanted if isinstance(v, PerReplica)]
+        options = self._chosen(options)
         reduced = iter(self.ops.batch_reduce(op, pairs, options) if pairs else ())
         results = [next(reduced) if isinstance(v, PerReplica) else self._reduce_same(op, v) for v in values]
         if destinations is None:
             return results
         return [place(result, where) for result, where in zip(results, destinations, strict=True)]
+
+    def _chosen(self, options: CommunicationOptions | None) -> CommunicationOptions:
+        """The strategy's options, with those of `options` that are not left at their default."""
+        if options is None:
+            return self._options
+        fields = dataclasses.fields(options)
+        given = {field.name: getattr(options, field.name) for field in fields}
+        changed = {f.name: given[f.name] for f in fields if given[f.name] != f.default}
+        return dataclasses.replace(self._options, **changed) if changed else self._options
 
     def on_each(self, value: Any) -> Any:
         """What the replicas hold if they all hold `value`."""
@@ -87,7 +106,9 @@ class Communicator:
     def first(self, values: Sequence[Any]) -> list[Any]:
         """The first replica's part of each value, mirrored."""
         own = [v.on(self.mesh) for v in values if isinstance(v, PerReplica)]
-        sent = iter(combine(FirstReplica(), own, self.mesh))
+        firsts = combine(FirstReplica(), own, self.mesh)
+        await_or_limit(firsts, self._options, "A broadcast from the first replica")
+        sent = iter(firsts)
         return [next(sent) if isinstance(v, PerReplica) else v for v in values]
 
     def gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> tuple[Any, Any]:
@@ -107,7 +128,7 @@ class Communicator:
             whole = self._gather_alike(value, uniform, axis)
             starts = [i * uniform.shape[axis] for i in self.mesh.local_replica_ids]
             offsets = None if value.is_local else PerReplica(starts)
-        await_or_limit([whole], options, "A gather across replicas")
+        await_or_limit([whole], self._chosen(options), "A gather across replicas")
         return whole, offsets
 
     def _gather_alike(self, value: PerReplica, uniform: Any, axis: int) -> Mirrored:

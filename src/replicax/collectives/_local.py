@@ -25,8 +25,10 @@ __all__ = ["STACK_AXIS", "AllGather", "AllReduce", "FirstReplica", "OneDeviceRed
 
 # On CPU XLA runs one rendezvous for each all-reduce, so values below this size travel together, in packs
 # of this size; larger ones are bound by memory, where the copy into a pack would cost more than it saves.
-_SMALL_BYTES = 1 << 18
+_ALONE_BYTES = 1 << 19
 _PACK_BYTES = 1 << 22
+# Up to this size parts are concatenated into a pack; with larger ones, the pack is filled part by part.
+_SMALL_BYTES = 1 << 18
 
 # The axis of a recipe that is mapped over a stack of components rather than over devices. It has another
 # name than the replicas' axis, since such a stack may be reduced in a program that maps that one.
@@ -87,7 +89,7 @@ class AllReduce:
         elif self.options.bytes_per_pack:
             limit = self.options.bytes_per_pack
         else:
-            return (_SMALL_BYTES, _PACK_BYTES) if self.platform == "cpu" else (0, 0)
+            return (_ALONE_BYTES, _PACK_BYTES) if self.platform == "cpu" else (0, 0)
         return limit, limit
 
 

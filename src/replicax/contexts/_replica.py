@@ -8,6 +8,7 @@ from typing import Any, Protocol, final
 import jax
 import jax.numpy as jnp
 
+from replicax._jax import eval_trace
 from replicax.collectives import checked_axis, merge_options
 from replicax.contexts._exchange import Exchange, out_of_reach
 from replicax.contexts._rows import current_rows
@@ -150,6 +151,11 @@ class ReplicaContext:
     def _is_one_program(self) -> bool:
         """Whether all replicas are one trace, so that shapes are the same on all of them."""
         return self._merge_point.base_trace is None
+
+    @property
+    def _is_eager(self) -> bool:
+        """Whether this replica runs by itself, rather than in a program for all of them."""
+        return self._merge_point.base_trace is eval_trace
 
     def create(self, make: Callable[[], Any]) -> Any:
         """One object for all replicas: the first one to come here makes it."""

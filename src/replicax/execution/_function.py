@@ -18,7 +18,9 @@ import jax
 from replicax._jax import is_transforming
 from replicax.contexts import current
 from replicax.execution._compiled import CompiledStep, OtherArguments, leaf_key
+from replicax.execution._loop import Loop
 from replicax.execution._outputs import is_variable
+from replicax.types import ReadInPython
 from replicax.values import check_signature
 
 __all__ = ["Function", "function"]
@@ -43,6 +45,9 @@ def function(fn: Any = None, *, input_signature: Sequence[Any] | None = None) ->
     (Python numbers, strings, objects) is a constant of the program, and another value of it compiles
     another program. Without this decorator the same step runs eagerly, with the same results; only code
     that JAX compiles by itself (`lax.scan`, `jax.jit`) can't read variables or meet other replicas there.
+
+    A function that is given a distributed dataset or its iterator, to loop over, is not traced: the loop
+    runs in Python and every `strategy.run` in it is compiled.
 
     Args:
         fn: the step. It is called only to be traced, sometimes more than once, so it should not have
@@ -104,6 +109,7 @@ class Function(Generic[_P, _R]):
         self._for_strategy: weakref.WeakKeyDictionary[Any, Function[..., Any]] = weakref.WeakKeyDictionary()
         self._quick_call: Callable[[Any, Any], Any] | None = None
         self._bound: dict[int, Function[..., Any]] = {}
+        self._loop: Loop | None = None
 
     def __repr__(self) -> str:
         name = getattr(self.python_function, "__qualname__", repr(self.python_function))
@@ -157,6 +163,8 @@ class Function(Generic[_P, _R]):
             python_function: Callable[..., Any] = self.python_function
             return python_function(*args, **kwargs)
         leaves, treedef = jax.tree.flatten((args, kwargs), is_leaf=is_variable)
+        if any(isinstance(leaf, ReadInPython) for leaf in leaves):
+            return self._call_as_loop(args, kwargs)
         key = (here.strategy, here.replica is None, treedef, *map(leaf_key, leaves))
         try:
             step = self._programs.get(key)
@@ -169,6 +177,11 @@ class Function(Generic[_P, _R]):
         if step.is_direct and len(self._programs) == 1:
             self._quick_call = step.quick_call()
         return result
+
+    def _call_as_loop(self, args: Any, kwargs: Any) -> Any:
+        if self._loop is None:
+            self._loop = Loop(repr(self), Function)
+        return self._loop(self.python_function, args, kwargs)
 
     def in_replicas(self, strategy: Any) -> Function[..., Any]:
         """The step "run this function in every replica of `strategy`", compiled as a whole."""

@@ -75,7 +75,7 @@ class ProgramFrame(Frame):
 
     def use_mesh(self, mesh: ReplicaMesh | None) -> None:
         """Take note of the devices that the step runs on."""
-        if mesh is not None and (self.mesh is None or mesh.num_replicas > self.mesh.num_replicas):
+        if mesh is not None and (self.mesh is None or mesh.mesh.size > self.mesh.mesh.size):
             self.mesh = mesh
 
     def load(self, variable: Variable) -> Cell:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from replicax._jax import is_transforming
 from replicax.errors import TracingError
 from replicax.execution._eager import run_replicas
+from replicax.execution._loop import current_loop
 from replicax.execution._program import ProgramFrame, ReplicaFrame
 from replicax.execution._single import run_single
 from replicax.execution._spmd import run_inline, run_spmd
@@ -22,8 +23,13 @@ __all__ = ["run"]
 def run(strategy: Any, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Call `fn` once for each replica of `strategy`, in replica context; return the merged results."""
     frame = current_frame()
-    if isinstance(frame, ProgramFrame) and strategy.places_values:
-        frame.use_mesh(strategy.mesh)
+    if isinstance(frame, ProgramFrame):
+        if strategy.places_values:
+            frame.use_mesh(strategy.mesh)
+    elif (loop := current_loop.get()) is not None and not is_transforming():
+        compiled = loop.compiled(fn)
+        if compiled is not None:
+            return compiled.in_replicas(strategy)(*args, **kwargs)
     masks = find_masks((args, kwargs))
     result = _run(strategy, fn, args, kwargs, frame, masks)
     return attach_masks(result, masks, strategy.mesh)

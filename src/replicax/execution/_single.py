@@ -9,7 +9,6 @@ from typing import Any, final
 import jax
 
 from replicax.contexts import Context, ReplicaContext, enter
-from replicax.topology import device_name
 from replicax.values import PerReplica, attach_masks, regroup, select
 
 __all__ = ["SingleReplica", "run_single"]
@@ -46,7 +45,7 @@ def run_single(
         strategy,
         strategy.replica_ids[0],
         merge_point=SingleReplica(strategy, masks),
-        devices=(device_name(device),),
+        devices=strategy.mesh.device_names[0],
         masks=[mask.select(0) for mask in masks],
     )
     place = jax.default_device(device) if strategy.places_values else contextlib.nullcontext()

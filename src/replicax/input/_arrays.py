@@ -23,7 +23,7 @@ from replicax.input._batch import (
     taken,
     to_arrays,
 )
-from replicax.input._source import INFINITE_CARDINALITY, Reader, Source
+from replicax.input._source import INFINITE_CARDINALITY, GivesSource, Reader, Source
 from replicax.values import TensorSpec, is_key
 
 __all__ = ["ArrayDataset", "from_arrays"]
@@ -75,7 +75,7 @@ def from_arrays(arrays: Any) -> ArrayDataset:
 
 @final
 @dataclasses.dataclass(frozen=True)
-class ArrayDataset:
+class ArrayDataset(GivesSource):
     """Rows of arrays as a dataset; made by `rx.from_arrays`.
 
     The methods return a new dataset, so that they can be written one after the other, in the order
@@ -157,6 +157,18 @@ class ArrayDataset:
                 f"ArrayDataset.batch was called before, with {self._batch_size}; call it once."
             )
         return dataclasses.replace(self, _batch_size=int(batch_size), _drop_remainder=bool(drop_remainder))
+
+    @property
+    def element_spec(self) -> Any:
+        """What an example looks like; of a dataset that was put into batches, a batch.
+
+        >>> rx.from_arrays(np.ones((6, 2), np.float32)).batch(4).element_spec
+        TensorSpec(shape=(None, 2), dtype=float32)
+        """
+        size = self._batch_size if self._drop_remainder else None
+        rows = () if self._batch_size is None else (size,)
+        specs = [TensorSpec((*rows, *array.shape[1:]), array.dtype) for array in self._rows]
+        return self._treedef.unflatten(specs)
 
     def __iter__(self) -> Any:
         reader = self.source().open(0)

@@ -17,7 +17,7 @@ import numpy as np
 
 from replicax.errors import InputError, MissingFilesError, NotADatasetError
 from replicax.input._batch import Batch, WholeBatch
-from replicax.input._source import NoFiles, Reader, Source
+from replicax.input._source import GivesSource, NoFiles, Reader, Source
 
 __all__ = ["FileDataset", "from_files"]
 
@@ -64,7 +64,7 @@ def from_files(paths: _Path | Sequence[_Path], reader: Callable[[str], Any]) -> 
 
 @final
 @dataclasses.dataclass(frozen=True)
-class FileDataset:
+class FileDataset(GivesSource):
     """The examples in files as a dataset; made by `rx.from_files`.
 
     >>> rx.from_files([__file__], lambda path: open(path)).paths == (__file__,)

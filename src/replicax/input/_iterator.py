@@ -17,6 +17,7 @@ from replicax.input._feed import Feed
 from replicax.input._partial import PartialBatches
 from replicax.input._place import Placer
 from replicax.input._stream import Stream
+from replicax.types import ReadInPython
 
 __all__ = ["DistributedIterator", "InputStats", "OptionalBatch"]
 
@@ -120,7 +121,7 @@ class Pass:
 
 
 @final
-class DistributedIterator:
+class DistributedIterator(ReadInPython):
     """Gives the batches of a distributed dataset, one after the other; made by `iter(dataset)`.
 
     Batches are read and moved to the devices in the background. An error of the reader is raised by the

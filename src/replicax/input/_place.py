@@ -67,7 +67,7 @@ class Placer:
         rows = self._rows(piece)
         if not self._on_device:
             return rows
-        where = self._mesh.local_devices[0] if self._committed else None
+        where = self._mesh.replica_shardings[0] if self._committed else None
         moved = iter(jax.device_put([row for row in rows if is_numeric(row)], where))
         return [next(moved) if is_numeric(row) else row for row in rows]
 

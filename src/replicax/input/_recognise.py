@@ -9,11 +9,9 @@ from typing import Any
 import numpy as np
 
 from replicax.errors import NotADatasetError
-from replicax.input._arrays import ArrayDataset
-from replicax.input._files import FileDataset
 from replicax.input._grain import grain_source
 from replicax.input._iterables import FunctionSource, IterableSource, IteratorSource, refuse_arrays
-from replicax.input._source import Source
+from replicax.input._source import GivesSource, Source
 from replicax.input._tf_data import tf_data_source
 from replicax.values import DistributedValues
 
@@ -28,7 +26,7 @@ _KINDS = (
 
 def find_source(dataset: Any) -> Source:
     """The source that reads `dataset`; raises `NotADatasetError` if there is none."""
-    if isinstance(dataset, ArrayDataset | FileDataset):
+    if isinstance(dataset, GivesSource):
         return dataset.source()
     source = grain_source(dataset) or tf_data_source(dataset)
     if source is not None:

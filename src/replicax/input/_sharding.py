@@ -39,7 +39,7 @@ class Shard:
 
 def share(source: Source, pipeline: Pipeline, asked: AutoShardPolicy) -> Shard:
     """Decide how `source` is shared between the pipelines."""
-    if asked is AutoShardPolicy.AUTO and isinstance(source, TfDataSource):
+    if asked is AutoShardPolicy.AUTO:
         asked = source.policy
     if pipeline.num_pipelines == 1:
         return _of_rows(source, pipeline, asked, "")

@@ -11,8 +11,9 @@ from typing import Any, final
 
 from replicax.errors import InputError
 from replicax.input._batch import Batch
+from replicax.input._options import AutoShardPolicy
 
-__all__ = ["INFINITE_CARDINALITY", "UNKNOWN_CARDINALITY", "NoFiles", "Reader", "Source"]
+__all__ = ["INFINITE_CARDINALITY", "UNKNOWN_CARDINALITY", "GivesSource", "NoFiles", "Reader", "Source"]
 
 INFINITE_CARDINALITY = -1
 UNKNOWN_CARDINALITY = -2
@@ -102,6 +103,11 @@ class Source(abc.ABC):
         """How many batches one pass gives."""
         return UNKNOWN_CARDINALITY
 
+    @property
+    def policy(self) -> AutoShardPolicy:
+        """How pipelines share it if the user does not say."""
+        return AutoShardPolicy.AUTO
+
     @abc.abstractmethod
     def open(self, number: int) -> Reader:
         """Begin a pass; `number` counts the passes, for sources that shuffle anew for each."""
@@ -123,3 +129,11 @@ class Source(abc.ABC):
             return None
         finally:
             reader.close()
+
+
+class GivesSource(abc.ABC):
+    """A dataset that knows how it is read."""
+
+    @abc.abstractmethod
+    def source(self) -> Source:
+        """What a strategy reads."""

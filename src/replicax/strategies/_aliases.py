@@ -11,6 +11,9 @@ _ALIASES = {
     "experimental_distribute_datasets_from_function": "distribute_datasets_from_function",
     "experimental_make_numpy_dataset": "make_numpy_dataset",
     "experimental_distribute_values_from_function": "distribute_values_from_function",
+    "experimental_assign_to_logical_device": "assign_to_logical_device",
+    "experimental_split_to_logical_devices": "split_to_logical_devices",
+    "experimental_replicate_to_logical_devices": "replicate_to_logical_devices",
 }
 
 for _alias, _name in _ALIASES.items():

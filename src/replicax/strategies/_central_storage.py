@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, final
+from typing import Any
 
 import jax
 
@@ -16,7 +16,6 @@ from replicax.variables import AggregatingVariable, Variable, VariableSpec
 __all__ = ["CentralStorageStrategy"]
 
 
-@final
 class CentralStorageStrategy(Strategy):
     """One replica on each compute device; every variable has one copy, on the parameter device.
 

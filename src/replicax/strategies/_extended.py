@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any
 
 from replicax.collectives import broadcast, deliver, merge_options
 from replicax.contexts import current, require_cross_replica
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 __all__ = ["StrategyExtended"]
 
 
-@final
 class StrategyExtended:
     """The lower-level API of a strategy; get it as `strategy.extended`.
 

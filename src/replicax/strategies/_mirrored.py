@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import final
 
 import jax
 import jax.numpy as jnp
@@ -17,10 +16,9 @@ from replicax.types import Device, VariableSynchronization
 from replicax.values import PerReplica
 from replicax.variables import MirroredVariable, SyncOnReadVariable, Variable, VariableSpec
 
-__all__ = ["MirroredStrategy"]
+__all__ = ["MirroredStrategy", "make_mirrored_variable"]
 
 
-@final
 class MirroredStrategy(Strategy):
     """One replica on each device, and on each a copy of every variable, kept equal.
 
@@ -69,19 +67,25 @@ class MirroredStrategy(Strategy):
 
     def make_variable(self, spec: VariableSpec, value: jax.Array) -> Variable:
         """A mirrored variable, or a sync-on-read one if `spec` says ON_READ."""
-        spec.check_mean()
-        spec = _synchronized(spec)
-        if not self.mesh.is_local:
-            value = self._of_first_replica(value)
-        if spec.synchronization is not VariableSynchronization.ON_READ:
-            return MirroredVariable(spec, self, jnp.copy(self.mesh.replicate(value)))
-        parts = [value] * len(self.mesh.local_replica_ids)
-        return SyncOnReadVariable(spec, self, jnp.copy(self.mesh.assemble(parts)))
+        return make_mirrored_variable(self, spec, value)
 
-    def _of_first_replica(self, value: jax.Array) -> jax.Array:
-        """The first process's `value`, in all processes."""
-        own = PerReplica([value] * len(self.mesh.local_replica_ids), mesh=self.mesh)
-        return self._communicator.first([own])[0].to_plain()
+
+def make_mirrored_variable(strategy: Strategy, spec: VariableSpec, value: jax.Array) -> Variable:
+    """A variable with a copy on each replica of `strategy`; if `spec` says ON_READ, a part on each."""
+    spec.check_mean()
+    spec, mesh = _synchronized(spec), strategy.mesh
+    if not mesh.is_local:
+        value = _of_first_replica(strategy, value)
+    if spec.synchronization is not VariableSynchronization.ON_READ:
+        return MirroredVariable(spec, strategy, jnp.copy(mesh.replicate(value)))
+    parts = [value] * len(mesh.local_replica_ids)
+    return SyncOnReadVariable(spec, strategy, jnp.copy(mesh.assemble(parts)))
+
+
+def _of_first_replica(strategy: Strategy, value: jax.Array) -> jax.Array:
+    """The first process's `value`, in all processes."""
+    own = PerReplica([value] * len(strategy.mesh.local_replica_ids), mesh=strategy.mesh)
+    return strategy.communicator.first([own])[0].to_plain()
 
 
 def _synchronized(spec: VariableSpec) -> VariableSpec:

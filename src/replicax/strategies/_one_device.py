@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, final
+from typing import Any
 
 import jax
 
@@ -15,7 +15,6 @@ from replicax.variables import PlainVariable, Variable, VariableSpec
 __all__ = ["OneDeviceStrategy"]
 
 
-@final
 class OneDeviceStrategy(Strategy):
     """One replica on a device that you name; values and variables are plain.
 

@@ -34,10 +34,11 @@ from replicax.input import (
     distribute_datasets_from_function,
     from_arrays,
 )
+from replicax.strategies import _logical
 from replicax.strategies._extended import StrategyExtended
 from replicax.strategies._reductions import gather, reduce
 from replicax.strategies._run_options import RunOptions, ValueContext
-from replicax.topology import ReplicaMesh, device_name
+from replicax.topology import ReplicaMesh
 from replicax.types import ReduceOp
 from replicax.values import DistributedValues, PerReplica, flatten, map_leaves, regroup_apart
 from replicax.variables import Variable, VariableSpec, current_frame, prepare_variable
@@ -87,7 +88,7 @@ class Strategy(abc.ABC):
     # What they are used for.
 
     def __repr__(self) -> str:
-        names = [device_name(row[0]) for row in self.mesh.replica_devices]
+        names = [row[0] if len(row) == 1 else list(row) for row in self.mesh.device_names]
         return f"{type(self).__name__}({names})"
 
     def __copy__(self) -> Strategy:
@@ -216,7 +217,6 @@ class Strategy(abc.ABC):
                 "RunOptions(experimental_enable_dynamic_batch_size=False) rules out."
             )
 
-    @final
     def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: Any) -> Any:
         """Combine a per-replica value into one array.
 
@@ -378,7 +378,101 @@ class Strategy(abc.ABC):
         return self._distribute(values)
 
     def _distribute(self, values: list[Any]) -> Any:
+        if self.mesh.num_logical_devices > 1:
+            values = [_logical.on_all_devices(self.mesh, i, value) for i, value in enumerate(values)]
         return regroup_apart(values, self.mesh)
+
+    @final
+    def assign_to_logical_device(self, tensor: Any, logical_device_id: int) -> Any:
+        """Say, in a replica function, which of the replica's devices shall have a value.
+
+        The value does not change. XLA has no way to bind one operation to one device of a partitioned
+        program, so the value is kept whole on *every* device of the replica, this one included: the devices
+        compute it side by side, and none of them waits for another. It does not save memory or time; to
+        divide work between devices use `split_to_logical_devices`.
+
+        Args:
+            tensor: an array, or a structure of arrays.
+            logical_device_id: which device, counted from 0. Replicas of most strategies have one.
+
+        Returns:
+            The same value.
+
+        Raises:
+            ContextError: outside of a replica function.
+            DeviceError: the replica has no such device. It is a `ValueError`.
+
+        >>> topology = rx.Topology()
+        >>> assignment = rx.DeviceAssignment.build(topology, [1, 1, 1, 2], num_replicas=4)
+        >>> strategy = rx.TPUStrategy(experimental_device_assignment=assignment)
+        >>> def replica_fn(x):
+        ...     return strategy.assign_to_logical_device(x + x, 1)
+        >>> strategy.local_results(strategy.run(replica_fn, args=(jnp.float32(2),)))[0]
+        Array(4., dtype=float32)
+        """
+        return _logical.assign(self, tensor, logical_device_id)
+
+    def _why_not_assignable(self) -> str | None:
+        """Why values can't be assigned to one device; None if they can."""
+        return None
+
+    @final
+    def split_to_logical_devices(self, tensor: Any, partition_dimensions: Sequence[int]) -> Any:
+        """Cut an array, in a replica function, into parts for the replica's devices.
+
+        The value does not change. The devices hold a part each, and XLA divides what is computed from it
+        between them: a convolution over images that are split in height and width runs on all devices, each
+        with its tile.
+
+        Args:
+            tensor: an array, or a structure of arrays that are all split alike.
+            partition_dimensions: into how many parts each axis is cut. There is one number for each axis,
+                it divides the size of the axis, and the product of all is the number of the replica's
+                devices.
+
+        Returns:
+            The same value.
+
+        Raises:
+            ContextError: outside of a replica function.
+            DeviceError: the numbers do not fit the array or the devices. It is a `ValueError`.
+
+        >>> assignment = rx.DeviceAssignment.build(rx.Topology(), [1, 2, 2, 2], num_replicas=1)
+        >>> strategy = rx.TPUStrategy(experimental_device_assignment=assignment)
+        >>> def replica_fn(images):
+        ...     images = strategy.split_to_logical_devices(images, [1, 2, 4, 1])
+        ...     return images.addressable_shards[0].data.shape, jnp.sum(images)
+        >>> strategy.run(replica_fn, args=(jnp.ones((16, 8, 8, 3)),))
+        ((16, 4, 2, 3), Array(3072., dtype=float32))
+        """
+        return _logical.split(self, tensor, partition_dimensions)
+
+    @final
+    def replicate_to_logical_devices(self, tensor: Any) -> Any:
+        """Put a value, in a replica function, on each of the replica's devices as a whole.
+
+        The value does not change. It is how values lie that were not split; use it to end a split, for
+        example before a loss of which all devices need everything.
+
+        Args:
+            tensor: an array, or a structure of arrays.
+
+        Returns:
+            The same value.
+
+        Raises:
+            ContextError: outside of a replica function.
+
+        >>> assignment = rx.DeviceAssignment.build(rx.Topology(), [1, 1, 1, 2], num_replicas=4)
+        >>> strategy = rx.TPUStrategy(experimental_device_assignment=assignment)
+        >>> def replica_fn(x):
+        ...     x = strategy.split_to_logical_devices(x, [1, 2])
+        ...     return strategy.replicate_to_logical_devices({"logits": x * 2})
+        >>> strategy.local_results(strategy.run(replica_fn, args=(jnp.ones((2, 2)),)))[0]
+        {'logits': Array([[2., 2.],
+               [2., 2.]], dtype=float32)}
+        """
+        return _logical.replicate(self, tensor)
 
     @final
     def create_variable(self, *args: Any, **kwargs: Any) -> Variable:

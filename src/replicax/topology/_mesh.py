@@ -1,9 +1,14 @@
 """One mesh under every strategy, and the two ways a value lies on it.
 
-The first axis of the mesh is `replica`; a replica made of several devices adds axes after it. Values
-that are equal on all replicas are *replicated* arrays. Values that differ are *sharded*: replica i
+The first axis of the mesh is `replica`. A replica made of several devices, its *logical devices*, adds
+axes after it, one for each prime factor of their number: whatever parts an array is to be cut into, some
+of these axes together have that size.
+
+Values that are equal on all replicas are *replicated* arrays. Values that differ are *sharded*: replica i
 holds rows `[i * n, (i + 1) * n)` of one global array, so a global batch and the tuple of per-replica
 batches are two views of the same memory. Scalars per replica make a global vector of one entry each.
+Between steps both are whole on each device of a replica; only inside of one are arrays cut along the
+logical axes.
 
 Nothing here assumes that all devices belong to this process: `split` hands out the local replicas'
 parts and `assemble` builds the global array from them.
@@ -25,9 +30,21 @@ from replicax._jax import put_parts
 from replicax.topology._cpu import collectives_must_wait
 from replicax.topology._devices import device_name
 
-__all__ = ["REPLICA_AXIS", "ReplicaMesh"]
+__all__ = ["REPLICA_AXIS", "ReplicaMesh", "prime_factors"]
 
 REPLICA_AXIS = "replica"
+
+
+def prime_factors(number: int) -> list[int]:
+    """The primes whose product is `number`, the smallest first."""
+    factors, prime = [], 2
+    while number > 1:
+        while number % prime == 0:
+            factors.append(prime)
+            number //= prime
+        prime += 1
+    return factors
+
 
 _meshes: weakref.WeakValueDictionary[Any, ReplicaMesh] = weakref.WeakValueDictionary()
 
@@ -45,8 +62,10 @@ class ReplicaMesh:
     """
 
     def __new__(cls, devices: Sequence[Any]) -> ReplicaMesh:
-        """Arrange `devices`: one per replica, or a nested sequence with the replicas first."""
+        """Arrange `devices`: one for each replica, or for each replica the sequence of its devices."""
         grid = np.asarray(devices, dtype=object)
+        if grid.ndim == 2:
+            grid = grid.reshape(len(grid), *prime_factors(grid.shape[1]))
         key = (grid.shape, *grid.flat)
         mesh = _meshes.get(key)
         if mesh is None:
@@ -102,9 +121,16 @@ class ReplicaMesh:
         """The names of every replica's devices."""
         return tuple(tuple(map(device_name, row)) for row in self.replica_devices)
 
+    @property
+    def num_logical_devices(self) -> int:
+        """How many devices each replica has."""
+        return len(self.replica_devices[0])
+
     @cached_property
-    def _replica_shardings(self) -> tuple[Sharding, ...]:
+    def replica_shardings(self) -> tuple[Sharding, ...]:
         """How one replica's part lies on its own devices, for each local replica."""
+        if self.num_replicas == 1:
+            return (self.replicated,) * len(self.local_replica_ids)
         shardings: list[Sharding] = []
         for i in self.local_replica_ids:
             row = np.asarray(self.mesh.devices[i])
@@ -115,11 +141,28 @@ class ReplicaMesh:
                 shardings.append(NamedSharding(inner, PartitionSpec()))
         return tuple(shardings)
 
+    def partition_spec(self, partition_dimensions: Sequence[int]) -> PartitionSpec:
+        """How an array lies that is cut into that many parts along each axis.
+
+        The parts must be as many as a replica has devices.
+        """
+        sizes = self.mesh.devices.shape
+        free_axes = list(range(1, len(sizes)))
+        taken: list[tuple[str, ...]] = []
+        for parts in partition_dimensions:
+            names = []
+            for factor in prime_factors(parts):
+                axis = next(axis for axis in free_axes if sizes[axis] == factor)
+                free_axes.remove(axis)
+                names.append(self.mesh.axis_names[axis])
+            taken.append(tuple(names))
+        return PartitionSpec(*(names or None for names in taken))
+
     # Putting values on the mesh.
 
     def place(self, value: Any, local_index: int) -> jax.Array:
         """`value` on the devices of one local replica; not copied if it is there already."""
-        sharding = self._replica_shardings[local_index]
+        sharding = self.replica_shardings[local_index]
         if isinstance(value, jax.Array) and value.committed and value.sharding == sharding:
             return value
         return jax.device_put(value, sharding)
@@ -160,9 +203,10 @@ class ReplicaMesh:
 
     def _assemble(self, parts: Sequence[Any], shape: tuple[int, ...], sharding: Sharding) -> jax.Array:
         placed = [self.place(part, i) for i, part in enumerate(parts)]
-        buffers = [
-            part.addressable_data(j) for part in placed for j in range(len(part.sharding.device_set))
-        ]
+        if self.num_logical_devices == 1:
+            buffers = [part.addressable_data(0) for part in placed]
+        else:
+            buffers = [shard.data for part in placed for shard in part.addressable_shards]
         return jax.make_array_from_single_device_arrays(shape, sharding, buffers)
 
     # Taking values off it.
@@ -170,17 +214,19 @@ class ReplicaMesh:
     def split(self, array: jax.Array, *, scalar: bool) -> tuple[jax.Array, ...]:
         """The local replicas' parts of a sharded global array."""
         if _is_key(array):
-            impl, data = jax.random.key_impl(array), self._split(jax.random.key_data(array))
+            impl, data = jax.random.key_impl(array), self._split(jax.random.key_data(array), self.sharded)
             keys = tuple(jax.random.wrap_key_data(part, impl=impl) for part in data)
             return tuple(key[0] for key in keys) if scalar else keys
-        parts = self._split(array)
+        parts = self._split(array, self.sharded)
         return tuple(jnp.reshape(part, ()) for part in parts) if scalar else parts
 
     def split_replicated(self, array: jax.Array) -> tuple[jax.Array, ...]:
         """The local replicas' copies of a replicated global array."""
-        return self._split(array)
+        return self._split(array, self.replicated)
 
-    def _split(self, array: jax.Array) -> tuple[jax.Array, ...]:
+    def _split(self, array: jax.Array, sharding: Sharding) -> tuple[jax.Array, ...]:
+        if self.num_logical_devices > 1:
+            array = jax.device_put(array, sharding)  # eager code may have cut it along other axes
         by_device = {next(iter(s.data.devices())): s.data for s in array.addressable_shards}
         return tuple(
             self._join([by_device[d] for d in self.replica_devices[replica]], i)
@@ -190,13 +236,13 @@ class ReplicaMesh:
     def _join(self, buffers: list[jax.Array], local_index: int) -> jax.Array:
         if len(buffers) == 1:
             return buffers[0]
-        sharding = self._replica_shardings[local_index]
+        sharding = self.replica_shardings[local_index]
         return jax.make_array_from_single_device_arrays(buffers[0].shape, sharding, buffers)
 
     @cached_property
     def must_wait(self) -> bool:
         """Whether a second collective program in flight could deadlock XLA's CPU thread pool."""
-        return self.num_replicas > 1 and collectives_must_wait(self.local_devices)
+        return collectives_must_wait([d for i in self.local_replica_ids for d in self.replica_devices[i]])
 
     def wait(self, outputs: Any) -> Any:
         """Hand on `outputs` of a collective program, finished if `must_wait`."""

@@ -56,10 +56,9 @@ def value_and_grad(
         variables: what to differentiate with respect to: a variable, or a structure of variables.
         has_aux: `fn` returns a pair, of the loss and anything else.
         microbatches: call `fn` with this many parts of its array arguments, one after the other, and give
-            the mean of losses and gradients: those of the whole batch if the loss is a mean over examples,
-            as is
-            `rx.compute_average_loss`), for less memory. What else `fn` returns comes as a list, one for
-            each part.
+            the mean of losses and gradients, for less memory: those of the whole batch if the loss is a
+            mean over examples, as is `rx.compute_average_loss`. What else `fn` returns comes as a list, one
+            for each part.
         precision: a `MixedPrecision`: `fn` then sees these variables and its floating-point arguments in a
             smaller dtype, while gradients have the variables' own.
 

@@ -61,14 +61,24 @@ def free(value: Any) -> Any:
         return jax.random.wrap_key_data(free(jax.random.key_data(value)), impl=jax.random.key_impl(value))
     if not isinstance(value, jax.Array) or is_tracer(value) or not value.committed:
         return value
-    if len(value.sharding.device_set) == 1:
-        return uncommitted(value)
-    return on_first_replica(value) if value.is_fully_replicated else value
+    return uncommitted(value) if len(value.sharding.device_set) == 1 else on_first_replica(value)
 
 
 def on_first_replica(array: jax.Array) -> jax.Array:
-    """A replicated array as a plain one: a view of the first local copy that mixes with any device."""
-    return array if is_tracer(array) else uncommitted(array.addressable_data(0))
+    """A replicated array as a plain one: a view of the first local copy that mixes with any device.
+
+    An array that somebody has cut into parts stays as it is.
+    """
+    cut = is_tracer(array) or not array.is_fully_replicated
+    return array if cut else uncommitted(array.addressable_data(0))
+
+
+def _whole(component: Any, local_index: int, mesh: ReplicaMesh) -> Any:
+    """A component that eager code may have cut into parts for the devices of its replica, as a whole."""
+    cut = (
+        isinstance(component, jax.Array) and not is_tracer(component) and not component.is_fully_replicated
+    )
+    return mesh.place(component, local_index) if cut else component
 
 
 class Leaf:
@@ -237,7 +247,10 @@ class PerReplica(DistributedValues):
     @property
     def values(self) -> tuple[Any, ...]:
         """The components of this process's replicas, in replica order, free to be combined."""
-        return tuple(map(free, self.components))
+        components, mesh = self.components, self.mesh
+        if mesh is not None and mesh.num_logical_devices > 1:
+            components = tuple(_whole(part, i, mesh) for i, part in enumerate(components))
+        return tuple(map(free, components))
 
     @property
     def components(self) -> tuple[Any, ...]:
@@ -415,7 +428,7 @@ class Mirrored(DistributedValues):
         if self._components is None:
             return on_first_replica(self._whole)
         first = self._components[0]
-        return uncommitted(first) if isinstance(first, jax.Array) and not is_tracer(first) else first
+        return free(first if self._mesh is None else _whole(first, 0, self._mesh))
 
     def __jax_array__(self) -> jax.Array:
         return jnp.asarray(self.to_plain())

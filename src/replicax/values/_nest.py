@@ -12,7 +12,7 @@ import jax
 
 from replicax.errors import StructureMismatchError
 from replicax.topology import ReplicaMesh
-from replicax.values._distributed import Leaf, Mirrored, PerReplica, free, is_array
+from replicax.values._distributed import Leaf, Mirrored, PerReplica, free, is_array, is_number
 
 __all__ = [
     "Component",
@@ -78,20 +78,28 @@ def split(structure: Any, count: int) -> list[Any]:
 def regroup(results: Sequence[Any], mesh: ReplicaMesh | None) -> Any:
     """Merge one structure for each local replica: one leaf if it is the same object everywhere.
 
-    Anything else becomes a `PerReplica`; the copies of one variable become that variable.
+    Anything else becomes a `PerReplica`; the copies of one variable become that variable. Where other
+    processes have replicas too, what those hold is not known, so numbers are always a `PerReplica`.
     """
+    if mesh is not None and not mesh.is_local:
+        return _regroup_numbers_apart(results, mesh, is_number)
     return _regroup(results, lambda leaves: PerReplica(leaves, mesh=mesh))
 
 
 def regroup_traced(results: Sequence[Any], mesh: ReplicaMesh | None) -> Any:
     """`regroup` for a program: arrays become `PerReplica`, whether or not they are one object."""
+    return _regroup_numbers_apart(results, mesh, is_array)
 
+
+def _regroup_numbers_apart(
+    results: Sequence[Any], mesh: ReplicaMesh | None, is_apart: Callable[[Any], bool]
+) -> Any:
     def wrap(leaves: Sequence[Any]) -> PerReplica:
         return PerReplica(leaves, mesh=mesh)
 
     treedef, columns = _columns(results)
     return treedef.unflatten(
-        wrap(leaves) if any(map(is_array, leaves)) else _merge(leaves, wrap) for leaves in columns
+        wrap(leaves) if any(map(is_apart, leaves)) else _merge(leaves, wrap) for leaves in columns
     )
 
 

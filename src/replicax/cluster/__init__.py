@@ -1,0 +1,43 @@
+"""Clusters: which processes work together, how each learns its place, and how they join.
+
+A `ClusterSpec` lists the tasks of a cluster. A `ClusterResolver` finds it in the environment, one class
+for each way of starting processes; strategies of several hosts take one.
+"""
+
+from replicax.cluster._bootstrap import Place, Task, find_place, join_cluster
+from replicax.cluster._cloud import GCEClusterResolver, KubernetesClusterResolver
+from replicax.cluster._resolver import ClusterResolver
+from replicax.cluster._simple import SimpleClusterResolver
+from replicax.cluster._slurm import SlurmClusterResolver
+from replicax.cluster._spec import ClusterSpec
+from replicax.cluster._tf_config import TFConfigClusterResolver
+from replicax.cluster._tpu import (
+    TPUClusterResolver,
+    connect_to_cluster,
+    initialize_tpu_system,
+    shutdown_tpu_system,
+    warn_of_stand_ins,
+)
+from replicax.cluster._union import UnionResolver
+from replicax.cluster._union import UnionResolver as UnionClusterResolver
+
+__all__ = [
+    "ClusterResolver",
+    "ClusterSpec",
+    "GCEClusterResolver",
+    "KubernetesClusterResolver",
+    "Place",
+    "SimpleClusterResolver",
+    "SlurmClusterResolver",
+    "TFConfigClusterResolver",
+    "TPUClusterResolver",
+    "Task",
+    "UnionClusterResolver",
+    "UnionResolver",
+    "connect_to_cluster",
+    "find_place",
+    "initialize_tpu_system",
+    "join_cluster",
+    "shutdown_tpu_system",
+    "warn_of_stand_ins",
+]

@@ -1,0 +1,158 @@
+"""`ClusterResolver`: how a process learns which cluster it belongs to, and which task in it is its own.
+
+Every way of starting processes has its own: an environment variable, Slurm, a TPU's metadata. A resolver
+only answers questions. It starts nothing and connects to nothing, and answers the same until JAX runs.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from replicax.cluster._spec import ClusterSpec
+from replicax.errors import ClusterError
+from replicax.topology import device_name, parse_device_name, prepare_cpu_pool
+
+__all__ = [
+    "ClusterResolver",
+    "checked_task_id",
+    "count_accelerators",
+    "master_url",
+    "refuse_config_proto",
+]
+
+
+class ClusterResolver(abc.ABC):
+    """Tells which tasks a cluster has, and which of them this process is.
+
+    Subclass it for a way of starting processes that Replicax does not know: define `cluster_spec` and
+    `master`, and set `task_type` and `task_id`.
+
+    >>> from replicax.cluster import ClusterResolver, ClusterSpec
+    >>> class TwoHosts(ClusterResolver):
+    ...     def cluster_spec(self):
+    ...         return ClusterSpec({"worker": ["host0:2222", "host1:2222"]})
+    ...     def master(self, task_type=None, task_id=None, rpc_layer=None):
+    ...         return self.cluster_spec().task_address(task_type or "worker", task_id or 0)
+    >>> resolver = TwoHosts()
+    >>> resolver.task_type, resolver.task_id = "worker", 1
+    >>> resolver.master()
+    'host0:2222'
+    """
+
+    _task_type: str | None = None
+    _task_id: int | None = None
+    _rpc_layer: str | None = None
+
+    @abc.abstractmethod
+    def cluster_spec(self) -> ClusterSpec:
+        """The jobs and tasks of the cluster; empty if there is none."""
+
+    @abc.abstractmethod
+    def master(
+        self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
+    ) -> str:
+        """The address of a task, as a URL if there is an `rpc_layer`.
+
+        Args:
+            task_type: the job of the task.
+            task_id: its index.
+            rpc_layer: a protocol to put in front, such as "grpc".
+        """
+
+    def num_accelerators(
+        self, task_type: str | None = None, task_id: int | None = None, config_proto: None = None
+    ) -> Mapping[str, int]:
+        """How many accelerators a task has, by platform: `{"GPU": 4}`. CPU devices do not count.
+
+        They are counted by JAX, which starts by that: join the cluster first.
+
+        Args:
+            task_type: the job of the task; None is this task's own.
+            task_id: its index; None is this task's own.
+            config_proto: must be None; TensorFlow's sessions do not exist here.
+
+        Raises:
+            ClusterError: another task than this one is named, whose devices this process can't see.
+        """
+        refuse_config_proto(config_proto)
+        for named, own in ((task_type, self.task_type), (task_id, self.task_id)):
+            if named is not None and named != own:
+                raise ClusterError(
+                    f"num_accelerators(task_type={task_type!r}, task_id={task_id!r}): this process is "
+                    f"task {self.task_id} of {self.task_type!r} and can count its own devices only."
+                )
+        return count_accelerators()
+
+    @property
+    def task_type(self) -> str | None:
+        """The job of this process; None if there is no cluster."""
+        return self._task_type
+
+    @task_type.setter
+    def task_type(self, task_type: str | None) -> None:
+        self._task_type = task_type
+
+    @property
+    def task_id(self) -> int | None:
+        """The index of this process in its job; None if there is no cluster."""
+        return self._task_id
+
+    @task_id.setter
+    def task_id(self, task_id: int | None) -> None:
+        self._task_id = task_id
+
+    @property
+    def rpc_layer(self) -> str | None:
+        """The protocol that is put in front of addresses, such as "grpc"."""
+        return self._rpc_layer
+
+    @rpc_layer.setter
+    def rpc_layer(self, rpc_layer: str | None) -> None:
+        self._rpc_layer = rpc_layer
+
+    @property
+    def environment(self) -> str | None:
+        """What kind of place the cluster runs in, if the resolver was told: "" or "google"."""
+        return ""
+
+
+def master_url(address: str, rpc_layer: str | None) -> str:
+    """`address` with the protocol in front, if there is one."""
+    return f"{rpc_layer}://{address}" if rpc_layer else address
+
+
+def refuse_config_proto(config_proto: Any) -> None:
+    """Raise for the options of a TensorFlow session."""
+    if config_proto is not None:
+        raise TypeError(
+            "num_accelerators(config_proto=...) takes the options of a TensorFlow session, which do not "
+            f"exist in JAX; got {config_proto!r}. Leave it out."
+        )
+
+
+def checked_task_id(task_id: Any, where: str) -> int | None:
+    """A task's index as a number, also if it was written as a string; None stays."""
+    if task_id is None:
+        return None
+    try:
+        if isinstance(task_id, bool | float):
+            raise ValueError
+        return int(task_id)
+    except (TypeError, ValueError):
+        raise ClusterError(f"{where} is the index of a task, 0 or more; got {task_id!r}.") from None
+
+
+def count_accelerators() -> dict[str, int]:
+    """The accelerators of this process, by platform."""
+    prepare_cpu_pool()
+    counts: dict[str, int] = defaultdict(int)
+    for device in jax.local_devices():
+        platform = parse_device_name(device_name(device)).platform
+        if platform != "CPU":
+            counts[platform] += 1
+    return counts

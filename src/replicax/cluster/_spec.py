@@ -1,0 +1,168 @@
+"""`ClusterSpec`: the jobs of a cluster and the addresses of their tasks.
+
+A *task* is one process. It has a type, which is the name of its *job* ("worker", "chief", ...), and an
+index in that job. Indices are usually 0, 1, 2, ...; a job with gaps keeps its own numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, final
+
+from replicax.errors import ClusterError
+
+__all__ = ["ClusterSpec"]
+
+
+@final
+class ClusterSpec:
+    """Which tasks a cluster has, and where they are.
+
+    Args:
+        cluster: for each job the list of its tasks' addresses, or a dict from a task's index to its
+            address; or another `ClusterSpec`.
+
+    Raises:
+        TypeError: `cluster` is nothing of the kind.
+
+    >>> from replicax.cluster import ClusterSpec
+    >>> spec = ClusterSpec({"worker": ["host0:2222", "host1:2222"], "ps": {3: "host2:2222"}})
+    >>> spec.num_tasks("worker")
+    2
+    >>> spec.task_address("ps", 3)
+    'host2:2222'
+    """
+
+    def __init__(self, cluster: Mapping[str, Any] | ClusterSpec) -> None:
+        """Check the jobs and number their tasks."""
+        if isinstance(cluster, ClusterSpec):
+            self._jobs = cluster._jobs
+        elif isinstance(cluster, Mapping):
+            self._jobs = {_checked_job(job): _numbered(job, tasks) for job, tasks in cluster.items()}
+        else:
+            raise TypeError(
+                "ClusterSpec takes a dict from job names to lists of addresses, such as "
+                f"{{'worker': ['host0:2222']}}; got {cluster!r} of type {type(cluster).__name__}."
+            )
+
+    def __bool__(self) -> bool:
+        return bool(self._jobs)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Mapping):
+            try:
+                other = ClusterSpec(other)
+            except TypeError:
+                return False
+        return self._jobs == other._jobs if isinstance(other, ClusterSpec) else NotImplemented
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]  # equal to dicts, which have none
+
+    def __repr__(self) -> str:
+        return f"ClusterSpec({self.as_dict()!r})"
+
+    def as_dict(self) -> dict[str, Any]:
+        """The jobs, each as a list of addresses; as a dict by index where numbers are missing.
+
+        >>> from replicax.cluster import ClusterSpec
+        >>> ClusterSpec({"worker": {1: "host1:1", 0: "host0:1"}, "ps": {5: "host5:1"}}).as_dict()
+        {'worker': ['host0:1', 'host1:1'], 'ps': {5: 'host5:1'}}
+        """
+        return {
+            job: list(tasks.values()) if tasks and max(tasks) + 1 == len(tasks) else dict(tasks)
+            for job, tasks in self._jobs.items()
+        }
+
+    @property
+    def jobs(self) -> list[str]:
+        """The names of the jobs.
+
+        >>> from replicax.cluster import ClusterSpec
+        >>> ClusterSpec({"chief": ["host0:1"], "worker": ["host1:1"]}).jobs
+        ['chief', 'worker']
+        """
+        return list(self._jobs)
+
+    def num_tasks(self, job_name: str) -> int:
+        """How many tasks a job has.
+
+        Raises:
+            ClusterError: there is no such job.
+
+        >>> from replicax.cluster import ClusterSpec
+        >>> ClusterSpec({"worker": {0: "host0:1", 4: "host4:1"}}).num_tasks("worker")
+        2
+        """
+        return len(self._tasks(job_name))
+
+    def task_indices(self, job_name: str) -> list[int]:
+        """The indices of a job's tasks, in order.
+
+        Raises:
+            ClusterError: there is no such job.
+
+        >>> from replicax.cluster import ClusterSpec
+        >>> ClusterSpec({"worker": {4: "host4:1", 0: "host0:1"}}).task_indices("worker")
+        [0, 4]
+        """
+        return list(self._tasks(job_name))
+
+    def task_address(self, job_name: str, task_index: int) -> str:
+        """The address of one task.
+
+        Raises:
+            ClusterError: there is no such job, or it has no task with this index.
+
+        >>> from replicax.cluster import ClusterSpec
+        >>> ClusterSpec({"worker": ["host0:1", "host1:1"]}).task_address("worker", 1)
+        'host1:1'
+        """
+        tasks = self._tasks(job_name)
+        if task_index not in tasks:
+            there_are = f"It has {', '.join(map(str, tasks))}." if tasks else "It has no tasks."
+            raise ClusterError(f"The job {job_name!r} has no task {task_index!r}. {there_are}")
+        return tasks[task_index]
+
+    def job_tasks(self, job_name: str) -> list[str | None]:
+        """The addresses of a job's tasks by index, with None where a number is missing.
+
+        Raises:
+            ClusterError: there is no such job.
+
+        >>> from replicax.cluster import ClusterSpec
+        >>> ClusterSpec({"worker": {0: "host0:1", 2: "host2:1"}}).job_tasks("worker")
+        ['host0:1', None, 'host2:1']
+        """
+        tasks = self._tasks(job_name)
+        return [tasks.get(i) for i in range(max(tasks, default=-1) + 1)]
+
+    def _tasks(self, job_name: str) -> dict[int, str]:
+        if job_name not in self._jobs:
+            there_are = f"It has {', '.join(map(repr, self._jobs))}." if self._jobs else "It is empty."
+            raise ClusterError(f"The cluster has no job {job_name!r}. {there_are}")
+        return self._jobs[job_name]
+
+
+def _checked_job(job: Any) -> str:
+    if not isinstance(job, str):
+        raise TypeError(f"The name of a job is a string, such as 'worker'; got {job!r}.")
+    return job
+
+
+def _numbered(job: str, tasks: Any) -> dict[int, str]:
+    """The tasks by index, in order."""
+    if isinstance(tasks, list | tuple):
+        tasks = dict(enumerate(tasks))
+    if not isinstance(tasks, Mapping):
+        raise TypeError(
+            f"The tasks of the job {job!r} are a list of addresses, or a dict from indices to addresses; "
+            f"got {tasks!r}."
+        )
+    for index, address in tasks.items():
+        if isinstance(index, bool) or not isinstance(index, int) or index < 0:
+            raise TypeError(f"The job {job!r} numbers a task {index!r}; an index is an integer, 0 or more.")
+        if not isinstance(address, str):
+            raise TypeError(
+                f"The address of task {index} of the job {job!r} is a string, 'host:port'; got {address!r}."
+            )
+    return dict(sorted(tasks.items()))

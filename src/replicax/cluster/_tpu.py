@@ -1,0 +1,225 @@
+"""TPUs: the resolver that finds them, and setting them up.
+
+With JAX a program runs *on* the machine that the TPU is attached to. There is no remote TPU to look up, to
+connect to or to initialize, so what these names do is little: they answer with the devices that JAX has.
+Programs that set up a TPU for TensorFlow run as they are. A TPU somewhere else, by its name, is refused.
+
+Where JAX has no TPU, the devices that it has stand in for TPU cores, with a warning: so a program for TPUs
+can be tried on any machine.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Sequence
+from typing import Any, final
+
+from replicax.cluster._resolver import ClusterResolver, master_url, refuse_config_proto
+from replicax.cluster._spec import ClusterSpec
+from replicax.errors import ClusterError
+from replicax.topology import Topology, resolve_devices
+from replicax.types import Device
+
+__all__ = [
+    "TPUClusterResolver",
+    "connect_to_cluster",
+    "initialize_tpu_system",
+    "shutdown_tpu_system",
+    "warn_of_stand_ins",
+]
+
+_LOCAL = (None, "", "local")
+
+_logger = logging.getLogger("replicax")
+
+
+@final
+class TPUClusterResolver(ClusterResolver):
+    """The TPU that this process runs on: of a slice with several hosts, all of it.
+
+    Args:
+        tpu: None, "" or "local". A name or an address is refused: JAX can't reach a TPU from elsewhere.
+        zone: must be None, as all that follow; they say where a named TPU is.
+        project: must be None.
+        job_name: must be "worker", which is what the processes are called here.
+        coordinator_name: must be None.
+        coordinator_address: must be None.
+        credentials: must be "default".
+        service: must be None.
+        discovery_url: must be None.
+
+    Raises:
+        ClusterError: a TPU somewhere else is named; the message says how to run there.
+
+    >>> from replicax.cluster import TPUClusterResolver
+    >>> resolver = TPUClusterResolver(tpu="")
+    >>> len(resolver.devices)
+    8
+    >>> TPUClusterResolver(tpu="my-tpu", zone="europe-west4-a")
+    Traceback (most recent call last):
+        ...
+    replicax.errors.ClusterError: TPUClusterResolver(tpu='my-tpu', zone='europe-west4-a') names a TPU ...
+    """
+
+    def __init__(
+        self,
+        tpu: str | None = None,
+        zone: str | None = None,
+        project: str | None = None,
+        job_name: str = "worker",
+        coordinator_name: str | None = None,
+        coordinator_address: str | None = None,
+        credentials: Any = "default",
+        service: Any = None,
+        discovery_url: str | None = None,
+    ) -> None:
+        """Refuse a TPU that is somewhere else."""
+        if job_name != "worker":
+            raise ClusterError(
+                f"TPUClusterResolver(job_name={job_name!r}): the processes of a TPU are the job 'worker'."
+            )
+        elsewhere = {
+            "tpu": None if tpu in _LOCAL else tpu,
+            "zone": zone,
+            "project": project,
+            "coordinator_name": coordinator_name,
+            "coordinator_address": coordinator_address,
+            "credentials": None if credentials == "default" else credentials,
+            "service": service,
+            "discovery_url": discovery_url,
+        }
+        named = ", ".join(f"{name}={value!r}" for name, value in elsewhere.items() if value is not None)
+        if named:
+            raise ClusterError(
+                f"TPUClusterResolver({named}) names a TPU for this process to reach over the network, but "
+                "JAX computes on the machine that the program runs on. Start the program on the TPU VM "
+                "(`gcloud compute tpus tpu-vm ssh NAME --worker=all --command='python train.py'`) and "
+                "leave these arguments out; on a slice of several hosts, call "
+                "`jax.distributed.initialize()` first."
+            )
+
+    @classmethod
+    def connect(
+        cls, tpu: str | None = None, zone: str | None = None, project: str | None = None
+    ) -> TPUClusterResolver:
+        """Make a resolver and set up its TPU, in one call.
+
+        >>> from replicax.cluster import TPUClusterResolver
+        >>> strategy = rx.TPUStrategy(TPUClusterResolver.connect())
+        >>> strategy.num_replicas_in_sync
+        8
+        """
+        resolver = cls(tpu, zone, project)
+        connect_to_cluster(resolver)
+        initialize_tpu_system(resolver)
+        return resolver
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """The TPU cores; where JAX has none, the devices that stand in for them. Asking starts JAX.
+
+        >>> from replicax.cluster import TPUClusterResolver
+        >>> TPUClusterResolver().devices == tuple(jax.devices())
+        True
+        """
+        devices = tuple(resolve_devices(None))
+        warn_of_stand_ins(devices)
+        return devices
+
+    def cluster_spec(self) -> ClusterSpec:
+        """Empty: the processes of a slice find each other by `jax.distributed`."""
+        return ClusterSpec({})
+
+    def master(
+        self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
+    ) -> str:
+        """The empty address: this process."""
+        if task_type is not None or task_id is not None:
+            self.cluster_spec().task_address(str(task_type), task_id or 0)  # says that there is none
+        return master_url("", rpc_layer or self.rpc_layer)
+
+    def num_accelerators(
+        self, task_type: str | None = None, task_id: int | None = None, config_proto: None = None
+    ) -> dict[str, int]:
+        """How many cores each process has, those that stand in included: `{"TPU": 8}`."""
+        refuse_config_proto(config_proto)
+        return {"TPU": Topology(self.devices).num_tpus_per_task}
+
+
+def warn_of_stand_ins(devices: Sequence[Device]) -> None:
+    """Say once, in the log `replicax`, that devices of another kind stand in for TPU cores."""
+    if devices[0].platform != "tpu":
+        _warn_of_stand_ins(devices[0].platform.upper())
+
+
+@functools.cache
+def _warn_of_stand_ins(platform: str) -> None:
+    _logger.warning(
+        "JAX has no TPU here: its %s devices stand in for TPU cores. Results are the same, speed is not. "
+        "If this machine has a TPU, install JAX for it (`pip install 'jax[tpu]'`).",
+        platform,
+    )
+
+
+def connect_to_cluster(cluster_spec_or_resolver: ClusterResolver | ClusterSpec) -> None:
+    """Do nothing, for a cluster that is this process; refuse others.
+
+    TensorFlow connects to the workers of a TPU here. JAX has them already.
+
+    Args:
+        cluster_spec_or_resolver: a `TPUClusterResolver`, or any cluster without tasks.
+
+    Raises:
+        ClusterError: a cluster with tasks, which strategies of several hosts join by themselves.
+
+    >>> from replicax.cluster import TPUClusterResolver, connect_to_cluster
+    >>> connect_to_cluster(TPUClusterResolver(tpu=""))
+    """
+    spec = cluster_spec_or_resolver
+    if isinstance(spec, ClusterResolver):
+        spec = spec.cluster_spec()
+    if not isinstance(spec, ClusterSpec):
+        raise TypeError(f"connect_to_cluster takes a resolver or a ClusterSpec, got {spec!r}.")
+    if spec:
+        raise ClusterError(
+            f"connect_to_cluster got a cluster with the jobs {', '.join(spec.jobs)}. Nothing connects to "
+            "other tasks from outside: run the program in each of them, and give the resolver to a "
+            "strategy of several hosts, which joins the cluster."
+        )
+
+
+def initialize_tpu_system(cluster_resolver: TPUClusterResolver | None = None) -> Topology:
+    """The topology of the TPU. JAX has set it up when it started, so this only looks.
+
+    Args:
+        cluster_resolver: a `TPUClusterResolver`; None is the TPU of this process.
+
+    Returns:
+        Where the cores are, for `DeviceAssignment.build`.
+
+    >>> from replicax.cluster import TPUClusterResolver, initialize_tpu_system
+    >>> initialize_tpu_system(TPUClusterResolver(tpu=""))
+    Topology(mesh_shape=[1, 2, 2, 2], 8 devices)
+    """
+    return Topology(_checked(cluster_resolver, "initialize_tpu_system").devices)
+
+
+def shutdown_tpu_system(cluster_resolver: TPUClusterResolver | None = None) -> None:
+    """Do nothing: JAX keeps the TPU until the process ends, and gives it back then.
+
+    Args:
+        cluster_resolver: a `TPUClusterResolver`, or None.
+
+    >>> from replicax.cluster import shutdown_tpu_system
+    >>> shutdown_tpu_system()
+    """
+    _checked(cluster_resolver, "shutdown_tpu_system")
+
+
+def _checked(resolver: Any, what: str) -> TPUClusterResolver:
+    if resolver is None:
+        return TPUClusterResolver()
+    if not isinstance(resolver, TPUClusterResolver):
+        raise TypeError(f"{what} takes a TPUClusterResolver or None, got {resolver!r}.")
+    return resolver

@@ -1,0 +1,1 @@
+"""Older surfaces of `tf.distribute`, at the edge: nothing in Replicax imports them."""

@@ -1,0 +1,72 @@
+"""`tf.compat.v1.distribute` on Replicax: the strategies with all that version 1 documents.
+
+    from replicax.compat import v1
+
+    strategy = v1.MirroredStrategy()
+    iterator = strategy.make_dataset_iterator(dataset)
+    strategy.experimental_run(replica_fn, iterator)
+
+The strategies are those of `replicax` with more methods. Version 1 built a graph and ran it in a session;
+here every call does its work at once. So `initialize()` begins a pass instead of returning an operation,
+`run_op` is None, and what a session would have returned is in the results. Names that have a successor say
+so, once each.
+"""
+
+from replicax.collectives import (
+    CrossDeviceOps,
+    HierarchicalCopyAllReduce,
+    NcclAllReduce,
+    ReductionToOneDevice,
+)
+from replicax.compat.v1._config import ConfigProto
+from replicax.compat.v1._extended import StrategyExtended
+from replicax.compat.v1._iterators import InputIterator
+from replicax.compat.v1._loss_reduction import get_loss_reduction
+from replicax.compat.v1._steps import MultiStepContext
+from replicax.compat.v1._strategies import (
+    CentralStorageStrategy,
+    MirroredStrategy,
+    MultiWorkerMirroredStrategy,
+    OneDeviceStrategy,
+    Strategy,
+    TPUStrategy,
+)
+from replicax.contexts import (
+    ReplicaContext,
+    get_replica_context,
+    get_strategy,
+    has_strategy,
+    in_cross_replica_context,
+)
+from replicax.contexts import set_strategy as experimental_set_strategy
+from replicax.input import InputContext, InputReplicationMode
+from replicax.strategies import RunOptions
+from replicax.types import ReduceOp
+
+__all__ = [
+    "CentralStorageStrategy",
+    "ConfigProto",
+    "CrossDeviceOps",
+    "HierarchicalCopyAllReduce",
+    "InputContext",
+    "InputIterator",
+    "InputReplicationMode",
+    "MirroredStrategy",
+    "MultiStepContext",
+    "MultiWorkerMirroredStrategy",
+    "NcclAllReduce",
+    "OneDeviceStrategy",
+    "ReduceOp",
+    "ReductionToOneDevice",
+    "ReplicaContext",
+    "RunOptions",
+    "Strategy",
+    "StrategyExtended",
+    "TPUStrategy",
+    "experimental_set_strategy",
+    "get_loss_reduction",
+    "get_replica_context",
+    "get_strategy",
+    "has_strategy",
+    "in_cross_replica_context",
+]

@@ -1,0 +1,72 @@
+"""`StrategyExtended` with what only version 1 has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, final
+
+from replicax.compat.v1._deprecation import deprecated
+from replicax.compat.v1._steps import MultiStepContext, run_steps
+from replicax.input import ArrayDataset, from_arrays
+from replicax.strategies import StrategyExtended as CoreStrategyExtended
+
+__all__ = ["StrategyExtended", "numpy_dataset"]
+
+
+@final
+class StrategyExtended(CoreStrategyExtended):
+    """The lower-level API of a strategy of version 1; get it as `strategy.extended`.
+
+    >>> from replicax.compat import v1
+    >>> v1.MirroredStrategy(["CPU:0", "CPU:1"]).extended.non_slot_devices([])
+    ('CPU:0', 'CPU:1')
+    """
+
+    def experimental_make_numpy_dataset(self, numpy_input: Any, session: Any = None) -> ArrayDataset:
+        """A dataset of the rows of arrays; see `Strategy.experimental_make_numpy_dataset`."""
+        return numpy_dataset(numpy_input, session)
+
+    @deprecated("a loop over strategy.distribute_dataset(dataset)")
+    def experimental_run_steps_on_iterator(
+        self,
+        fn: Callable[[MultiStepContext, Any], Any],
+        iterator: Any,
+        iterations: int = 1,
+        initial_loop_values: Mapping[str, Any] | None = None,
+    ) -> MultiStepContext:
+        """Call `fn(context, batch)` in cross-replica context, once for each of the next batches.
+
+        Args:
+            fn: a step; it runs its replicas with `strategy.run` and hands out results with
+                `context.set_last_step_output` and `context.set_non_tensor_output`.
+            iterator: from `make_dataset_iterator` or `make_input_fn_iterator`.
+            iterations: how many steps.
+            initial_loop_values: results by name, for names that no step sets.
+
+        Returns:
+            The `MultiStepContext` with the results.
+
+        Raises:
+            OutOfRangeError: the iterator has too few batches left; the steps before are done.
+
+        >>> from replicax.compat import v1
+        >>> strategy = v1.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> iterator = strategy.make_dataset_iterator(rx.from_arrays(np.arange(12)).batch(4))
+        >>> def step(context, batch):
+        ...     total = strategy.run(lambda x: x.sum(), args=(batch,))
+        ...     context.set_last_step_output("total", total, reduce_op="SUM")
+        >>> context = strategy.extended.experimental_run_steps_on_iterator(step, iterator, iterations=3)
+        >>> context.last_step_outputs
+        {'total': Array(38, dtype=int32)}
+        """
+        return run_steps(self._strategy, fn, iterator, iterations, initial_loop_values)
+
+
+def numpy_dataset(numpy_input: Any, session: Any) -> ArrayDataset:
+    """A dataset of the rows of `numpy_input`; there is no session that could hold them."""
+    if session is not None:
+        raise ValueError(
+            f"experimental_make_numpy_dataset(session={session!r}): there are no sessions here, and arrays "
+            "are not copied into variables of one. Leave `session` out."
+        )
+    return from_arrays(numpy_input)

@@ -1,0 +1,61 @@
+"""`InputIterator`: a distributed dataset that is begun by hand."""
+
+from __future__ import annotations
+
+from typing import Any, final
+
+from replicax.errors import OutOfRangeError
+from replicax.input import DistributedDataset, DistributedIterator
+
+__all__ = ["InputIterator"]
+
+
+@final
+class InputIterator:
+    """One pass after the other over a distributed dataset; made by `strategy.make_dataset_iterator`.
+
+    >>> from replicax.compat import v1
+    >>> strategy = v1.MirroredStrategy(["CPU:0", "CPU:1"])
+    >>> iterator = strategy.make_dataset_iterator(rx.from_arrays(np.arange(4)).batch(4))
+    >>> iterator.initialize()
+    >>> strategy.experimental_run(lambda x: x.sum(), iterator)
+    PerReplica:{
+      0: Array(1, dtype=int32),
+      1: Array(5, dtype=int32)
+    }
+    """
+
+    def __init__(self, dataset: DistributedDataset) -> None:
+        """Before the first pass."""
+        self._dataset = dataset
+        self._iterator: DistributedIterator | None = None
+
+    @property
+    def element_spec(self) -> Any:
+        """What a batch looks like on the replicas."""
+        return self._dataset.element_spec
+
+    def initialize(self) -> None:
+        """Begin a pass, from the first batch.
+
+        With a session this was an operation to run. Here it is done when the call returns, and an iterator
+        that was never initialized begins with its first batch.
+        """
+        if self._iterator is not None:
+            self._iterator.close()
+        self._iterator = iter(self._dataset)
+
+    def get_next(self) -> Any:
+        """The next batch, split over the replicas.
+
+        Raises:
+            OutOfRangeError: the pass is over; `initialize` begins another.
+        """
+        if self._iterator is None:
+            self._iterator = iter(self._dataset)
+        try:
+            return next(self._iterator)
+        except StopIteration:
+            raise OutOfRangeError(
+                "The pass over the dataset is over; initialize() begins another."
+            ) from None

@@ -1,0 +1,17 @@
+"""How a loss is to be reduced, which optimizers of version 1 asked for."""
+
+from __future__ import annotations
+
+from replicax.types import ReduceOp
+
+__all__ = ["get_loss_reduction"]
+
+
+def get_loss_reduction() -> ReduceOp:
+    """SUM: gradients are summed over the replicas, so the loss is divided by the global batch size.
+
+    >>> from replicax.compat import v1
+    >>> v1.get_loss_reduction()
+    <ReduceOp.SUM: 'SUM'>
+    """
+    return ReduceOp.SUM

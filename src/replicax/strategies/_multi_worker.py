@@ -1,0 +1,155 @@
+"""Synchronous training on the devices of several processes, with a copy of every variable on each.
+
+It is `MirroredStrategy` over a larger mesh. What is added happens once, in the constructor: find this
+process's place in the cluster, join the others there, and agree which devices each of them uses.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextvars
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from replicax._jax import exchange_between_processes
+from replicax.cluster import ClusterResolver, TFConfigClusterResolver, find_place, join_cluster
+from replicax.collectives import (
+    CommunicationImplementation,
+    CommunicationOptions,
+    Communicator,
+    DefaultAllReduce,
+    merge_options,
+)
+from replicax.errors import CollectiveError, DeviceError
+from replicax.strategies._mirrored import make_mirrored_variable
+from replicax.strategies._strategy import Strategy
+from replicax.topology import ReplicaMesh, device_name, parse_device_name, prepare_cpu_pool
+from replicax.types import Device
+from replicax.variables import Variable, VariableSpec
+
+__all__ = ["MultiWorkerMirroredStrategy"]
+
+_PATIENCE_SECONDS = 300.0
+_agreements = itertools.count()
+
+
+class MultiWorkerMirroredStrategy(Strategy):
+    """One replica on each device of each worker, and on each a copy of every variable, kept equal.
+
+    Every worker runs the same program and makes this strategy first, before anything uses JAX: that is
+    where the workers meet, at the address of the first of them. A cluster of one worker is this process
+    alone, and so is an evaluator. Without a cluster the strategy runs on all processes that JAX has: this
+    one, unless you called `jax.distributed.initialize`.
+
+    A worker's devices are its GPUs or TPUs, or else its first CPU device; a resolver's `num_accelerators`
+    can give another number (`{"CPU": 2}` for two virtual CPU devices).
+
+    Args:
+        cluster_resolver: tells which tasks there are and which one this is; None reads TF_CONFIG.
+        communication_options: apply to every collective that is not given options of its own. Their
+            `timeout_seconds` also limits how long the workers wait for each other here.
+
+    Raises:
+        BackendStartedError: JAX has started already, so this worker can't join the others.
+        ClusterError: the cluster makes no sense, or lists parameter servers.
+        ClusterTimeoutError: a worker did not come within the timeout; by default within five minutes.
+        CollectiveError: `communication_options` insist on NCCL and there are no GPUs.
+        DeviceError: a worker has fewer devices than its resolver says.
+
+    >>> strategy = rx.MultiWorkerMirroredStrategy()          # TF_CONFIG is not set: one worker
+    >>> strategy.num_replicas_in_sync
+    1
+    >>> with strategy.scope():
+    ...     w = rx.Variable(2.0)
+    >>> strategy.reduce("SUM", strategy.run(lambda: w * 3), axis=None)
+    Array(6., dtype=float32)
+    """
+
+    def __init__(
+        self,
+        cluster_resolver: ClusterResolver | None = None,
+        communication_options: CommunicationOptions | None = None,
+    ) -> None:
+        """Join the cluster and arrange its devices."""
+        options = merge_options(communication_options, None)
+        resolver = TFConfigClusterResolver() if cluster_resolver is None else cluster_resolver
+        if not isinstance(resolver, ClusterResolver):
+            raise TypeError(
+                f"cluster_resolver must be an rx.cluster.ClusterResolver, got {resolver!r} of type "
+                f"{type(resolver).__name__}."
+            )
+        join_cluster(find_place(resolver), options.timeout_seconds)
+        devices = _devices_of_all(_own_devices(resolver), options.timeout_seconds)
+        mesh = ReplicaMesh(devices)
+        _refuse_missing_nccl(options, mesh)
+        self._resolver = resolver
+        self._communicator = Communicator(mesh, DefaultAllReduce(), options)
+
+    @property
+    def communicator(self) -> Communicator:
+        """How values are combined over the replicas."""
+        return self._communicator
+
+    @property
+    def parameter_device(self) -> None:
+        """None: variables have a copy on every device."""
+        return None
+
+    @property
+    def cluster_resolver(self) -> ClusterResolver:
+        """The resolver that found the cluster."""
+        return self._resolver
+
+    def make_variable(self, spec: VariableSpec, value: jax.Array) -> Variable:
+        """A mirrored variable, or a sync-on-read one if `spec` says ON_READ; it begins as the chief's."""
+        if self.mesh.is_local:
+            return make_mirrored_variable(self, spec, value)
+        return _away_from_traces(lambda: make_mirrored_variable(self, spec, value))
+
+
+def _refuse_missing_nccl(options: CommunicationOptions, mesh: ReplicaMesh) -> None:
+    if options.implementation is CommunicationImplementation.NCCL and mesh.platform != "gpu":
+        raise CollectiveError(
+            f"communication_options insist on NCCL, which needs GPUs, but the workers run on {mesh}. Use "
+            "AUTO (XLA's own collectives) or RING."
+        )
+
+
+def _own_devices(resolver: ClusterResolver) -> list[Device]:
+    """The devices that this worker uses."""
+    prepare_cpu_pool()
+    local: list[Any] = jax.local_devices()
+    platform = parse_device_name(device_name(local[0])).platform
+    default = 1 if platform == "CPU" else len(local)
+    wanted = resolver.num_accelerators().get(platform, default)
+    if not 1 <= wanted <= len(local):
+        raise DeviceError(
+            f"{type(resolver).__name__}.num_accelerators() gives this worker {wanted} {platform} "
+            f"device(s), but JAX runs on {platform} here and has {len(local)}."
+        )
+    return local[:wanted]
+
+
+def _away_from_traces(make: Callable[[], Variable]) -> Variable:
+    """What `make` returns, called in a thread of its own.
+
+    A step that is being traced may create a variable. The chief's value is sent at once, by a program that
+    JAX does not run inside of another's trace; and traces belong to a thread.
+    """
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        return thread.submit(contextvars.copy_context().run, make).result()
+
+
+def _devices_of_all(own: list[Device], timeout_seconds: float | None) -> list[Device]:
+    """The devices that all workers use, by worker: each tells the others its own."""
+    processes = range(jax.process_count())
+    if len(processes) == 1:
+        return own
+    topic = f"replicax/workers/{next(_agreements)}"
+    patience = _PATIENCE_SECONDS if timeout_seconds is None else timeout_seconds
+    told = exchange_between_processes(processes, topic, 0, [d.id for d in own], lambda: False, patience)
+    by_id = {device.id: device for device in jax.devices(own[0].platform)}
+    return [by_id[device_id] for device_ids in told for device_id in device_ids]

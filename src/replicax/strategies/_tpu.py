@@ -1,0 +1,109 @@
+"""Synchronous training on the cores of a TPU, one or several of them for each replica."""
+
+from __future__ import annotations
+
+import jax
+
+from replicax.cluster import TPUClusterResolver, warn_of_stand_ins
+from replicax.collectives import Communicator, DefaultAllReduce
+from replicax.errors import DeviceError
+from replicax.strategies._mirrored import make_mirrored_variable
+from replicax.strategies._strategy import Strategy
+from replicax.topology import DeviceAssignment, ReplicaMesh
+from replicax.variables import Variable, VariableSpec
+
+__all__ = ["TPUStrategy"]
+
+
+class TPUStrategy(Strategy):
+    """A replica on each core of a TPU, or on each group of cores, and on each a copy of every variable.
+
+    With a `DeviceAssignment` a replica has several cores, its *logical devices*. Its variables are whole on
+    each of them; what it computes is divided between them where it says so, with
+    `split_to_logical_devices`.
+
+    Where JAX has no TPU, the devices that it has stand in for the cores, and a warning in the log
+    `replicax` says so. That makes it the strategy for replicas of several GPUs, too.
+
+    Args:
+        tpu_cluster_resolver: a `TPUClusterResolver`; None is the TPU that this process runs on.
+        experimental_device_assignment: which cores make up which replica; None gives each core a replica.
+        experimental_spmd_xla_partitioning: XLA partitions the programs of replicas with several cores in
+            either case. True also rules out `assign_to_logical_device`, as TensorFlow's flag does.
+
+    Raises:
+        DeviceError: a replica would have cores of several processes.
+
+    >>> topology = rx.Topology()
+    >>> assignment = rx.DeviceAssignment.build(topology, computation_shape=[1, 1, 1, 2], num_replicas=4)
+    >>> strategy = rx.TPUStrategy(experimental_device_assignment=assignment)
+    >>> strategy
+    TPUStrategy([['CPU:0', 'CPU:1'], ['CPU:2', 'CPU:3'], ['CPU:4', 'CPU:5'], ['CPU:6', 'CPU:7']])
+    >>> with strategy.scope():
+    ...     w = rx.Variable(jnp.ones((4, 3)))
+    >>> @rx.function
+    ... def step(x):
+    ...     def replica_fn(x):
+    ...         x = strategy.split_to_logical_devices(x, [1, 2])
+    ...         return x @ w
+    ...     return strategy.gather(strategy.run(replica_fn, args=(x,)), axis=0)
+    >>> batch = strategy.distribute_values_from_function(lambda ctx: jnp.ones((2, 4)))
+    >>> step(batch).shape
+    (8, 3)
+    """
+
+    def __init__(
+        self,
+        tpu_cluster_resolver: TPUClusterResolver | None = None,
+        experimental_device_assignment: DeviceAssignment | None = None,
+        experimental_spmd_xla_partitioning: bool = False,
+    ) -> None:
+        """Choose the cores and group them."""
+        resolver = TPUClusterResolver() if tpu_cluster_resolver is None else tpu_cluster_resolver
+        if not isinstance(resolver, TPUClusterResolver):
+            raise TypeError(f"TPUStrategy takes a TPUClusterResolver, got {resolver!r}.")
+        assignment = experimental_device_assignment
+        if not isinstance(assignment, DeviceAssignment | None):
+            raise TypeError(
+                "TPUStrategy(experimental_device_assignment=...) takes a DeviceAssignment, got "
+                f"{assignment!r}."
+            )
+        replicas = [(device,) for device in resolver.devices] if assignment is None else assignment.devices
+        for i, row in enumerate(replicas):
+            if len({device.process_index for device in row}) > 1:
+                raise DeviceError(
+                    f"TPUStrategy: replica {i} would have cores of several processes, {row}. Choose a "
+                    "smaller computation_shape, so that each replica fits on one host."
+                )
+        warn_of_stand_ins(replicas[0])
+        self._resolver = resolver
+        self._spmd = bool(experimental_spmd_xla_partitioning)
+        self._communicator = Communicator(ReplicaMesh(replicas), DefaultAllReduce())
+
+    @property
+    def communicator(self) -> Communicator:
+        """How values are combined over the replicas."""
+        return self._communicator
+
+    @property
+    def parameter_device(self) -> None:
+        """None: variables have a copy on every device."""
+        return None
+
+    @property
+    def cluster_resolver(self) -> TPUClusterResolver:
+        """The resolver that was given."""
+        return self._resolver
+
+    def make_variable(self, spec: VariableSpec, value: jax.Array) -> Variable:
+        """A mirrored variable, or a sync-on-read one if `spec` says ON_READ."""
+        return make_mirrored_variable(self, spec, value)
+
+    def _why_not_assignable(self) -> str | None:
+        if not self._spmd:
+            return None
+        return (
+            "assign_to_logical_device: this TPUStrategy was made with "
+            "experimental_spmd_xla_partitioning=True, under which every value is for all devices. Use "
+            "split_to_logical_devices or replicate_to_logical_devices, or leave the flag out."
+        )

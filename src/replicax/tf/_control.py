@@ -1,0 +1,103 @@
+"""Control flow that can be compiled: thin names for `jax.lax`.
+
+Where nothing is traced, the condition has a value and plain Python runs, breakpoints and all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from replicax._jax import is_tracer
+from replicax.tf._op import array, op
+
+__all__ = ["cond", "map_fn", "print", "switch_case", "while_loop"]
+
+_print = print
+
+
+@op
+def cond(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
+    """What one of two functions returns.
+
+    >>> from replicax import tf
+    >>> tf.cond(tf.constant(1.0) > 0, lambda: "yes", lambda: "no")
+    'yes'
+    """
+    if not is_tracer(array(pred)):
+        return true_fn() if pred else false_fn()
+    return jax.lax.cond(array(pred), true_fn, false_fn)
+
+
+@op
+def switch_case(
+    branch_index: Any, branch_fns: Sequence[Callable[[], Any]], default: Callable[[], Any] | None = None
+) -> Any:
+    """What the function of this index returns; out of range, the `default` or the last one.
+
+    >>> from replicax import tf
+    >>> tf.switch_case(tf.constant(1), [lambda: "zero", lambda: "one"])
+    'one'
+    """
+    functions = [*branch_fns, *([] if default is None else [default])]
+    index = array(branch_index)
+    last = len(functions) - 1
+    index = jnp.where((index < 0) | (index > last), last, index)
+    return jax.lax.switch(index, functions) if is_tracer(index) else functions[int(index)]()
+
+
+@op
+def while_loop(
+    cond: Callable[..., Any],
+    body: Callable[..., Any],
+    loop_vars: Any,
+    maximum_iterations: int | None = None,
+) -> Any:
+    """Repeats `body` while `cond` holds.
+
+    >>> from replicax import tf
+    >>> tf.while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, 2 * x), [0, 1])
+    [3, 8]
+    """
+    names, count = type(loop_vars), 0
+    state = tuple(loop_vars)
+    if any(is_tracer(leaf) for leaf in jax.tree.leaves(state)):
+        return names(_traced_loop(cond, body, state, maximum_iterations))
+    while cond(*state) and (maximum_iterations is None or count < maximum_iterations):
+        new = body(*state)
+        state = tuple(new) if isinstance(new, list | tuple) else (new,)
+        count += 1
+    return names(state)
+
+
+def _traced_loop(cond: Any, body: Any, state: tuple[Any, ...], at_most: int | None) -> tuple[Any, ...]:
+    def go_on(carry: Any) -> Any:
+        count, state = carry
+        going = array(cond(*state))
+        return going if at_most is None else going & (count < at_most)
+
+    def step(carry: Any) -> Any:
+        count, state = carry
+        new = body(*state)
+        new = tuple(new) if isinstance(new, list | tuple) else (new,)
+        return count + 1, jax.tree.map(lambda x, old: jnp.asarray(x, old.dtype), new, state)
+
+    arrays = jax.tree.map(jnp.asarray, state)
+    return jax.lax.while_loop(go_on, step, (jnp.int32(0), arrays))[1]
+
+
+@op
+def map_fn(fn: Callable[..., Any], elems: Any, fn_output_signature: Any = None) -> Any:
+    """`fn` applied to every row."""
+    return jax.lax.map(fn, jax.tree.map(array, elems))
+
+
+def print(*inputs: Any, sep: str = " ", end: str = "\n") -> None:
+    """Print values, also those of a compiled function, when it runs."""
+    if any(is_tracer(leaf) for leaf in jax.tree.leaves(inputs)):
+        jax.debug.print(sep.join("{}" for _ in inputs), *inputs)
+    else:
+        _print(*inputs, sep=sep, end=end)

@@ -1,0 +1,98 @@
+"""`tf.function`: `rx.function`, with TensorFlow's arguments."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from typing import Any
+
+import jax
+
+from replicax import execution
+from replicax.tf._tensors import convert_to_tensor
+from replicax.variables import Variable, VariableCopy
+
+__all__ = ["function"]
+
+_logger = logging.getLogger("replicax")
+
+_WITHOUT_MEANING = {
+    "autograph": "Python's `if` on a traced value is not rewritten: use tf.cond and tf.while_loop",
+    "reduce_retracing": "XLA compiles every shape that comes",
+    "experimental_relax_shapes": "XLA compiles every shape that comes",
+    "experimental_autograph_options": "there is no AutoGraph",
+    "experimental_implements": "there are no graphs in which a function could be replaced",
+    "experimental_attributes": "there are no graphs that could have attributes",
+    "experimental_follow_type_hints": "arguments are traced by what they are",
+}
+
+
+def function(
+    func: Any = None,
+    input_signature: Any = None,
+    autograph: bool | None = None,
+    jit_compile: bool | None = None,
+    experimental_compile: bool | None = None,
+    **options: Any,
+) -> Any:
+    """Compile a step; see `rx.function`.
+
+    Python numbers that the step returns become tensors. XLA compiles everything here, with `jit_compile` or
+    without it. Options that only say how TensorFlow
+    should build a graph are noted in the log, once, and have no effect.
+
+    Args:
+        func: the step; without it a decorator is returned.
+        input_signature: what the positional arguments must be.
+        autograph: there is none; see `tf.cond`.
+        jit_compile: None or True.
+        experimental_compile: the older spelling of `jit_compile`.
+        **options: others of TensorFlow's, by name.
+
+    >>> from replicax import tf
+    >>> @tf.function
+    ... def double(x):
+    ...     return 2 * x
+    >>> double(tf.constant(3.0))
+    Array(6., dtype=float32)
+    >>> double(3)
+    Array(6, dtype=int32)
+    """
+    if jit_compile is False or experimental_compile is False:
+        raise ValueError(
+            "tf.function(jit_compile=False): there is no other way to compile than XLA. Leave @tf.function "
+            "out to run the function as plain Python."
+        )
+    for option, value in {"autograph": autograph, **options}.items():
+        if option not in _WITHOUT_MEANING:
+            raise TypeError(f"tf.function() got an unexpected keyword argument {option!r}.")
+        if value:
+            _note(option)
+    if func is None:
+        return functools.partial(function, input_signature=input_signature)
+    return execution.function(_returning_tensors(func), input_signature=input_signature)
+
+
+def _returning_tensors(func: Any) -> Any:
+    if not callable(func):
+        return func  # refused by `execution.function`, in its words
+
+    @functools.wraps(func)
+    def step(*args: Any, **kwargs: Any) -> Any:
+        return jax.tree.map(_as_tensor, func(*args, **kwargs), is_leaf=_is_variable)
+
+    return step
+
+
+def _as_tensor(leaf: Any) -> Any:
+    return convert_to_tensor(leaf) if isinstance(leaf, bool | int | float | complex) else leaf
+
+
+def _is_variable(value: Any) -> bool:
+    """Whether `value` is a variable, which `jax.tree` would take for its value."""
+    return isinstance(value, Variable | VariableCopy)
+
+
+@functools.cache
+def _note(option: str) -> None:
+    _logger.info("tf.function(%s=...) has no effect here: %s.", option, _WITHOUT_MEANING[option])

@@ -1,0 +1,325 @@
+"""Arithmetic, reductions and linear algebra: thin names for functions of `jax.numpy`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from replicax.tf._op import array, op
+from replicax.values import IndexedSlices
+
+__all__ = [
+    "abs",
+    "acos",
+    "add",
+    "add_n",
+    "argmax",
+    "argmin",
+    "argsort",
+    "asin",
+    "atan",
+    "ceil",
+    "clip_by_global_norm",
+    "clip_by_norm",
+    "clip_by_value",
+    "cos",
+    "cumsum",
+    "divide",
+    "einsum",
+    "equal",
+    "erf",
+    "exp",
+    "expm1",
+    "floor",
+    "floordiv",
+    "floormod",
+    "global_norm",
+    "greater",
+    "greater_equal",
+    "is_finite",
+    "is_inf",
+    "is_nan",
+    "l2_normalize",
+    "less",
+    "less_equal",
+    "log",
+    "log1p",
+    "logical_and",
+    "logical_not",
+    "logical_or",
+    "logical_xor",
+    "matmul",
+    "maximum",
+    "minimum",
+    "mod",
+    "multiply",
+    "multiply_no_nan",
+    "negative",
+    "norm",
+    "not_equal",
+    "pow",
+    "reciprocal",
+    "reduce_all",
+    "reduce_any",
+    "reduce_logsumexp",
+    "reduce_max",
+    "reduce_mean",
+    "reduce_min",
+    "reduce_prod",
+    "reduce_std",
+    "reduce_sum",
+    "reduce_variance",
+    "round",
+    "rsqrt",
+    "sigmoid",
+    "sign",
+    "sin",
+    "softmax",
+    "sort",
+    "sqrt",
+    "square",
+    "squared_difference",
+    "stop_gradient",
+    "subtract",
+    "tan",
+    "tanh",
+    "tensordot",
+    "top_k",
+    "truediv",
+]
+
+
+def _as(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """An op that is a function of JAX, with the same positional arguments."""
+
+    def thin(*args: Any, **named: Any) -> Any:
+        return fn(*map(array, (*args, *named.values())))
+
+    thin.__doc__ = f"`{fn.__module__}.{fn.__name__}`, element by element."
+    thin.__name__ = thin.__qualname__ = fn.__name__
+    return op(thin)
+
+
+abs, acos, asin, atan = _as(jnp.abs), _as(jnp.arccos), _as(jnp.arcsin), _as(jnp.arctan)
+ceil, cos, erf, exp, expm1 = (
+    _as(jnp.ceil),
+    _as(jnp.cos),
+    _as(jax.scipy.special.erf),
+    _as(jnp.exp),
+    _as(jnp.expm1),
+)
+floor, log, log1p, negative, round = (
+    _as(jnp.floor),
+    _as(jnp.log),
+    _as(jnp.log1p),
+    _as(jnp.negative),
+    _as(jnp.round),
+)
+rsqrt, sigmoid, sign, sin = _as(jax.lax.rsqrt), _as(jax.nn.sigmoid), _as(jnp.sign), _as(jnp.sin)
+sqrt, square, tan, tanh = _as(jnp.sqrt), _as(jnp.square), _as(jnp.tan), _as(jnp.tanh)
+reciprocal, stop_gradient = _as(jnp.reciprocal), _as(jax.lax.stop_gradient)
+is_finite, is_inf, is_nan, logical_not = (
+    _as(jnp.isfinite),
+    _as(jnp.isinf),
+    _as(jnp.isnan),
+    _as(jnp.logical_not),
+)
+
+add, subtract, multiply, divide, truediv = (
+    _as(jnp.add), _as(jnp.subtract), _as(jnp.multiply), _as(jnp.divide), _as(jnp.true_divide)
+)  # fmt: skip
+floordiv, floormod, mod, pow = _as(jnp.floor_divide), _as(jnp.mod), _as(jnp.mod), _as(jnp.power)
+maximum, minimum = _as(jnp.maximum), _as(jnp.minimum)
+equal, not_equal, less, less_equal = _as(jnp.equal), _as(jnp.not_equal), _as(jnp.less), _as(jnp.less_equal)
+greater, greater_equal = _as(jnp.greater), _as(jnp.greater_equal)
+logical_and, logical_or, logical_xor = _as(jnp.logical_and), _as(jnp.logical_or), _as(jnp.logical_xor)
+
+
+@op
+def squared_difference(x: Any, y: Any) -> jax.Array:
+    """The square of the difference."""
+    return jnp.square(array(x) - array(y))
+
+
+@op
+def multiply_no_nan(x: Any, y: Any) -> jax.Array:
+    """The product; zero where `y` is zero, whatever `x` is."""
+    return jnp.where(array(y) == 0, 0, array(x) * array(y))
+
+
+@op
+def add_n(inputs: Sequence[Any]) -> jax.Array:
+    """The sum of arrays of one shape."""
+    return functools.reduce(jnp.add, map(array, inputs))
+
+
+def _axes(axis: Any) -> Any:
+    return tuple(axis) if isinstance(axis, list) else axis
+
+
+def _reduction(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """An op that reduces over axes."""
+
+    def reduction(input_tensor: Any, axis: Any = None, keepdims: bool = False) -> jax.Array:
+        return fn(array(input_tensor), axis=_axes(axis), keepdims=keepdims)
+
+    reduction.__doc__ = f"`{fn.__module__}.{fn.__name__}` over `axis`; by default over all axes."
+    reduction.__name__ = reduction.__qualname__ = fn.__name__
+    return op(reduction)
+
+
+reduce_sum, reduce_prod = _reduction(jnp.sum), _reduction(jnp.prod)
+reduce_max, reduce_min = _reduction(jnp.max), _reduction(jnp.min)
+reduce_any, reduce_all = _reduction(jnp.any), _reduction(jnp.all)
+reduce_std, reduce_variance = _reduction(jnp.std), _reduction(jnp.var)
+reduce_logsumexp = _reduction(jax.nn.logsumexp)
+
+
+@op
+def reduce_mean(input_tensor: Any, axis: Any = None, keepdims: bool = False) -> jax.Array:
+    """The mean over `axis`; by default over all axes. Of integers it is an integer, as in TensorFlow."""
+    x = array(input_tensor)
+    mean = jnp.mean(x, axis=_axes(axis), keepdims=keepdims)
+    return mean.astype(x.dtype) if jnp.issubdtype(x.dtype, jnp.integer) else mean
+
+
+def _indexing(fn: Callable[..., Any]) -> Callable[..., Any]:
+    def indexing(input: Any, axis: int = 0, output_type: Any = jnp.int32) -> jax.Array:
+        return fn(array(input), axis=axis).astype(jax.dtypes.canonicalize_dtype(output_type))
+
+    indexing.__doc__ = f"`{fn.__module__}.{fn.__name__}` along `axis`, by default the first."
+    indexing.__name__ = indexing.__qualname__ = fn.__name__
+    return op(indexing)
+
+
+argmax, argmin = _indexing(jnp.argmax), _indexing(jnp.argmin)
+
+
+@op
+def sort(values: Any, axis: int = -1, direction: str = "ASCENDING") -> jax.Array:
+    """The elements in order along an axis."""
+    return jnp.sort(array(values), axis=axis, descending=_descending(direction))
+
+
+@op
+def argsort(values: Any, axis: int = -1, direction: str = "ASCENDING", stable: bool = False) -> jax.Array:
+    """The indices that put the elements in order."""
+    return jnp.argsort(array(values), axis=axis, descending=_descending(direction), stable=True)
+
+
+def _descending(direction: str) -> bool:
+    if direction not in ("ASCENDING", "DESCENDING"):
+        raise ValueError(f"direction is 'ASCENDING' or 'DESCENDING', got {direction!r}.")
+    return direction == "DESCENDING"
+
+
+@op
+def top_k(input: Any, k: int = 1, sorted: bool = True) -> tuple[jax.Array, jax.Array]:
+    """The largest `k` elements of the last axis, and their indices."""
+    values, indices = jax.lax.top_k(array(input), k)
+    return values, indices
+
+
+@op
+def cumsum(x: Any, axis: int = 0, exclusive: bool = False, reverse: bool = False) -> jax.Array:
+    """The sums of the first elements along an axis."""
+    x = array(x)
+    turned = jnp.flip(x, axis) if reverse else x
+    sums = jnp.cumsum(turned, axis)
+    sums = sums - turned if exclusive else sums
+    return jnp.flip(sums, axis) if reverse else sums
+
+
+@op
+def clip_by_value(t: Any, clip_value_min: Any, clip_value_max: Any) -> Any:
+    """Elements within bounds."""
+    return jnp.clip(array(t), clip_value_min, clip_value_max)
+
+
+@op
+def clip_by_norm(t: Any, clip_norm: Any, axes: Any = None) -> jax.Array:
+    """An array scaled down so that its norm is at most `clip_norm`."""
+    t = array(t)
+    length = jnp.sqrt(jnp.sum(jnp.square(t), axis=_axes(axes), keepdims=True))
+    return t * (clip_norm / jnp.maximum(length, clip_norm))
+
+
+@op
+def global_norm(t_list: Sequence[Any]) -> jax.Array:
+    """The norm of all arrays together."""
+    return jnp.sqrt(sum(jnp.sum(jnp.square(_values(t))) for t in t_list if t is not None))
+
+
+@op
+def clip_by_global_norm(
+    t_list: Sequence[Any], clip_norm: Any, use_norm: Any = None
+) -> tuple[list[Any], Any]:
+    """Arrays scaled down so that their common norm is at most `clip_norm`, and that norm."""
+    length = global_norm(t_list) if use_norm is None else use_norm
+    scale = clip_norm / jnp.maximum(length, clip_norm)
+    return [None if t is None else _scaled(t, scale) for t in t_list], length
+
+
+def _values(t: Any) -> jax.Array:
+    return array(t.values if isinstance(t, IndexedSlices) else t)
+
+
+def _scaled(t: Any, scale: Any) -> Any:
+    if isinstance(t, IndexedSlices):
+        return IndexedSlices(t.values * scale, t.indices, t.dense_shape)
+    return array(t) * scale
+
+
+@op
+def matmul(
+    a: Any,
+    b: Any,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+    adjoint_a: bool = False,
+    adjoint_b: bool = False,
+) -> jax.Array:
+    """The product of matrices."""
+    a, b = array(a), array(b)
+    a = jnp.matrix_transpose(a) if transpose_a or adjoint_a else a
+    b = jnp.matrix_transpose(b) if transpose_b or adjoint_b else b
+    return jnp.matmul(jnp.conj(a) if adjoint_a else a, jnp.conj(b) if adjoint_b else b)
+
+
+@op
+def tensordot(a: Any, b: Any, axes: Any) -> jax.Array:
+    """The sum of products over axes."""
+    return jnp.tensordot(array(a), array(b), axes)
+
+
+@op
+def einsum(equation: str, *inputs: Any) -> jax.Array:
+    """A sum of products, as an equation says."""
+    return jnp.einsum(equation, *map(array, inputs))
+
+
+@op
+def norm(tensor: Any, ord: Any = "euclidean", axis: Any = None, keepdims: bool = False) -> jax.Array:
+    """The norm, by default of all elements together."""
+    x = array(tensor)
+    if axis is None and ord == "euclidean":
+        return jnp.sqrt(jnp.sum(jnp.square(jnp.abs(x)), keepdims=keepdims))
+    return jnp.linalg.norm(x, None if ord == "euclidean" else ord, _axes(axis), keepdims)
+
+
+@op
+def l2_normalize(x: Any, axis: Any = None, epsilon: float = 1e-12) -> jax.Array:
+    """An array with norm 1 along an axis."""
+    x = array(x)
+    square_sum = jnp.sum(jnp.square(x), axis=_axes(axis), keepdims=True)
+    return x * jax.lax.rsqrt(jnp.maximum(square_sum, epsilon))
+
+
+@op
+def softmax(logits: Any, axis: int = -1) -> jax.Array:
+    """Exponentials that add up to 1."""
+    return jax.nn.softmax(array(logits), axis)

@@ -1,0 +1,90 @@
+"""What TensorFlow has and this namespace has not, with what to use in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NoReturn
+
+__all__ = ["OF_COMPAT_V1", "OF_DISTRIBUTE", "OF_TF", "refuse"]
+
+_LAX = "the function of that name in `jax.lax` or `jax.numpy`"
+_TEXT = "Python's own strings on the host: JAX has no string arrays"
+_GRAPH = "nothing: there are no graphs and sessions, every call does its work at once"
+
+OF_TF = {
+    "GradientTape": (
+        "`rx.value_and_grad(loss_fn, variables)` or `rx.grad`: JAX differentiates functions, so put what "
+        "was inside the `with` block into a function that returns the loss"
+    ),
+    "Graph": _GRAPH,
+    "Operation": _GRAPH,
+    "RaggedTensor": "arrays padded to one shape, with a mask",
+    "SparseTensor": "dense arrays, or `jax.experimental.sparse`; gradients of rows are `tf.IndexedSlices`",
+    "TensorArray": "`jax.lax.scan`, or a Python list",
+    "audio": "a library that decodes audio, in `Dataset.map`",
+    "autodiff": "`jax.jvp`",
+    "autograph": "`tf.cond` and `tf.while_loop`: Python's `if` on a traced value is not rewritten",
+    "control_dependencies": "the order of the calls: writes of variables happen in it",
+    "custom_gradient": "`jax.custom_vjp`",
+    "estimator": "a loop of your own; see docs/porting.md",
+    "experimental": "what the function does in `jax`",
+    "feature_column": "arrays made in `Dataset.map`",
+    "gradients": "`rx.grad(loss_fn, variables)`",
+    "group": "the calls themselves: there are no operations to group",
+    "image": "`jax.image`, or a library such as Pillow in `Dataset.map`",
+    "init_scope": "code outside of `tf.function`",
+    "keras.estimator": "a loop of your own",
+    "lite": "`jax2tf` and TensorFlow Lite",
+    "lookup": "a Python dict in `Dataset.map`",
+    "no_op": "`None`",
+    "numpy_function": "`jax.pure_callback`",
+    "profiler": "`jax.profiler`",
+    "py_function": "`jax.pure_callback`",
+    "quantization": "a library for quantization in JAX, such as qwix",
+    "queue": "`strategy.distribute_dataset`, which reads ahead",
+    "ragged": "arrays padded to one shape, with a mask",
+    "raw_ops": _LAX,
+    "saved_model": "`rx.Checkpoint` for the state, `jax.export` for the program",
+    "sets": "Python's sets, on the host",
+    "signal": "`jax.scipy.signal` and `jnp.fft`",
+    "sparse": "dense arrays, or `jax.experimental.sparse`",
+    "strings": _TEXT,
+    "summary": "a writer such as `tensorboardX` or `clu.metric_writers`",
+    "variable_creator_scope": "a function that makes your variables",
+    "vectorized_map": "`jax.vmap`",
+    "while": "`tf.while_loop`",
+    "xla": "`jax.jit`: everything is compiled by XLA",
+}
+
+OF_DISTRIBUTE = {
+    "DistributedDatasetsFromFunction": "`rx.DistributedDataset`: every distributed dataset is one",
+    "Server": "`MultiWorkerMirroredStrategy`, which joins its processes by itself",
+    "experimental.ParameterServerStrategy": "`MultiWorkerMirroredStrategy`",
+    "ParameterServerStrategy": (
+        "`CentralStorageStrategy` to keep variables in one place, or `MultiWorkerMirroredStrategy` to "
+        "train on several machines: asynchronous training on parameter servers is not offered"
+    ),
+    "coordinator": "a synchronous strategy: there is no ClusterCoordinator",
+}
+
+OF_COMPAT_V1 = {
+    "Session": _GRAPH,
+    "global_variables_initializer": "nothing: a variable has its value from the start",
+    "placeholder": "an argument of the function",
+    "get_variable": "`tf.Variable`",
+    "train": "`rx.Optimizer` on an optax transformation",
+    "layers": "Keras, or plain functions",
+    "estimator": "a loop of your own; see docs/porting.md",
+    "disable_eager_execution": _GRAPH,
+    "disable_v2_behavior": _GRAPH,
+}
+
+
+def refuse(module: str, instead: dict[str, str]) -> Callable[[str], NoReturn]:
+    """A module's `__getattr__`: raises, and names the alternative where there is one."""
+
+    def __getattr__(name: str) -> NoReturn:
+        hint = f" Use {instead[name]}." if name in instead else ""
+        raise AttributeError(f"replicax.{module} has no {name!r}.{hint}")
+
+    return __getattr__

@@ -1,0 +1,109 @@
+"""`tf.Module`: an object that finds its own variables; and `tf.device`, `tf.name_scope`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+
+from replicax.topology import find_device
+from replicax.variables import Variable
+
+__all__ = ["Module", "device", "name_scope"]
+
+
+class Module:
+    """The base of objects with variables, in attributes, lists, dicts and other modules.
+
+    >>> from replicax import tf
+    >>> class Dense(tf.Module):
+    ...     def __init__(self, size):
+    ...         super().__init__(name="dense")
+    ...         self.kernel = tf.Variable(tf.zeros([size, size]), name="kernel")
+    ...         self.steps = tf.Variable(0, trainable=False)
+    >>> dense = Dense(2)
+    >>> [v.name for v in dense.trainable_variables], len(dense.variables)
+    (['kernel:0'], 2)
+    """
+
+    def __init__(self, name: str | None = None) -> None:
+        """Give the module a name."""
+        self._name = name or type(self).__name__.lower()
+
+    @property
+    def name(self) -> str:
+        """What the module is called."""
+        return self._name
+
+    @property
+    def name_scope(self) -> Any:
+        """A `with` block that shows the module's name in profiles."""
+        return name_scope(self.name)
+
+    @property
+    def variables(self) -> tuple[Variable, ...]:
+        """All variables, those of inner modules too; attributes in the order of their names."""
+        return tuple(found for found in _inside(self, set()) if isinstance(found, Variable))
+
+    @property
+    def trainable_variables(self) -> tuple[Variable, ...]:
+        """The variables that optimizers should update."""
+        return tuple(variable for variable in self.variables if variable.trainable)
+
+    @property
+    def non_trainable_variables(self) -> tuple[Variable, ...]:
+        """The other ones."""
+        return tuple(variable for variable in self.variables if not variable.trainable)
+
+    @property
+    def submodules(self) -> tuple[Module, ...]:
+        """The modules inside of this one."""
+        return tuple(
+            found for found in _inside(self, set()) if isinstance(found, Module) and found is not self
+        )
+
+
+def _inside(thing: Any, seen: set[int]) -> Iterator[Any]:
+    """Variables and modules in `thing`, each once."""
+    if id(thing) in seen:
+        return
+    seen.add(id(thing))
+    if isinstance(thing, Variable):
+        yield thing
+        return
+    parts: list[Any] = []
+    if isinstance(thing, Module):
+        yield thing
+        parts = [value for _, value in sorted(vars(thing).items())]
+    elif isinstance(thing, dict):
+        parts = [thing[key] for key in sorted(thing, key=str)]
+    elif isinstance(thing, list | tuple):
+        parts = list(thing)
+    for part in parts:
+        yield from _inside(part, seen)
+
+
+@contextlib.contextmanager
+def device(device_name: Any) -> Iterator[None]:
+    """A `with` block in which new arrays go to a device; None leaves it to JAX.
+
+    Inside a strategy, the strategy decides where things go.
+
+    >>> from replicax import tf
+    >>> with tf.device("/cpu:1"):
+    ...     x = tf.constant(1.0)
+    >>> x.device == jax.devices("cpu")[1]
+    True
+    """
+    if device_name is None:
+        yield
+        return
+    with jax.default_device(find_device(device_name)):
+        yield
+
+
+def name_scope(name: str) -> Any:
+    """A `with` block that shows `name` in profiles."""
+    return jax.named_scope(name)

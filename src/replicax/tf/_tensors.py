@@ -1,0 +1,332 @@
+"""Tensors are JAX arrays: making them, and changing their form.
+
+`import replicax.tf` gives JAX's arrays one method that ported code is full of: `x.numpy()`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from replicax._jax import add_array_method
+from replicax.tf import dtypes
+from replicax.tf._op import array, op
+
+__all__ = [
+    "boolean_mask",
+    "broadcast_to",
+    "cast",
+    "concat",
+    "constant",
+    "convert_to_tensor",
+    "expand_dims",
+    "eye",
+    "fill",
+    "gather",
+    "gather_nd",
+    "identity",
+    "is_tensor",
+    "linspace",
+    "one_hot",
+    "ones",
+    "ones_like",
+    "pad",
+    "range",
+    "rank",
+    "repeat",
+    "reshape",
+    "reverse",
+    "roll",
+    "shape",
+    "size",
+    "slice",
+    "split",
+    "squeeze",
+    "stack",
+    "tile",
+    "transpose",
+    "unstack",
+    "where",
+    "zeros",
+    "zeros_like",
+]
+
+_range, _slice = range, slice
+
+add_array_method("numpy", lambda array: np.asarray(array), "The value as a NumPy array.")
+
+
+def _strong(value: Any, dtype: Any) -> jax.Array:
+    """An array of the very dtype that TensorFlow would choose, where JAX has it."""
+    if isinstance(value, jax.Array) or hasattr(value, "__jax_array__"):
+        found = jnp.asarray(value)
+        return found if dtype is None else found.astype(dtypes.on_device(dtype))
+    found = np.asarray(value, None if dtype is None else dtypes.as_dtype(dtype))
+    if found.dtype.kind in "OUS":
+        raise TypeError(
+            f"{value!r} is no array of numbers. JAX has no tensors of text; keep it in host memory, as "
+            "Python strings or in a dataset."
+        )
+    return jnp.asarray(found, dtypes.on_device(found.dtype))
+
+
+@op
+def constant(value: Any, dtype: Any = None, shape: Any = None) -> jax.Array:
+    """An array: Python floats are float32, Python ints int32.
+
+    >>> from replicax import tf
+    >>> tf.constant([1.0, 2.0])
+    Array([1., 2.], dtype=float32)
+    >>> tf.constant(1.5).numpy()
+    array(1.5, dtype=float32)
+    """
+    made = _strong(value, dtype)
+    if shape is None:
+        return made
+    shape = _shape(shape)
+    return jnp.full(shape, made) if made.size == 1 else made.reshape(shape)
+
+
+@op
+def convert_to_tensor(value: Any, dtype: Any = None, dtype_hint: Any = None) -> jax.Array:
+    """`value` as an array; of a variable, its value."""
+    return _strong(value, dtype)
+
+
+@op
+def identity(input: Any) -> jax.Array:
+    """A copy of an array; of a variable, its value."""
+    return jnp.array(_strong(input, None), copy=True)
+
+
+@op
+def cast(x: Any, dtype: Any) -> jax.Array:
+    """`x` with another dtype."""
+    return array(x).astype(dtypes.on_device(dtype))
+
+
+def is_tensor(x: Any) -> bool:
+    """Whether `x` is a JAX array."""
+    return isinstance(x, jax.Array)
+
+
+def _shape(shape: Any) -> tuple[int, ...]:
+    return tuple(int(size) for size in np.atleast_1d(np.asarray(shape, dtype=int)))
+
+
+@op
+def zeros(shape: Any, dtype: Any = dtypes.float32) -> jax.Array:
+    """An array of zeros."""
+    return jnp.zeros(_shape(shape), dtypes.on_device(dtype))
+
+
+@op
+def ones(shape: Any, dtype: Any = dtypes.float32) -> jax.Array:
+    """An array of ones."""
+    return jnp.ones(_shape(shape), dtypes.on_device(dtype))
+
+
+@op
+def fill(dims: Any, value: Any) -> jax.Array:
+    """An array of one value."""
+    return jnp.full(_shape(dims), _strong(value, None))
+
+
+@op
+def zeros_like(input: Any, dtype: Any = None) -> jax.Array:
+    """Zeros, with the shape and dtype of `input`."""
+    return jnp.zeros_like(array(input), None if dtype is None else dtypes.on_device(dtype))
+
+
+@op
+def ones_like(input: Any, dtype: Any = None) -> jax.Array:
+    """Ones, with the shape and dtype of `input`."""
+    return jnp.ones_like(array(input), None if dtype is None else dtypes.on_device(dtype))
+
+
+@op
+def eye(num_rows: int, num_columns: int | None = None, dtype: Any = dtypes.float32) -> jax.Array:
+    """The identity matrix."""
+    return jnp.eye(num_rows, num_columns, dtype=dtypes.on_device(dtype))
+
+
+@op
+def range(start: Any, limit: Any = None, delta: Any = 1, dtype: Any = None) -> jax.Array:
+    """The numbers from `start` up to `limit`; with one argument, from 0."""
+    low, high = (0, start) if limit is None else (start, limit)
+    numbers: Any = np.arange(low, high, delta)
+    return _strong(numbers, dtype)
+
+
+@op
+def linspace(start: Any, stop: Any, num: int, axis: int = 0) -> jax.Array:
+    """`num` numbers from `start` to `stop`, evenly spaced."""
+    return jnp.linspace(start, stop, num, axis=axis)
+
+
+@op
+def one_hot(
+    indices: Any, depth: int, on_value: Any = 1.0, off_value: Any = 0.0, axis: int = -1, dtype: Any = None
+) -> jax.Array:
+    """Ones where an index says so."""
+    hot = jax.nn.one_hot(array(indices), depth, axis=axis, dtype=jnp.bool_)
+    chosen = jnp.where(hot, on_value, off_value)
+    return chosen.astype(dtypes.float32 if dtype is None else dtypes.on_device(dtype))
+
+
+@op
+def reshape(tensor: Any, shape: Any) -> jax.Array:
+    """The same elements in another shape; one size may be -1."""
+    return jnp.reshape(array(tensor), _shape(shape) if np.size(shape) else ())
+
+
+@op
+def transpose(a: Any, perm: Sequence[int] | None = None) -> jax.Array:
+    """The axes in another order; by default reversed."""
+    return jnp.transpose(array(a), perm)
+
+
+@op
+def expand_dims(input: Any, axis: int) -> jax.Array:
+    """A new axis of size 1."""
+    return jnp.expand_dims(array(input), axis)
+
+
+@op
+def squeeze(input: Any, axis: Any = None) -> jax.Array:
+    """Without axes of size 1."""
+    return jnp.squeeze(array(input), tuple(axis) if isinstance(axis, list) else axis)
+
+
+@op
+def concat(values: Any, axis: int) -> jax.Array:
+    """Arrays joined along an axis."""
+    parts = [array(value) for value in values] if isinstance(values, list | tuple) else [array(values)]
+    return jnp.concatenate(parts, axis)
+
+
+@op
+def stack(values: Any, axis: int = 0) -> jax.Array:
+    """Arrays joined along a new axis."""
+    return jnp.stack([_strong(value, None) for value in values], axis)
+
+
+@op
+def unstack(value: Any, num: int | None = None, axis: int = 0) -> list[jax.Array]:
+    """The parts of an array along an axis, which disappears."""
+    moved = jnp.moveaxis(array(value), axis, 0)
+    if num is not None and num != moved.shape[0]:
+        raise ValueError(f"tf.unstack(num={num}): the array has size {moved.shape[0]} along axis {axis}.")
+    return list(moved)
+
+
+@op
+def split(value: Any, num_or_size_splits: Any, axis: int = 0, num: int | None = None) -> list[jax.Array]:
+    """The parts of an array along an axis: a number of equal ones, or ones of given sizes."""
+    whole = array(value)
+    if isinstance(num_or_size_splits, int):
+        return jnp.split(whole, num_or_size_splits, axis)
+    return jnp.split(whole, np.cumsum(num_or_size_splits)[:-1].tolist(), axis)
+
+
+@op
+def tile(input: Any, multiples: Any) -> jax.Array:
+    """Copies of an array next to each other."""
+    return jnp.tile(array(input), _shape(multiples))
+
+
+@op
+def repeat(input: Any, repeats: Any, axis: int | None = None) -> jax.Array:
+    """Every element several times."""
+    return jnp.repeat(array(input), repeats, axis)
+
+
+@op
+def gather(params: Any, indices: Any, axis: int = 0, batch_dims: int = 0) -> jax.Array:
+    """The rows of `params` that `indices` names."""
+    if batch_dims:
+        raise NotImplementedError("tf.gather(batch_dims=...): use jnp.take_along_axis or jax.vmap.")
+    return jnp.take(array(params), array(indices), axis=axis)
+
+
+@op
+def gather_nd(params: Any, indices: Any, batch_dims: int = 0) -> jax.Array:
+    """The elements or slices of `params` at `indices`, whose last axis counts the axes of `params`."""
+    if batch_dims:
+        raise NotImplementedError("tf.gather_nd(batch_dims=...): use jax.vmap.")
+    where_to_look = array(indices)
+    return array(params)[tuple(jnp.moveaxis(where_to_look, -1, 0))]
+
+
+@op
+def boolean_mask(tensor: Any, mask: Any, axis: int = 0) -> jax.Array:
+    """The elements where `mask` is true. In a compiled function their number is not known: use tf.where."""
+    return jnp.compress(np.asarray(mask).ravel(), array(tensor), axis=axis)
+
+
+@op
+def where(condition: Any, x: Any = None, y: Any = None) -> jax.Array:
+    """`x` where `condition` is true, `y` elsewhere; with one argument, the indices where it is true."""
+    if x is None and y is None:
+        return jnp.argwhere(array(condition))
+    if x is None or y is None:
+        raise ValueError("tf.where takes the condition alone, or both x and y.")
+    return jnp.where(array(condition), x, y)
+
+
+@op
+def slice(input_: Any, begin: Any, size: Any) -> jax.Array:
+    """The part of an array from `begin`, of a size; -1 is all that remains."""
+    starts, sizes = _shape(begin), _shape(size)
+    parts = (_slice(b, None if n == -1 else b + n) for b, n in zip(starts, sizes, strict=True))
+    return array(input_)[tuple(parts)]
+
+
+@op
+def pad(tensor: Any, paddings: Any, mode: str = "CONSTANT", constant_values: Any = 0) -> jax.Array:
+    """An array with a margin."""
+    widths = np.asarray(paddings).tolist()
+    if mode.upper() == "CONSTANT":
+        return jnp.pad(array(tensor), widths, constant_values=constant_values)
+    modes = {"REFLECT": "reflect", "SYMMETRIC": "symmetric"}
+    return jnp.pad(array(tensor), widths, mode=modes[mode.upper()])
+
+
+@op
+def reverse(tensor: Any, axis: Any) -> jax.Array:
+    """The other way round along some axes."""
+    return jnp.flip(array(tensor), tuple(axis))
+
+
+@op
+def roll(input: Any, shift: Any, axis: Any) -> jax.Array:
+    """Shifted along some axes; what falls off comes back in."""
+    return jnp.roll(array(input), shift, axis)
+
+
+@op
+def broadcast_to(input: Any, shape: Any) -> jax.Array:
+    """An array repeated until it has a shape."""
+    return jnp.broadcast_to(array(input), _shape(shape))
+
+
+@op
+def shape(input: Any, out_type: Any = dtypes.int32) -> jax.Array:
+    """The shape, as an array; `x.shape` is the tuple."""
+    return jnp.asarray(jnp.shape(array(input)), dtypes.on_device(out_type))
+
+
+@op
+def size(input: Any, out_type: Any = dtypes.int32) -> jax.Array:
+    """The number of elements, as an array."""
+    return jnp.asarray(jnp.size(array(input)), dtypes.on_device(out_type))
+
+
+@op
+def rank(input: Any) -> jax.Array:
+    """The number of axes, as an array."""
+    return jnp.asarray(jnp.ndim(array(input)))

@@ -1,0 +1,26 @@
+"""`tf.data` over Grain: input pipelines of ported code, which a strategy distributes as any other."""
+
+from replicax.input import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
+from replicax.tf._missing import refuse
+from replicax.tf.data import experimental
+from replicax.tf.data._arguments import AUTOTUNE
+from replicax.tf.data._dataset import Dataset
+from replicax.tf.data._files import TextLineDataset, TFRecordDataset
+from replicax.tf.data._iterator import DatasetIterator
+from replicax.tf.data._missing import OF_DATA
+from replicax.tf.data._options import Options, ThreadingOptions
+
+__all__ = [
+    "AUTOTUNE",
+    "INFINITE_CARDINALITY",
+    "UNKNOWN_CARDINALITY",
+    "Dataset",
+    "DatasetIterator",
+    "Options",
+    "TFRecordDataset",
+    "TextLineDataset",
+    "ThreadingOptions",
+    "experimental",
+]
+
+__getattr__ = refuse("tf.data", OF_DATA)

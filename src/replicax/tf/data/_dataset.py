@@ -1,0 +1,679 @@
+"""`tf.data.Dataset`: elements one after the other, described step by step and read through Grain.
+
+Functions that are given to a dataset run on the host, and get and return NumPy arrays. Orders are random
+but always the same: they follow from the seed (0 if there is none) and the epoch, never from the machine,
+so that all processes see one order and a restored iterator goes on in its own. They are not TensorFlow's
+orders.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import glob
+import itertools
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import jax
+import numpy as np
+
+from replicax.errors import InputError, MissingFilesError
+from replicax.input import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, GivesSource, Source
+from replicax.tf.data import _arguments as arguments
+from replicax.tf.data._changes import Batched, Filtered, Mapped, Nested, pad_and_stack, padded_spec
+from replicax.tf.data._elements import guarded, spec_of_element, to_element
+from replicax.tf.data._iterator import DatasetIterator
+from replicax.tf.data._missing import Helpful, of_dataset
+from replicax.tf.data._node import Node, walk
+from replicax.tf.data._options import Options
+from replicax.tf.data._orders import (
+    Cached,
+    Concatenated,
+    Prefetched,
+    Repeated,
+    Sharded,
+    Shuffled,
+    Skipped,
+    Taken,
+    Zipped,
+)
+from replicax.tf.data._source import DatasetSource, open_iterator
+from replicax.tf.data._sources import FileNames, Generated, Numbers, Slices, Tensors
+from replicax.values import TensorSpec
+
+__all__ = ["Dataset"]
+
+
+class Dataset(GivesSource, metaclass=Helpful):
+    """Elements one after the other. Methods make new datasets; nothing is read before it is asked for.
+
+    Loop over it for NumPy arrays, or give it to `strategy.experimental_distribute_dataset`. Elements are
+    arrays or structures (tuples, dicts) of them; a Python list is an array. Each loop begins anew, and
+    shuffled elements come in a new order.
+
+    >>> from replicax import tf
+    >>> x, y = np.arange(6.0), np.arange(6)
+    >>> dataset = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(6, seed=1).batch(4).prefetch(2)
+    >>> tf.data.Dataset.range(6).batch(4)
+    <BatchDataset element_spec=TensorSpec(shape=(None,), dtype=int64)>
+    >>> sorted(int(label) for _, labels in dataset for label in labels)
+    [0, 1, 2, 3, 4, 5]
+    >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+    >>> for features, labels in strategy.experimental_distribute_dataset(dataset):
+    ...     print([part.shape for part in strategy.local_results(features)])
+    [(2,), (2,)]
+    [(1,), (1,)]
+    """
+
+    def __init__(self, node: Any, options: Options | None = None) -> None:
+        """Made by `Dataset.from_tensor_slices` and its like, and by the methods."""
+        if not isinstance(node, Node):
+            raise TypeError(
+                f"Dataset({node!r}): make a dataset with Dataset.from_tensor_slices, from_generator, "
+                "range, TFRecordDataset, ..."
+            )
+        self._node = node
+        self._options = options or Options()
+        self._passes = itertools.count()
+
+    def _then(self, node: Node) -> Dataset:
+        return Dataset(node, self._options)
+
+    # Where elements come from.
+
+    @staticmethod
+    def from_tensor_slices(tensors: Any, name: str | None = None) -> Dataset:
+        """A dataset of the rows of arrays, which are neither copied nor checked for changes.
+
+        Args:
+            tensors: an array, or a structure of arrays with the same number of rows.
+            name: taken for TensorFlow's sake, here and everywhere; it has no effect.
+
+        >>> from replicax import tf
+        >>> list(tf.data.Dataset.from_tensor_slices([1.5, 2.5]))
+        [Array(1.5, dtype=float32), Array(2.5, dtype=float32)]
+        """
+        return Dataset(Slices(tensors, "Dataset.from_tensor_slices"))
+
+    @staticmethod
+    def from_tensors(tensors: Any, name: str | None = None) -> Dataset:
+        """A dataset of one element.
+
+        >>> from replicax import tf
+        >>> list(tf.data.Dataset.from_tensors([1, 2]))
+        [Array([1, 2], dtype=int32)]
+        """
+        return Dataset(Tensors(tensors, "Dataset.from_tensors"))
+
+    @staticmethod
+    def range(*args: Any, output_type: Any = np.int64, name: str | None = None) -> Dataset:
+        """Numbers as of Python's `range`.
+
+        Args:
+            *args: stop; or start, stop; or start, stop, step.
+            output_type: their dtype.
+            name: no effect.
+
+        >>> from replicax import tf
+        >>> [int(i) for i in tf.data.Dataset.range(2, 8, 3)]
+        [2, 5]
+        """
+        if not 1 <= len(args) <= 3:
+            raise TypeError(f"Dataset.range takes stop, (start, stop) or (start, stop, step), got {args}.")
+        numbers = [arguments.as_number(arg, "Dataset.range(", least=-(2**63)) for arg in args]
+        if numbers[2:] == [0]:
+            raise InputError(f"Dataset.range{args}: the step can't be 0.")
+        found = builtins.range(*numbers)
+        return Dataset(Numbers(found.start, found.step, len(found), np.dtype(output_type)))
+
+    @staticmethod
+    def from_generator(
+        generator: Callable[..., Any],
+        output_types: Any = None,
+        output_shapes: Any = None,
+        args: Any = None,
+        output_signature: Any = None,
+        name: str | None = None,
+    ) -> Dataset:
+        """What a generator yields, each element checked against what it is said to be.
+
+        Args:
+            generator: called for each pass; returns something to iterate over.
+            output_types: the dtypes, if there is no signature.
+            output_shapes: the shapes, None for sizes that are not known.
+            args: arguments of the generator, which gets them as arrays.
+            output_signature: a `tf.TensorSpec`, or a structure of them.
+            name: no effect.
+
+        >>> from replicax import tf
+        >>> def squares(stop):
+        ...     for i in range(stop):
+        ...         yield i, i**2
+        >>> signature = (rx.TensorSpec((), np.int32), rx.TensorSpec((), np.float32))
+        >>> dataset = tf.data.Dataset.from_generator(squares, args=(3,), output_signature=signature)
+        >>> [float(square) for _, square in dataset]
+        [0.0, 1.0, 4.0]
+        """
+        arguments.as_function(generator, "Dataset.from_generator")
+        dtypes, shapes = arguments.as_signature(output_signature, output_types, output_shapes)
+        given = to_element(tuple(args or ()), "Dataset.from_generator(args=...)")
+        return Dataset(Generated(generator, given, dtypes, shapes))
+
+    @staticmethod
+    def list_files(
+        file_pattern: Any, shuffle: bool | None = None, seed: int | None = None, name: str | None = None
+    ) -> Dataset:
+        """The names of files, as bytes; several pipelines can share them out (`AutoShardPolicy.FILE`).
+
+        Args:
+            file_pattern: a pattern such as "data/*.tfrecord", or several.
+            shuffle: in random order, which is the default, as in TensorFlow; otherwise in that of the
+                alphabet.
+            seed: for that order.
+            name: no effect.
+
+        Raises:
+            MissingFilesError: there are no such files.
+
+        >>> from replicax import tf
+        >>> list(tf.data.Dataset.list_files(__file__)) == [__file__.encode()]
+        True
+        """
+        patterns = arguments.as_paths(file_pattern, "Dataset.list_files")
+        paths = sorted({path for pattern in patterns for path in glob.glob(pattern, recursive=True)})
+        if not paths:
+            raise MissingFilesError(f"Dataset.list_files found no files for {', '.join(patterns)}.")
+        names = Dataset(FileNames(tuple(paths)))
+        wanted = shuffle is None or arguments.as_flag(shuffle, "Dataset.list_files(shuffle=")
+        return names.shuffle(len(paths), seed) if wanted else names
+
+    @staticmethod
+    def zip(*args: Any, datasets: Any = None, name: str | None = None) -> Dataset:
+        """The elements of several datasets side by side, as many as the shortest has.
+
+        Args:
+            *args: datasets, or one structure (tuple, dict) of them.
+            datasets: the structure, by name.
+            name: no effect.
+
+        >>> from replicax import tf
+        >>> a, b = tf.data.Dataset.range(3), tf.data.Dataset.range(5, 9)
+        >>> [(int(i), int(j)) for i, j in tf.data.Dataset.zip((a, b))]
+        [(0, 5), (1, 6), (2, 7)]
+        """
+        if bool(args) == (datasets is not None):
+            raise TypeError(
+                "Dataset.zip takes datasets, or datasets=(...) with a structure of them; one of these."
+            )
+        structure = datasets if not args else args[0] if len(args) == 1 else args
+        leaves, treedef = jax.tree.flatten(structure, is_leaf=lambda part: isinstance(part, list))
+        for leaf in leaves:
+            if isinstance(leaf, list):
+                raise TypeError(f"Dataset.zip takes a tuple or a dict of datasets, not the list {leaf!r}.")
+            _check_dataset(leaf, "Dataset.zip")
+        if not leaves:
+            raise InputError("Dataset.zip got no datasets.")
+        options = functools.reduce(Options.merge, (leaf._options for leaf in leaves))
+        return Dataset(Zipped(treedef, tuple(leaf._node for leaf in leaves)), options)
+
+    # Which elements, and in which order.
+
+    def shuffle(
+        self,
+        buffer_size: Any,
+        seed: Any = None,
+        reshuffle_each_iteration: bool | None = True,
+        name: str | None = None,
+    ) -> Dataset:
+        """Elements in a random order, another one for each epoch.
+
+        Args:
+            buffer_size: how many elements, one such window after the other, are shuffled together. All
+                elements are if there are no more than this. Elements that can be had by index are not held
+                in memory for it.
+            seed: the same seed gives the same orders; None is 0.
+            reshuffle_each_iteration: False gives every epoch the order of the first.
+            name: no effect.
+
+        >>> from replicax import tf
+        >>> dataset = tf.data.Dataset.range(5).shuffle(5, seed=1)
+        >>> [[int(i) for i in dataset] for _ in range(2)]
+        [[4, 0, 1, 2, 3], [1, 4, 0, 3, 2]]
+        """
+        size = arguments.as_number(buffer_size, "Dataset.shuffle(buffer_size=", least=1)
+        again = reshuffle_each_iteration
+        reshuffle = again is None or arguments.as_flag(again, "Dataset.shuffle(reshuffle_each_iteration=")
+        return self._then(
+            Shuffled(self._node, size, arguments.as_seed(seed, "Dataset.shuffle(seed="), reshuffle)
+        )
+
+    def repeat(self, count: Any = None, name: str | None = None) -> Dataset:
+        """Several epochs in one pass.
+
+        Args:
+            count: how many; None and -1 are without end.
+            name: no effect.
+
+        >>> from replicax import tf
+        >>> [int(i) for i in tf.data.Dataset.range(2).repeat(3)]
+        [0, 1, 0, 1, 0, 1]
+        """
+        epochs = None if count is None else arguments.as_number(count, "Dataset.repeat(", least=-1)
+        return self._then(Repeated(self._node, None if epochs == -1 else epochs))
+
+    def take(self, count: Any, name: str | None = None) -> Dataset:
+        """The first `count` elements; -1 is all.
+
+        >>> from replicax import tf
+        >>> [int(i) for i in tf.data.Dataset.range(9).take(2)]
+        [0, 1]
+        """
+        number = arguments.as_number(count, "Dataset.take(", least=-1)
+        return self if number == -1 else self._then(Taken(self._node, number))
+
+    def skip(self, count: Any, name: str | None = None) -> Dataset:
+        """All but the first `count` elements; -1 leaves none.
+
+        >>> from replicax import tf
+        >>> [int(i) for i in tf.data.Dataset.range(4).skip(2)]
+        [2, 3]
+        """
+        number = arguments.as_number(count, "Dataset.skip(", least=-1)
+        return self.take(0) if number == -1 else self._then(Skipped(self._node, number))
+
+    def shard(self, num_shards: Any, index: Any, name: str | None = None) -> Dataset:
+        """Every `num_shards`-th element, from `index`.
+
+        >>> from replicax import tf
+        >>> [int(i) for i in tf.data.Dataset.range(7).shard(3, 1)]
+        [1, 4]
+        """
+        count = arguments.as_number(num_shards, "Dataset.shard(num_shards=", least=1)
+        number = arguments.as_number(index, "Dataset.shard(index=", least=0)
+        if number >= count:
+            raise InputError(f"Dataset.shard({count}, {number}): pass an index from 0 to {count - 1}.")
+        return self._then(Sharded(self._node, count, number))
+
+    def concatenate(self, dataset: Dataset, name: str | None = None) -> Dataset:
+        """The elements of this dataset, and then those of another.
+
+        >>> from replicax import tf
+        >>> [int(i) for i in tf.data.Dataset.range(2).concatenate(tf.data.Dataset.range(5, 7))]
+        [0, 1, 5, 6]
+        """
+        _check_dataset(dataset, "Dataset.concatenate")
+        node = Concatenated(self._node, dataset._node)
+        node.spec()  # raises if they are not alike
+        return Dataset(node, self._options.merge(dataset._options))
+
+    def enumerate(self, start: Any = 0, name: str | None = None) -> Dataset:
+        """Pairs of a number, counted from `start`, and an element.
+
+        >>> from replicax import tf
+        >>> halves = tf.data.Dataset.from_tensor_slices([0.5, 1.5])
+        >>> [(int(i), float(x)) for i, x in halves.enumerate(start=3)]
+        [(3, 0.5), (4, 1.5)]
+        """
+        first = arguments.as_number(start, "Dataset.enumerate(start=", least=-(2**63))
+        numbers = Numbers(first, 1, None, np.dtype(np.int64))
+        return self._then(Zipped(jax.tree.structure((0, 0)), (numbers, self._node)))
+
+    def cache(self, filename: Any = "", name: str | None = None) -> Dataset:
+        """Elements that are made once and kept in memory, with the order of a shuffle before it.
+
+        Args:
+            filename: leave it out: there is no cache in files.
+            name: no effect.
+
+        >>> from replicax import tf
+        >>> seen = []
+        >>> dataset = tf.data.Dataset.range(2).map(lambda i: seen.append(i) or i).cache()
+        >>> len(list(dataset) + list(dataset)), len(seen)
+        (4, 2)
+        """
+        if filename != "":
+            raise NotImplementedError(
+                f"Dataset.cache(filename={filename!r}): elements are kept in memory only. Leave it out, or "
+                "write them to files once and read those (`TFRecordDataset`, `rx.from_files`)."
+            )
+        return self._then(Cached(self._node))
+
+    def prefetch(self, buffer_size: Any, name: str | None = None) -> Dataset:
+        """A hint to read ahead. A strategy does that anyway; here it is how far threads (of a `map`) go.
+
+        >>> from replicax import tf
+        >>> len(tf.data.Dataset.range(3).prefetch(tf.data.AUTOTUNE))
+        3
+        """
+        size = arguments.as_number(buffer_size, "Dataset.prefetch(", least=-1)
+        return self._then(Prefetched(self._node, max(size, 0)))
+
+    # Other elements.
+
+    def map(
+        self,
+        map_func: Callable[..., Any],
+        num_parallel_calls: Any = None,
+        deterministic: bool | None = None,
+        synchronous: bool | None = None,
+        use_unbounded_threadpool: bool = False,
+        name: str | None = None,
+    ) -> Dataset:
+        """A function of each element, called on the host with NumPy arrays.
+
+        Args:
+            map_func: gets an element, or the parts of a tuple as several arguments; returns an element.
+            num_parallel_calls: how many threads call it, where elements can be had by index; elsewhere, and
+                with None, it is called in the thread that reads. The order of elements is the same.
+            deterministic: the order is always kept, so that both answers hold.
+            synchronous: no effect.
+            use_unbounded_threadpool: refused.
+            name: no effect.
+
+        >>> from replicax import tf
+        >>> dataset = tf.data.Dataset.from_tensor_slices(([1, 2], [3, 4]))
+        >>> [int(i) for i in dataset.map(lambda x, y: x * y)]
+        [3, 8]
+        """
+        arguments.as_function(map_func, "Dataset.map")
+        if use_unbounded_threadpool:
+            raise NotImplementedError(
+                "Dataset.map(use_unbounded_threadpool=True): pass num_parallel_calls."
+            )
+        calls = arguments.as_parallel_calls(num_parallel_calls, "Dataset.map(num_parallel_calls=")
+        return self._then(Mapped(self._node, map_func, calls))
+
+    def filter(self, predicate: Callable[..., Any], name: str | None = None) -> Dataset:
+        """Those elements that `predicate` says True of.
+
+        >>> from replicax import tf
+        >>> [int(i) for i in tf.data.Dataset.range(6).filter(lambda i: i % 2 == 0)]
+        [0, 2, 4]
+        """
+        return self._then(Filtered(self._node, arguments.as_function(predicate, "Dataset.filter")))
+
+    def batch(
+        self,
+        batch_size: Any,
+        drop_remainder: bool = False,
+        num_parallel_calls: Any = None,
+        deterministic: bool | None = None,
+        name: str | None = None,
+    ) -> Dataset:
+        """Elements put together along a new first axis.
+
+        Args:
+            batch_size: how many; for `strategy.experimental_distribute_dataset`, for all replicas together.
+            drop_remainder: leave out a last batch that would be smaller.
+            num_parallel_calls: how many threads make batches, where elements can be had by index.
+            deterministic: the order is always kept, so that both answers hold.
+            name: no effect.
+
+        >>> from replicax import tf
+        >>> [batch.tolist() for batch in tf.data.Dataset.range(5).batch(2)]
+        [[0, 1], [2, 3], [4]]
+        """
+        size = arguments.as_number(batch_size, "Dataset.batch(", least=1)
+        drop = arguments.as_flag(drop_remainder, "Dataset.batch(drop_remainder=")
+        calls = arguments.as_parallel_calls(num_parallel_calls, "Dataset.batch(num_parallel_calls=")
+        return self._then(Batched(self._node, size, drop, calls))
+
+    def padded_batch(
+        self,
+        batch_size: Any,
+        padded_shapes: Any = None,
+        padding_values: Any = None,
+        drop_remainder: bool = False,
+        name: str | None = None,
+    ) -> Dataset:
+        """Batches of elements of several sizes, filled up to the largest in the batch.
+
+        Args:
+            batch_size: how many elements.
+            padded_shapes: sizes to fill up to, for each array of an element; None is the largest.
+            padding_values: what to fill up with, one or for each array; 0, or empty text.
+            drop_remainder: leave out a last batch that would be smaller.
+            name: no effect.
+
+        >>> from replicax import tf
+        >>> dataset = tf.data.Dataset.range(1, 4).map(lambda n: np.full(n, n))
+        >>> next(iter(dataset.padded_batch(3))).tolist()
+        [[1, 0, 0], [2, 2, 0], [3, 3, 3]]
+        """
+        size = arguments.as_number(batch_size, "Dataset.padded_batch(", least=1)
+        drop = arguments.as_flag(drop_remainder, "Dataset.padded_batch(drop_remainder=")
+        join = pad_and_stack(padded_shapes, padding_values)
+        spec = functools.partial(padded_spec, padded_shapes)
+        return self._then(Batched(self._node, size, drop, 0, join, spec, "PaddedBatchDataset"))
+
+    def unbatch(self, name: str | None = None) -> Dataset:
+        """The rows of each element, one after the other.
+
+        >>> from replicax import tf
+        >>> [int(i) for i in tf.data.Dataset.range(4).batch(3).unbatch()]
+        [0, 1, 2, 3]
+        """
+        spec = self._node.spec()
+        for leaf in jax.tree.leaves(spec):
+            if not leaf.shape:
+                raise InputError(f"Dataset.unbatch needs elements with rows, but they are {spec}.")
+        row = None if spec is None else jax.tree.map(lambda s: TensorSpec(s.shape[1:], s.dtype), spec)
+        node = Nested(
+            self._node,
+            lambda element: Slices(element, "Dataset.unbatch"),
+            inner_spec=row,
+            name="UnbatchDataset",
+        )
+        return self._then(node)
+
+    def flat_map(self, map_func: Callable[..., Any], name: str | None = None) -> Dataset:
+        """The elements of the datasets that a function makes of each element, one dataset after the other.
+
+        >>> from replicax import tf
+        >>> dataset = tf.data.Dataset.range(1, 4).flat_map(lambda n: tf.data.Dataset.range(n))
+        >>> [int(i) for i in dataset]
+        [0, 0, 1, 0, 1, 2]
+        """
+        return self._then(Nested(self._node, _inner(map_func, "Dataset.flat_map")))
+
+    def interleave(
+        self,
+        map_func: Callable[..., Any],
+        cycle_length: Any = None,
+        block_length: Any = None,
+        num_parallel_calls: Any = None,
+        deterministic: bool | None = None,
+        name: str | None = None,
+    ) -> Dataset:
+        """The elements of the datasets that a function makes of each element, several of them in turn.
+
+        Args:
+            map_func: makes a dataset of an element.
+            cycle_length: how many datasets are read in turn; None and AUTOTUNE are 16, on every machine.
+            block_length: how many elements are read of one before the next; 1 if None.
+            num_parallel_calls: a hint without effect: datasets are read in turn, in one thread.
+            deterministic: the order is always kept, so that both answers hold.
+            name: no effect.
+
+        >>> from replicax import tf
+        >>> dataset = tf.data.Dataset.range(2).interleave(
+        ...     lambda i: tf.data.Dataset.from_tensors(i).repeat(3), cycle_length=2, block_length=2)
+        >>> [int(i) for i in dataset]
+        [0, 0, 1, 1, 0, 1]
+        """
+        arguments.as_parallel_calls(num_parallel_calls, "Dataset.interleave(num_parallel_calls=")
+        chosen = 16 if cycle_length in (None, arguments.AUTOTUNE) else cycle_length
+        cycle = arguments.as_number(chosen, "Dataset.interleave(cycle_length=", least=1)
+        block = 1 if block_length is None else block_length
+        length = arguments.as_number(block, "Dataset.interleave(block_length=", least=1)
+        inner = _inner(map_func, "Dataset.interleave")
+        return self._then(Nested(self._node, inner, cycle, length, name="InterleaveDataset"))
+
+    def apply(self, transformation_func: Callable[[Dataset], Any]) -> Any:
+        """What a function makes of the dataset: another one.
+
+        >>> from replicax import tf
+        >>> len(tf.data.Dataset.range(9).apply(lambda dataset: dataset.batch(3)))
+        3
+        """
+        result = arguments.as_function(transformation_func, "Dataset.apply")(self)
+        return _check_dataset(result, "Dataset.apply: the function")
+
+    # What is known about it.
+
+    def with_options(self, options: Options, name: str | None = None) -> Dataset:
+        """The same dataset with those of `options` that are set.
+
+        >>> from replicax import tf
+        >>> options = tf.data.Options()
+        >>> options.deterministic = False
+        >>> tf.data.Dataset.range(3).with_options(options).options().deterministic
+        False
+        """
+        if not isinstance(options, Options):
+            raise TypeError(f"Dataset.with_options takes tf.data.Options, got {options!r}.")
+        return Dataset(self._node, self._options.merge(options))
+
+    def options(self) -> Options:
+        """A copy of the options.
+
+        >>> from replicax import tf
+        >>> tf.data.Dataset.range(3).options().deterministic is None
+        True
+        """
+        return self._options.merge(Options())
+
+    @functools.cached_property
+    def element_spec(self) -> Any:
+        """What an element looks like. Where only a function can tell, the first element is made for it.
+
+        >>> from replicax import tf
+        >>> tf.data.Dataset.range(5).map(lambda i: {"x": i / 2}).batch(2).element_spec
+        {'x': TensorSpec(shape=(None,), dtype=float64)}
+        """
+        spec = self._node.spec()
+        return self._spec_of_first() if spec is None else spec
+
+    def _spec_of_first(self) -> Any:
+        iterator = open_iterator(self._node, self._options, 0)
+        try:
+            first = spec_of_element(next(iterator))
+        except AttributeError as error:  # which would pass for a dataset without this attribute
+            raise RuntimeError(f"The first element can't be made to find its spec: {error}") from error
+        except StopIteration:
+            raise InputError(
+                f"The {self._node.name} has no elements, so there is no telling what they look like."
+            ) from None
+        finally:
+            iterator.close()
+        whole = itertools.takewhile(lambda node: not isinstance(node, Nested), walk(self._node))
+        batches = [node for node in whole if isinstance(node, Batched)]
+        if not batches or batches[0].drop_remainder:
+            return first
+
+        def open_rows(spec: TensorSpec) -> TensorSpec:
+            # The last batch may be smaller than the first.
+            rows = spec.shape[:1] if spec.shape[:1] != (full,) else (None,)
+            return TensorSpec((*rows, *spec.shape[1:]), spec.dtype)
+
+        known = batches[0].parent.cardinality
+        full = batches[0].size if known < 0 else min(known, batches[0].size)
+        return jax.tree.map(open_rows, first)
+
+    def cardinality(self, name: str | None = None) -> int:
+        """How many elements; `tf.data.INFINITE_CARDINALITY` and `UNKNOWN_CARDINALITY` are negative.
+
+        >>> from replicax import tf
+        >>> tf.data.Dataset.range(10).batch(4).cardinality()
+        3
+        >>> tf.data.Dataset.range(10).filter(bool).cardinality() == tf.data.UNKNOWN_CARDINALITY
+        True
+        """
+        return self._node.cardinality
+
+    def __len__(self) -> int:
+        count = self.cardinality()
+        if count == INFINITE_CARDINALITY:
+            raise TypeError("The dataset is endless, and has no length; `take` elements first.")
+        if count == UNKNOWN_CARDINALITY:
+            raise TypeError(
+                "The length of the dataset is not known before it is read; if you know it, say so with "
+                "`.apply(tf.data.experimental.assert_cardinality(n))`."
+            )
+        return count
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __repr__(self) -> str:
+        spec = self._node.spec()
+        if spec is None:
+            spec = self.__dict__.get("element_spec", "not known before it is read")
+        return f"<{self._node.name} element_spec={spec}>"
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise of_dataset(name)
+
+    # Reading it.
+
+    def __iter__(self) -> DatasetIterator:
+        return self._iterate(as_numpy=False)
+
+    def _iterate(self, *, as_numpy: bool) -> DatasetIterator:
+        iterator = open_iterator(self._node, self._options, next(self._passes))
+        return DatasetIterator(iterator, lambda: self.element_spec, as_numpy=as_numpy)
+
+    def as_numpy_iterator(self) -> DatasetIterator:
+        """One pass whose elements are NumPy arrays, where `iter(dataset)` gives JAX arrays.
+
+        >>> from replicax import tf
+        >>> list(tf.data.Dataset.from_tensor_slices(["a", "b"]).as_numpy_iterator())
+        [b'a', b'b']
+        """
+        return self._iterate(as_numpy=True)
+
+    def reduce(
+        self, initial_state: Any, reduce_func: Callable[[Any, Any], Any], name: str | None = None
+    ) -> Any:
+        """Go over the elements with a running result.
+
+        Args:
+            initial_state: what to begin with.
+            reduce_func: gets the result so far and an element; returns the next result.
+            name: no effect.
+
+        >>> from replicax import tf
+        >>> int(tf.data.Dataset.range(5).reduce(np.int64(0), lambda total, i: total + i))
+        10
+        """
+        arguments.as_function(reduce_func, "Dataset.reduce")
+        state = to_element(initial_state, "Dataset.reduce(initial_state=...)")
+        with self.as_numpy_iterator() as elements:
+            for element in elements:
+                state = to_element(
+                    reduce_func(state, element), "What the function given to Dataset.reduce returned"
+                )
+        return state
+
+    def source(self) -> Source:
+        """What a strategy reads.
+
+        >>> from replicax import tf
+        >>> tf.data.Dataset.range(8).batch(4).source().batch_size
+        4
+        """
+        return DatasetSource(self._node, self._options)
+
+
+def _check_dataset(dataset: Any, call: str) -> Any:
+    if not isinstance(dataset, Dataset):
+        verb = "must return a" if "function" in call else "takes a"
+        raise TypeError(f"{call} {verb} tf.data.Dataset, got {dataset!r}.")
+    return dataset
+
+
+def _inner(function: Callable[..., Any], call: str) -> Callable[[Any], Node]:
+    """A function that makes a dataset of an element, as one that makes a node."""
+    make = guarded(arguments.as_function(function, call), call)
+    return lambda element: _check_dataset(make(element), f"{call}: the function")._node

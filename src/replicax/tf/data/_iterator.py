@@ -1,0 +1,65 @@
+"""`iter(dataset)`: one pass over a dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Self, final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from replicax.errors import OutOfRangeError
+
+__all__ = ["DatasetIterator"]
+
+
+@final
+class DatasetIterator(Iterator[Any]):
+    """One pass over a dataset; made by `iter(dataset)`.
+
+    >>> from replicax import tf
+    >>> with iter(tf.data.Dataset.range(3)) as iterator:
+    ...     int(next(iterator)), int(iterator.get_next())
+    (0, 1)
+    """
+
+    def __init__(self, iterator: Any, element_spec: Callable[[], Any], *, as_numpy: bool) -> None:
+        """Made by a dataset."""
+        self._iterator, self._element_spec, self._as_numpy = iterator, element_spec, as_numpy
+        self._closed = False
+
+    def __next__(self) -> Any:
+        if self._closed:
+            raise StopIteration
+        element = next(self._iterator)
+        return element if self._as_numpy else jax.tree.map(_to_device, element)
+
+    def get_next(self) -> Any:
+        """The next element; raises `OutOfRangeError` after the last."""
+        try:
+            return next(self)
+        except StopIteration:
+            raise OutOfRangeError("The dataset has no more elements.") from None
+
+    @property
+    def element_spec(self) -> Any:
+        """The dataset's."""
+        return self._element_spec()
+
+    def close(self) -> None:
+        """Let go of files and threads. Leaving a `with` block, or dropping the iterator, does it too."""
+        self._closed = True
+        self._iterator.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _to_device(leaf: Any) -> Any:
+    """Numbers as a JAX array; text stays as it is."""
+    numbers = isinstance(leaf, np.ndarray | np.generic) and leaf.dtype.kind not in "OSU"
+    return jnp.asarray(leaf, jax.dtypes.canonicalize_dtype(leaf.dtype)) if numbers else leaf

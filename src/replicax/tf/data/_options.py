@@ -1,0 +1,250 @@
+"""`tf.data.Options` and its groups: what is honoured, what is a hint, and what is refused by name.
+
+Honoured: `experimental_distribute.auto_shard_policy`, `deterministic` (elements always come in one order,
+so both answers hold) and `threading.private_threadpool_size`. Hints, which change no element and may be
+without
+effect: the other options of `threading`, those of `autotune` and `experimental_optimization`,
+`experimental_slack` and `experimental_warm_start`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any, ClassVar, Self, final
+
+import numpy as np
+
+from replicax.errors import InputError
+from replicax.input import AutoShardPolicy
+
+__all__ = ["AutotuneOptions", "DistributeOptions", "OptimizationOptions", "Options", "ThreadingOptions"]
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool | np.bool_):
+        raise InputError("pass True or False")
+    return bool(value)
+
+
+def _number(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 0:
+        raise InputError("pass 0, 1, 2, ...")
+    return int(value)
+
+
+def _policy(value: Any) -> AutoShardPolicy:
+    name = value if isinstance(value, str) else getattr(value, "name", None)
+    if name not in AutoShardPolicy.__members__:
+        raise InputError(f"pass one of {', '.join(AutoShardPolicy.__members__)}")
+    return AutoShardPolicy[str(name)]
+
+
+class _Group:
+    """Options that can be set as attributes; those that were not are None."""
+
+    _CHECKS: ClassVar[dict[str, Callable[[Any], Any]]]
+    _REFUSED: ClassVar[dict[str, str]] = {}
+
+    def __init__(self) -> None:
+        for name in self._CHECKS:
+            object.__setattr__(self, name, None)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in self._CHECKS:
+            raise AttributeError(self._complaint(name))
+        try:
+            checked = None if value is None else self._CHECKS[name](value)
+        except InputError as error:
+            raise InputError(f"{type(self).__name__}.{name} = {value!r}: {error}.") from None
+        object.__setattr__(self, name, checked)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(self._complaint(name))
+
+    def _complaint(self, name: str) -> str:
+        if name in self._REFUSED:
+            return f"{type(self).__name__}.{name} has no meaning here: {self._REFUSED[name]}."
+        return f"{type(self).__name__} has no option {name!r}; it has {', '.join(self._CHECKS)}."
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and vars(self) == vars(other)
+
+    __hash__ = None  # pyright: ignore
+
+    def __repr__(self) -> str:
+        given = ", ".join(f"{name}={value!r}" for name, value in vars(self).items() if value is not None)
+        return f"{type(self).__name__}({given})"
+
+    def merge(self, options: Self) -> Self:
+        """These options with those that are set in `options` in their place.
+
+        Args:
+            options: of the same kind.
+        """
+        if type(options) is not type(self):
+            raise TypeError(f"{type(self).__name__}.merge takes {type(self).__name__}, got {options!r}.")
+        merged = copy.deepcopy(self)
+        for name, value in vars(options).items():
+            if isinstance(value, _Group):
+                value = getattr(merged, name).merge(value)
+            if value is not None:
+                object.__setattr__(merged, name, value)
+        return merged
+
+
+@final
+class DistributeOptions(_Group):
+    """How a dataset is distributed: `auto_shard_policy`, which is honoured.
+
+    >>> from replicax import tf
+    >>> options = tf.data.experimental.DistributeOptions()
+    >>> options.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
+    >>> options
+    DistributeOptions(auto_shard_policy=<AutoShardPolicy.DATA: 2>)
+    """
+
+    auto_shard_policy: Any
+    _CHECKS: ClassVar = {"auto_shard_policy": _policy}
+    _REFUSED: ClassVar = {"num_devices": "a strategy knows its devices"}
+
+
+@final
+class ThreadingOptions(_Group):
+    """How many threads there are for `num_parallel_calls`: `private_threadpool_size`; 0 is up to us.
+
+    `max_intra_op_parallelism` is a hint without effect.
+
+    >>> from replicax import tf
+    >>> options = tf.data.ThreadingOptions()
+    >>> options.private_threadpool_size = 2
+    >>> options
+    ThreadingOptions(private_threadpool_size=2)
+    """
+
+    private_threadpool_size: Any
+    max_intra_op_parallelism: Any
+    _CHECKS: ClassVar = {"private_threadpool_size": _number, "max_intra_op_parallelism": _number}
+
+
+@final
+class AutotuneOptions(_Group):
+    """Hints for a tuner that does not exist here: they change no element, and have no effect.
+
+    >>> from replicax import tf
+    >>> tf.data.experimental.AutotuneOptions().enabled is None
+    True
+    """
+
+    enabled: Any
+    _CHECKS: ClassVar = {
+        "enabled": _flag,
+        "cpu_budget": _number,
+        "ram_budget": _number,
+        "initial_parallelism": _number,
+        "min_parallelism": _number,
+    }
+    _REFUSED: ClassVar = {"autotune_algorithm": "nothing is tuned"}
+
+
+@final
+class OptimizationOptions(_Group):
+    """Hints for rewriting a pipeline: they change no element, and have no effect.
+
+    >>> from replicax import tf
+    >>> options = tf.data.experimental.OptimizationOptions()
+    >>> options.map_fusion = True
+    """
+
+    _CHECKS: ClassVar = dict.fromkeys(
+        [
+            "apply_default_optimizations",
+            "filter_fusion",
+            "filter_parallelization",
+            "inject_prefetch",
+            "map_and_batch_fusion",
+            "map_and_filter_fusion",
+            "map_fusion",
+            "map_parallelization",
+            "noop_elimination",
+            "parallel_batch",
+            "seq_interleave_prefetch",
+            "shuffle_and_repeat_fusion",
+        ],
+        _flag,
+    )
+
+
+def _of(kind: type[_Group]) -> Callable[[Any], Any]:
+    def check(value: Any) -> Any:
+        if not isinstance(value, kind):
+            raise InputError(f"pass a {kind.__name__}")
+        return value
+
+    return check
+
+
+def _always(value: Any) -> bool:
+    if value is not True:
+        raise InputError("positions are always kept as descriptions; leave it out, or pass True")
+    return True
+
+
+_OLD_NAMES = {"experimental_deterministic": "deterministic", "experimental_threading": "threading"}
+
+
+@final
+class Options(_Group):
+    """Options of a dataset, given with `Dataset.with_options` and kept by what is made of it.
+
+    Those that are not known, or have no meaning here, raise when they are set. `experimental_distribute`,
+    `threading`, `autotune` and `experimental_optimization` are groups of options.
+
+    >>> from replicax import tf
+    >>> options = tf.data.Options()
+    >>> options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    >>> dataset = tf.data.Dataset.range(8).with_options(options).batch(4)
+    >>> dataset.options().experimental_distribute.auto_shard_policy
+    <AutoShardPolicy.OFF: -1>
+    >>> options.experimental_slak = True
+    Traceback (most recent call last):
+    AttributeError: Options has no option 'experimental_slak'; it has deterministic, autotune, ...
+    """
+
+    deterministic: Any
+    autotune: Any
+    threading: Any
+    experimental_distribute: Any
+    experimental_optimization: Any
+    _CHECKS: ClassVar = {
+        "deterministic": _flag,
+        "autotune": _of(AutotuneOptions),
+        "threading": _of(ThreadingOptions),
+        "experimental_distribute": _of(DistributeOptions),
+        "experimental_optimization": _of(OptimizationOptions),
+        "experimental_slack": _flag,
+        "experimental_warm_start": _flag,
+        "experimental_symbolic_checkpoint": _always,
+    }
+    _REFUSED: ClassVar = {
+        "experimental_external_state_policy": "datasets are not serialised",
+        "experimental_service": "there is no data service; `strategy.distribute_dataset` shares out input",
+        "experimental_stats": "`iterator.stats()` of a distributed dataset tells how long steps waited",
+        "dataset_name": "datasets have no names",
+        "framework_type": "there is one framework",
+    }
+
+    def __init__(self) -> None:
+        """Nothing is set."""
+        super().__init__()
+        self.autotune, self.threading = AutotuneOptions(), ThreadingOptions()
+        self.experimental_distribute = DistributeOptions()
+        self.experimental_optimization = OptimizationOptions()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(_OLD_NAMES.get(name, name), value)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _OLD_NAMES:
+            return getattr(self, _OLD_NAMES[name])
+        return super().__getattr__(name)

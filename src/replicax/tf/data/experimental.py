@@ -1,0 +1,65 @@
+"""`tf.data.experimental`: the parts of it that have a meaning here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from replicax.input import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, AutoShardPolicy
+from replicax.tf._missing import refuse
+from replicax.tf.data._arguments import AUTOTUNE, as_number
+from replicax.tf.data._dataset import Dataset
+from replicax.tf.data._missing import OF_EXPERIMENTAL
+from replicax.tf.data._options import (
+    AutotuneOptions,
+    DistributeOptions,
+    OptimizationOptions,
+    ThreadingOptions,
+)
+from replicax.tf.data._orders import Counted
+
+__all__ = [
+    "AUTOTUNE",
+    "INFINITE_CARDINALITY",
+    "UNKNOWN_CARDINALITY",
+    "AutoShardPolicy",
+    "AutotuneOptions",
+    "DistributeOptions",
+    "OptimizationOptions",
+    "ThreadingOptions",
+    "assert_cardinality",
+    "cardinality",
+]
+
+__getattr__ = refuse("tf.data.experimental", OF_EXPERIMENTAL)
+
+
+def cardinality(dataset: Dataset) -> int:
+    """How many elements a dataset has, if that is known without reading it.
+
+    >>> from replicax import tf
+    >>> tf.data.experimental.cardinality(tf.data.Dataset.range(4).repeat())
+    -1
+    """
+    if not isinstance(dataset, Dataset):
+        raise TypeError(f"tf.data.experimental.cardinality takes a tf.data.Dataset, got {dataset!r}.")
+    return dataset.cardinality()
+
+
+def assert_cardinality(expected_cardinality: Any) -> Callable[[Dataset], Dataset]:
+    """For `Dataset.apply`: says how many elements there are. Reading raises if there are not.
+
+    Args:
+        expected_cardinality: the number, or INFINITE_CARDINALITY or UNKNOWN_CARDINALITY.
+
+    >>> from replicax import tf
+    >>> even = tf.data.Dataset.range(6).filter(lambda i: i % 2 == 0)
+    >>> len(even.apply(tf.data.experimental.assert_cardinality(3)))
+    3
+    """
+    number = as_number(expected_cardinality, "tf.data.experimental.assert_cardinality(", least=-2)
+
+    def apply(dataset: Dataset) -> Dataset:
+        return dataset._then(Counted(dataset._node, number))
+
+    return apply

@@ -1,0 +1,86 @@
+"""`tf.debugging`: checks of values, made where they are known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from replicax._jax import is_tracer
+from replicax.tf._missing import refuse
+from replicax.tf._op import array
+
+__all__ = [
+    "assert_equal",
+    "assert_greater",
+    "assert_greater_equal",
+    "assert_less",
+    "assert_less_equal",
+    "assert_near",
+    "assert_shapes",
+    "check_numerics",
+    "enable_check_numerics",
+]
+
+
+def _assertion(name: str, compare: Callable[[Any, Any], Any]) -> Callable[..., None]:
+    def check(
+        x: Any, y: Any, message: str | None = None, summarize: int | None = None, name: str = name
+    ) -> None:
+        x, y = array(x), array(y)
+        if is_tracer(x) or is_tracer(y):
+            raise NotImplementedError(
+                f"tf.debugging.{name} in a compiled function: the values are not known while it is traced. "
+                "Check outside of it, or use `jax.experimental.checkify`."
+            )
+        if not np.all(compare(x, y)):
+            raise ValueError(f"{message or f'tf.debugging.{name} failed'}: x = {x}, y = {y}.")
+
+    check.__name__ = check.__qualname__ = name
+    check.__doc__ = f"Raise ValueError unless `{name.removeprefix('assert_')}` holds for all elements."
+    return check
+
+
+assert_equal = _assertion("assert_equal", jnp.equal)
+assert_greater = _assertion("assert_greater", jnp.greater)
+assert_greater_equal = _assertion("assert_greater_equal", jnp.greater_equal)
+assert_less = _assertion("assert_less", jnp.less)
+assert_less_equal = _assertion("assert_less_equal", jnp.less_equal)
+assert_near = _assertion("assert_near", lambda x, y: jnp.isclose(x, y, rtol=1e-5, atol=1e-5))
+
+
+def assert_shapes(shapes: Any, message: str | None = None) -> None:
+    """Raise ValueError unless arrays have given shapes; None stands for any size."""
+    for x, shape in shapes.items() if isinstance(shapes, dict) else shapes:
+        actual = jnp.shape(array(x))
+        fits = len(actual) == len(shape) and all(
+            want in (None, size) for want, size in zip(shape, actual, strict=True)
+        )
+        if not fits:
+            raise ValueError(
+                f"{message or 'tf.debugging.assert_shapes failed'}: {actual}, not {tuple(shape)}."
+            )
+
+
+def check_numerics(tensor: Any, message: str) -> jax.Array:
+    """`tensor`, after checking that it has neither NaN nor infinity."""
+    x = array(tensor)
+    if is_tracer(x):
+        raise NotImplementedError(
+            "tf.debugging.check_numerics in a compiled function: use "
+            "`jax.config.update('jax_debug_nans', True)`."
+        )
+    if not np.all(np.isfinite(x)):
+        raise ValueError(f"{message}: the tensor has NaN or infinity.")
+    return x
+
+
+def enable_check_numerics() -> None:
+    """Have JAX raise when a computation gives NaN: sets `jax_debug_nans`."""
+    jax.config.update("jax_debug_nans", True)
+
+
+__getattr__ = refuse("tf.debugging", {})

@@ -1,0 +1,23 @@
+"""`tf.distribute.cluster_resolver`: who takes part; see `replicax.cluster`."""
+
+from replicax.cluster import (
+    ClusterResolver,
+    GCEClusterResolver,
+    KubernetesClusterResolver,
+    SimpleClusterResolver,
+    SlurmClusterResolver,
+    TFConfigClusterResolver,
+    TPUClusterResolver,
+    UnionResolver,
+)
+
+__all__ = [
+    "ClusterResolver",
+    "GCEClusterResolver",
+    "KubernetesClusterResolver",
+    "SimpleClusterResolver",
+    "SlurmClusterResolver",
+    "TFConfigClusterResolver",
+    "TPUClusterResolver",
+    "UnionResolver",
+]

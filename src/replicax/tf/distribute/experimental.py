@@ -1,0 +1,49 @@
+"""`tf.distribute.experimental`: older names, and options of collectives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from replicax.collectives import CollectiveHints, CommunicationImplementation, CommunicationOptions
+from replicax.input import InputContext
+from replicax.strategies import CentralStorageStrategy, ValueContext
+from replicax.strategies import MultiWorkerMirroredStrategy as _MultiWorkerMirroredStrategy
+from replicax.strategies import TPUStrategy as _TPUStrategy
+from replicax.tf._missing import OF_DISTRIBUTE, refuse
+
+__all__ = [
+    "CentralStorageStrategy",
+    "CollectiveCommunication",
+    "CollectiveHints",
+    "CommunicationImplementation",
+    "CommunicationOptions",
+    "InputContext",
+    "MultiWorkerMirroredStrategy",
+    "TPUStrategy",
+    "ValueContext",
+]
+
+CollectiveCommunication = CommunicationImplementation
+
+
+def MultiWorkerMirroredStrategy(
+    communication: CommunicationImplementation = CommunicationImplementation.AUTO,
+    cluster_resolver: Any = None,
+) -> _MultiWorkerMirroredStrategy:
+    """The older way to make a `tf.distribute.MultiWorkerMirroredStrategy`.
+
+    >>> from replicax import tf
+    >>> tf.distribute.experimental.MultiWorkerMirroredStrategy().cluster_resolver.task_type
+    """
+    options = None
+    if communication is not CommunicationImplementation.AUTO:
+        options = CommunicationOptions(implementation=communication)
+    return _MultiWorkerMirroredStrategy(cluster_resolver, options)
+
+
+def TPUStrategy(tpu_cluster_resolver: Any = None, device_assignment: Any = None) -> _TPUStrategy:
+    """The older way to make a `tf.distribute.TPUStrategy`."""
+    return _TPUStrategy(tpu_cluster_resolver, device_assignment)
+
+
+__getattr__ = refuse("tf.distribute.experimental", OF_DISTRIBUTE)

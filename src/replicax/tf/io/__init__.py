@@ -1,0 +1,22 @@
+"""`tf.io`: files, by their path."""
+
+from replicax.tf._missing import refuse
+from replicax.tf.io import gfile
+
+__all__ = ["gfile"]
+
+_PARSE = "a parser of protocol buffers in `Dataset.map`, or ArrayRecord files with Grain"
+
+__getattr__ = refuse(
+    "tf.io",
+    {
+        "FixedLenFeature": _PARSE,
+        "VarLenFeature": _PARSE,
+        "parse_example": _PARSE,
+        "parse_single_example": _PARSE,
+        "decode_image": "Pillow in `Dataset.map`",
+        "decode_jpeg": "Pillow in `Dataset.map`",
+        "decode_png": "Pillow in `Dataset.map`",
+        "read_file": "`pathlib.Path(path).read_bytes()` in `Dataset.map`",
+    },
+)

@@ -1,0 +1,7 @@
+"""`tf.math`: the same functions as at the top."""
+
+from replicax.tf._math import *  # noqa: F403
+from replicax.tf._math import __all__ as __all__
+from replicax.tf._missing import refuse
+
+__getattr__ = refuse("tf.math", {})

@@ -1,0 +1,5 @@
+"""`tf.tpu`."""
+
+from replicax.tf.tpu import experimental
+
+__all__ = ["experimental"]

@@ -1,0 +1,298 @@
+"""`tf.train`: checkpoints and descriptions of clusters. Optimizers are `rx.Optimizer` on optax.
+
+Checkpoints are written by Replicax, in its own format: TensorFlow's can't be read here. What it reads of
+them with `tf.train.load_checkpoint` can be given to variables with `assign`.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, final
+
+import numpy as np
+
+from replicax import checkpoint as core
+from replicax.checkpoint import Store
+from replicax.cluster import ClusterSpec
+from replicax.errors import CheckpointMismatchError, CheckpointMissingError
+from replicax.tf._missing import refuse
+
+__all__ = [
+    "Checkpoint",
+    "CheckpointManager",
+    "CheckpointReader",
+    "ClusterSpec",
+    "latest_checkpoint",
+    "list_variables",
+    "load_checkpoint",
+    "load_variable",
+]
+
+
+class Checkpoint(core.Checkpoint):
+    """`rx.Checkpoint`, whose checkpoints have names like `ckpt-1`.
+
+    Args:
+        root: None. Name what to save, as in `Checkpoint(model=model)`.
+        **kwargs: what to save, by name.
+
+    >>> import tempfile
+    >>> from replicax import tf
+    >>> v = tf.Variable(1.0)
+    >>> checkpoint = tf.train.Checkpoint(v=v)
+    >>> path = checkpoint.save(tempfile.mkdtemp() + "/ckpt")
+    >>> path.rsplit("/", 1)[1]
+    'ckpt-1'
+    >>> _ = v.assign(2.0)
+    >>> _ = checkpoint.restore(path).assert_consumed()
+    >>> v.numpy()
+    array(1., dtype=float32)
+    """
+
+    def __init__(self, root: Any = None, **kwargs: Any) -> None:
+        """Take note of the objects."""
+        if root is not None:
+            raise ValueError(
+                "tf.train.Checkpoint(root=...): give what to save a name, as in Checkpoint(model=model)."
+            )
+        super().__init__(**kwargs)
+
+    def save(self, file_prefix: str | os.PathLike[str], options: Any = None) -> str:  # type: ignore[override]
+        """Write a checkpoint `file_prefix-n`, with the next free number n from 1.
+
+        Returns:
+            Its path.
+        """
+        _refuse_options(options)
+        path = pathlib.Path(file_prefix)
+        return self._save_into(Store(path.parent, prefix=f"{path.name}-"), first=1)
+
+    def restore(self, save_path: str | os.PathLike[str] | None, options: Any = None) -> Any:  # type: ignore[override]
+        """Give all objects the state of a checkpoint; None, of no checkpoint, leaves them as they are."""
+        _refuse_options(options)
+        return NothingRestored() if save_path is None else super().restore(save_path)
+
+    read = restore
+
+    def write(self, file_prefix: str, options: Any = None) -> str:
+        """Refused: checkpoints are numbered."""
+        raise NotImplementedError(
+            "tf.train.Checkpoint.write: checkpoints are numbered here; use save(file_prefix)."
+        )
+
+
+def _refuse_options(options: Any) -> None:
+    if options is not None:
+        raise ValueError("CheckpointOptions are about TensorFlow's files; leave `options` out.")
+
+
+@final
+class NothingRestored:
+    """What `restore(None)` returns: there was no checkpoint."""
+
+    def assert_consumed(self) -> NothingRestored:
+        """Raise: nothing was restored."""
+        raise CheckpointMismatchError("No checkpoint was given to restore, so nothing was restored.")
+
+    assert_existing_objects_matched = assert_consumed
+
+    def expect_partial(self) -> NothingRestored:
+        """Nothing was restored, and that is fine."""
+        return self
+
+
+@final
+class CheckpointManager:
+    """Keeps the newest checkpoints in a folder. For saving in the background use `rx.CheckpointManager`.
+
+    Args:
+        checkpoint: what to save.
+        directory: the folder.
+        max_to_keep: how many to keep; None keeps all.
+        keep_checkpoint_every_n_hours: None.
+        checkpoint_name: what the checkpoints are called.
+        step_counter: a variable that counts steps.
+        checkpoint_interval: how many steps there are at least between two checkpoints.
+        init_fn: called by `restore_or_initialize` if there is no checkpoint.
+
+    >>> import tempfile
+    >>> from replicax import tf
+    >>> checkpoint = tf.train.Checkpoint(v=tf.Variable(1.0))
+    >>> manager = tf.train.CheckpointManager(checkpoint, tempfile.mkdtemp(), max_to_keep=2)
+    >>> for _ in range(3):
+    ...     _ = manager.save()
+    >>> [path.rsplit("/", 1)[1] for path in manager.checkpoints]
+    ['ckpt-2', 'ckpt-3']
+    """
+
+    def __init__(
+        self,
+        checkpoint: core.Checkpoint,
+        directory: str | os.PathLike[str],
+        max_to_keep: int | None,
+        keep_checkpoint_every_n_hours: float | None = None,
+        checkpoint_name: str = "ckpt",
+        step_counter: Any = None,
+        checkpoint_interval: int | None = None,
+        init_fn: Callable[[], Any] | None = None,
+    ) -> None:
+        """Look at nothing yet."""
+        if keep_checkpoint_every_n_hours is not None:
+            raise ValueError(
+                "CheckpointManager(keep_checkpoint_every_n_hours=...): only the newest are kept, by "
+                "number. Use max_to_keep=None to keep all."
+            )
+        if (checkpoint_interval is None) != (step_counter is None):
+            raise ValueError("CheckpointManager: `step_counter` and `checkpoint_interval` go together.")
+        prefix = f"{checkpoint_name}-"
+        self._manager = core.CheckpointManager(
+            checkpoint, directory, max_to_keep, asynchronous=False, prefix=prefix
+        )
+        self._store = Store(directory, prefix=prefix)
+        self.checkpoint = checkpoint
+        self.checkpoint_interval = checkpoint_interval
+        self._counter, self._init, self._last = step_counter, init_fn, None
+
+    @property
+    def directory(self) -> str:
+        """Where the checkpoints are."""
+        return self._manager.directory
+
+    @property
+    def checkpoints(self) -> list[str]:
+        """The paths of the checkpoints, oldest first."""
+        return [str(self._store.path(step)) for step in self._store.steps()]
+
+    @property
+    def latest_checkpoint(self) -> str | None:
+        """The path of the newest checkpoint; None if there is none."""
+        return self._manager.latest_checkpoint
+
+    def save(
+        self, checkpoint_number: Any = None, check_interval: bool = True, options: Any = None
+    ) -> str | None:
+        """Save a checkpoint, if the interval is over.
+
+        Returns:
+            Its path; None if it was too early.
+        """
+        _refuse_options(options)
+        step = None if self._counter is None else int(self._counter)
+        if check_interval and self._is_early(step):
+            return None
+        number = (
+            max(self._store.steps(), default=0) + 1 if checkpoint_number is None else int(checkpoint_number)
+        )
+        self._manager.save(number)
+        self._last = step
+        return str(self._store.path(number))
+
+    def _is_early(self, step: int | None) -> bool:
+        if step is None or self._last is None or self.checkpoint_interval is None:
+            return False
+        return step - self._last < self.checkpoint_interval
+
+    def restore_or_initialize(self) -> str | None:
+        """Restore the newest checkpoint; without one, call `init_fn`.
+
+        Returns:
+            The path of the checkpoint; None if there is none.
+        """
+        step = self._manager.restore_or_initialize()
+        if step is not None:
+            return str(self._store.path(step))
+        if self._init is not None:
+            self._init()
+        return None
+
+
+def latest_checkpoint(checkpoint_dir: str | os.PathLike[str], latest_filename: Any = None) -> str | None:
+    """The path of the newest checkpoint in a folder; None if there is none.
+
+    >>> from replicax import tf
+    >>> tf.train.latest_checkpoint("nowhere")
+    """
+    if latest_filename is not None:
+        raise ValueError("latest_checkpoint(latest_filename=...): there is no such file; leave it out.")
+    folder = pathlib.Path(checkpoint_dir)
+    named = [
+        (path, re.fullmatch(r"(?:.*-)?(\d+)", path.name)) for path in folder.glob("*") if path.is_dir()
+    ]
+    found = [(path.stat().st_mtime_ns, int(match[1]), path) for path, match in named if match is not None]
+    return str(max(found)[2]) if found else None
+
+
+@final
+class CheckpointReader:
+    """Looks into a checkpoint; made by `tf.train.load_checkpoint`."""
+
+    def __init__(self, values: Mapping[str, np.ndarray]) -> None:
+        """Hold the values."""
+        self._values = values
+
+    def get_variable_to_shape_map(self) -> dict[str, list[int]]:
+        """The shape of every value, by its name."""
+        return {name: list(value.shape) for name, value in self._values.items()}
+
+    def get_variable_to_dtype_map(self) -> dict[str, np.dtype]:
+        """The dtype of every value, by its name."""
+        return {name: value.dtype for name, value in self._values.items()}
+
+    def has_tensor(self, tensor_str: str) -> bool:
+        """Whether there is a value of this name."""
+        return tensor_str in self._values
+
+    def get_tensor(self, tensor_str: str) -> np.ndarray:
+        """The value of this name."""
+        if tensor_str not in self._values:
+            raise CheckpointMissingError(
+                f"The checkpoint has no {tensor_str!r}, but {', '.join(sorted(self._values)) or 'nothing'}."
+            )
+        return self._values[tensor_str]
+
+
+_SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
+
+
+def load_checkpoint(ckpt_dir_or_file: str | os.PathLike[str]) -> CheckpointReader:
+    """Read a checkpoint without having its objects; names have TensorFlow's suffix.
+
+    >>> import tempfile
+    >>> from replicax import tf
+    >>> path = tf.train.Checkpoint(v=tf.Variable([1.0, 2.0])).save(tempfile.mkdtemp() + "/ckpt")
+    >>> tf.train.load_checkpoint(path).get_tensor("v/.ATTRIBUTES/VARIABLE_VALUE")
+    array([1., 2.], dtype=float32)
+    """
+    path = pathlib.Path(ckpt_dir_or_file)
+    newest = latest_checkpoint(path)
+    content = core.read_content(path if newest is None else newest)
+    return CheckpointReader({f"{name}{_SUFFIX}": value for name, value in content.arrays.items()})
+
+
+def list_variables(ckpt_dir_or_file: str | os.PathLike[str]) -> list[tuple[str, list[int]]]:
+    """The names and shapes of the values in a checkpoint."""
+    return sorted(load_checkpoint(ckpt_dir_or_file).get_variable_to_shape_map().items())
+
+
+def load_variable(ckpt_dir_or_file: str | os.PathLike[str], name: str) -> np.ndarray:
+    """One value of a checkpoint."""
+    return load_checkpoint(ckpt_dir_or_file).get_tensor(name)
+
+
+_OPTAX = "`rx.Optimizer` on a transformation of optax, such as `rx.Optimizer(optax.adam(1e-3))`"
+
+__getattr__ = refuse(
+    "tf.train",
+    {
+        "AdamOptimizer": _OPTAX,
+        "CheckpointOptions": "nothing: they are about TensorFlow's files",
+        "ExponentialMovingAverage": "`optax.ema`",
+        "GradientDescentOptimizer": _OPTAX,
+        "MomentumOptimizer": _OPTAX,
+        "Example": "a library for protocol buffers",
+        "Saver": "`tf.train.Checkpoint`",
+    },
+)

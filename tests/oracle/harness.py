@@ -1,0 +1,165 @@
+"""What the recorded programs import as `pc`: their small harness, over `replicax.tf`, not TensorFlow.
+
+The programs in `recorded_programs/` are those that were run with TensorFlow, unchanged. Each says
+`from pc import *` and hands its cases to `case`; `run_program` makes this module be that `pc`, and returns
+what came of them.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import gc
+import json
+import logging
+import os
+import re
+import runpy
+import sys
+import types
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import replicax as rx
+import replicax.tf as tf
+from replicax.topology import device_name
+
+from .describe import Observation, describe, observe
+from .world import context
+
+PROGRAMS = Path(__file__).parent / "recorded_programs"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one case of a program."""
+
+    section: str
+    name: str
+    observed: Observation
+
+
+_SPELLINGS = {
+    r"\bPlainVariable\b|\bVariableCopy\b": "Variable",
+    r"\bArrayImpl\b": "Array",
+    r"\bDefaultStrategy\b": "default",
+    r"\bdefaultdict\{": "{",
+    # Specs were recorded as their repr.
+    r"TensorSpec\(shape=\((.*?),?\), dtype=(\w+)\)": r"TensorSpec<\2,[\1]>",
+    r"PerReplicaSpec\((.*?)\)": r"PerReplicaSpec{\1}",
+    r"""^(['"])(.*(?:TensorSpec<|PerReplicaSpec{).*)\1$""": r"\2",
+}
+
+
+def _spelled(text: str) -> str:
+    """A description in which classes have the names that the recordings use."""
+    for ours, theirs in _SPELLINGS.items():
+        text = re.sub(ours, theirs, text)
+    return text
+
+
+class Refused:
+    """Stands for a strategy that can't be made: refused again by whatever is done with it."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def __getattr__(self, name: str) -> Any:
+        raise self._error
+
+
+def _mirrored_strategy(*args: Any, **kwargs: Any) -> Any:
+    """TensorFlow makes some strategies that it can't use; we refuse to make them."""
+    try:
+        return tf.distribute.MirroredStrategy(*args, **kwargs)
+    except rx.errors.CollectiveError as error:
+        return Refused(error)
+
+
+_distribute = types.SimpleNamespace(
+    **{name: getattr(tf.distribute, name) for name in tf.distribute.__all__}
+)
+_distribute.MirroredStrategy = _mirrored_strategy
+
+
+def _names(kind: str) -> dict[str, Any]:
+    """What `from pc import *` gives a program."""
+    outcomes: list[Outcome] = []
+    sections = [""]
+    devices = ["/cpu:0", "/cpu:1"]
+
+    def section(title: str) -> None:
+        sections[0] = re.sub(r" \[\w+( N=\d)?\]$| N=2$", "", title)
+
+    def case(name: str, fn: Any, maxlen: int = 0, iso: bool = False) -> None:
+        # In a context of its own: a case may leave its scopes in disorder.
+        observed = contextvars.copy_context().run(observe, fn)
+        if observed.error is not None:
+            observed.error.__traceback__ = None  # which would keep iterators, and their threads, alive
+        outcomes.append(Outcome(sections[0], name, Observation(_spelled(observed.text), observed.error)))
+
+    def dev(name: Any) -> str:
+        named = re.search(r"(CPU|GPU):(\d+)", name if isinstance(name, str) else device_name(name), re.I)
+        return f"{named[1][0].lower()}{named[2]}" if named else str(name)
+
+    def pr(strategy: Any, fn: Any) -> Any:
+        return strategy.experimental_distribute_values_from_function(
+            lambda value_context: fn(value_context.replica_id_in_sync_group)
+        )
+
+    def mirrored(n: int | None = None) -> Any:
+        return tf.distribute.MirroredStrategy(devices[:n] if n else devices)
+
+    def central(n: int | None = None) -> Any:
+        return tf.distribute.experimental.CentralStorageStrategy(
+            compute_devices=devices[:n] if n else devices, parameter_device="/cpu:0"
+        )
+
+    return {
+        "os": os,
+        "sys": sys,
+        "re": re,
+        "json": json,
+        "np": np,
+        "tf": tf,
+        "logging": logging,
+        "NDEV": len(devices),
+        "DEVS": devices,
+        "D": _distribute,
+        "OP": tf.distribute.ReduceOp,
+        "AGG": tf.VariableAggregation,
+        "SYN": tf.VariableSynchronization,
+        "V": rx,
+        "DL": rx,
+        "d": describe,
+        "dev": dev,
+        "section": section,
+        "case": case,
+        "ctxdesc": context,
+        "finish": lambda: None,
+        "pr": pr,
+        "mirrored": mirrored,
+        "central": central,
+        "onedev": lambda: tf.distribute.OneDeviceStrategy("/cpu:1"),
+        "_outcomes": outcomes,
+    }
+
+
+def run_program(program: str, kind: str, monkeypatch: Any) -> list[Outcome]:
+    """Run one of the recorded programs with a kind of strategy; what came of each of its cases."""
+    module = types.ModuleType("pc")
+    names = _names(kind)
+    vars(module).update(names)
+    module.__all__ = [name for name in names if name != "_outcomes"]  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "pc", module)
+    monkeypatch.setenv("KIND", kind)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.simplefilter("ignore", ResourceWarning)  # the programs leave closing to the interpreter
+        warnings.filterwarnings("ignore", "Explicitly requested dtype int64")
+        runpy.run_path(str(PROGRAMS / program))
+        gc.collect()
+    return names["_outcomes"]

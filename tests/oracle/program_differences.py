@@ -1,0 +1,227 @@
+"""What only the recorded programs show: where we mean to differ, what is left out, and what is open.
+
+    (probe, kinds, case) -> (why, what we give), or why
+
+as in `differences.py`, which holds for the programs too.
+"""
+
+from __future__ import annotations
+
+from .differences import (
+    ALL,
+    IDS,
+    MC,
+    OUTSIDE,
+    Ours,
+    central,
+    each,
+    in_cross_replica,
+    in_replica,
+    mirrored,
+    plain,
+    scalar,
+)
+
+__all__ = ["LEFT_OUT", "OPEN", "PROGRAM_DIFFERENCES"]
+
+AUTOGRAPH = (
+    "Python's `if` and `while` on traced values are not rewritten; `tf.cond` and `tf.while_loop` are there"
+)
+TAPE = "JAX differentiates functions: there is no GradientTape, and the error names `rx.value_and_grad`"
+PROPERTY = (
+    "`variable.value` is a property, as in Keras and Flax; `variable.read_value()` is a method in both"
+)
+SHAPES = "shapes are tuples"
+OWN_NAME = "the error is a class of ours, a subclass of the recorded one"
+PER_REPLICA_SHAPES = "one program serves all replicas, so a shape can't depend on the replica id"
+SPELLINGS = "every spelling of the four releases is there, and logical devices are there for all strategies"
+V1_ONLY = "what is of version 1 alone is in `tf.compat.v1.distribute`"
+GRAPHS = "there are no graphs and sessions"
+ALL_DEVICES = "the tests run with eight CPU devices"
+DEVICES = "devices are a tuple on every strategy"
+TWO_TRACES = "a step is traced to find its variables, and once more to compile it"
+EVERY_ELEMENT = "functions given to `map` are called for every element: they are Python, not a graph"
+ONCE = "state is saved and restored once, outside of replicas"
+RANDOM = "the numbers of TensorFlow's random generator"
+TEXT_ON_HOST = "text stays in host memory, as NumPy arrays"
+WHOLE_BATCH = "Keras' losses are those of one device"
+
+LEFT_OUT: dict[tuple[str, str, str], str] = {
+    ("documents", "mirrored", "v1 experimental_run_steps_on_iterator (graph, 3 its)"): GRAPHS,
+    ("documents", "mirrored", "props Default"): "the words of TensorFlow's errors",
+    ("generator", "mirrored", "*"): RANDOM,
+    (
+        "checkpoints",
+        "mirrored",
+        "save mirrored module, load plain & under mirrored",
+    ): "there are no SavedModels",
+    ("checkpoints", "mirrored", "SavedModel with ON_READ var (loaded as)"): "there are no SavedModels",
+    ("checkpoints", "mirrored", "SaveOptions expand_distributed_variables file content"): (
+        "there are no SavedModels"
+    ),
+    ("extended", "mirrored", "devices=None with logical cpus"): ALL_DEVICES,
+    ("extended", "mirrored", "CentralStorage()"): ALL_DEVICES,
+    ("keras", "mirrored", "Keras Dropout(seed) per replica"): RANDOM,
+}
+
+_KERAS = "Keras' variables are not variables of a strategy yet"
+
+OPEN: dict[tuple[str, str, str], str] = {
+    ("keras", "mirrored", "*"): _KERAS,
+    ("keras_fit", "mirrored", "*"): _KERAS,
+}
+
+
+def _traced_twice(strategy: str) -> str:
+    """What a function prints that is traced for a scope, and then outside of it."""
+    inside = in_cross_replica(strategy)
+    return f"[{inside}, {inside}, {OUTSIDE}, {OUTSIDE}]"
+
+
+def _run_twice(strategy: str, num_replicas: int) -> str:
+    inside = in_replica(strategy, num_replicas)
+    return f"[{inside}, {inside}, {OUTSIDE}, {OUTSIDE}]"
+
+
+_STRATEGIES = {
+    "mirrored": "MirroredStrategy",
+    "central": "CentralStorageStrategy",
+    "onedev": "OneDeviceStrategy",
+}
+
+_THREE = "T<int32,[]>(3)@c0"
+_RETURNED = f"{each(1.0, 1.0)}, {IDS}, {_THREE}, None, {each(5.0, 5.0)}"
+
+_RUN = {
+    ("mirrored", "returned structure from tf.function-wrapped run"): Ours(
+        1, f"[({_RETURNED}, {mirrored(7.0)}), 'MirroredVariable']"
+    ),
+    ("central", "returned structure from tf.function-wrapped run"): Ours(
+        1, f"[({_RETURNED}, {central(7.0)}), 'AggregatingVariable']"
+    ),
+    ("onedev", "returned structure from tf.function-wrapped run"): Ours(
+        1, f"[({scalar(1.0)}, T<int32,[]>(0)@c0, {_THREE}, None, {scalar(5.0)}, {plain(7.0)}), 'Variable']"
+    ),
+    (ALL, "v.value() in replica"): Ours(PROPERTY, "!TypeError"),
+    (MC, "*_* under tf.cond*"): Ours(AUTOGRAPH, "!TypeError"),
+    ("onedev", "*_* under tf.cond*"): Ours(AUTOGRAPH, "!TypeError"),
+    (ALL, "gradient through *"): Ours(TAPE, "!AttributeError"),
+    (ALL, "inside dataset.map fn"): Ours(EVERY_ELEMENT, f"[{OUTSIDE}, {OUTSIDE}]"),
+    **{
+        (kind, "tf.function traced in scope then called outside (retrace?)"): Ours(
+            TWO_TRACES, _traced_twice(strategy)
+        )
+        for kind, strategy in _STRATEGIES.items()
+    },
+    **{
+        (kind, "tf.function called in run then outside"): Ours(
+            TWO_TRACES, _run_twice(strategy, 1 if kind == "onedev" else 2)
+        )
+        for kind, strategy in _STRATEGIES.items()
+    },
+}
+
+_VARS = {
+    (ALL, "default var attrs"): Ours(SHAPES, "!AttributeError"),
+    (ALL, "* value *"): Ours(PROPERTY, "!TypeError"),
+    (ALL, "tape.gradient *"): Ours(TAPE, "!AttributeError"),
+    (ALL, "embedding gradient type in replica"): Ours(TAPE, "!AttributeError"),
+}
+
+_REDUCE = {
+    (MC, "after a collective shape mismatch, next good all_reduce"): Ours(
+        OWN_NAME, f"[None, 'CollectiveError', {each(3.0, 3.0)}]"
+    ),
+    (MC, "after mismatch, even a NEW strategy"): Ours(OWN_NAME, f"['CollectiveError', {each(3.0, 3.0)}]"),
+    (MC, "all_gather in tf.function uneven"): Ours(PER_REPLICA_SHAPES, "!TypeError"),
+    ("onedev", "all_gather in tf.function uneven"): Ours(PER_REPLICA_SHAPES, "!TypeError"),
+    (ALL, "all_gather gradient"): Ours(TAPE, "!AttributeError"),
+}
+
+_EXTENDED = {
+    (MC, "update in replica ctx (auto merge_call)"): Ours(4, "!ValueError"),
+    ("mirrored", "CentralStorage compute only"): Ours(DEVICES, "[\"('CPU:0', 'CPU:1')\", \"('CPU:0',)\"]"),
+    ("mirrored", "CentralStorage param not in computes"): Ours(DEVICES, "[\"('CPU:0',)\", \"('CPU:1',)\"]"),
+    ("mirrored", "copy.copy(strategy)"): Ours(
+        "a strategy never changes: its copies are itself", "MirroredStrategy(['CPU:0', 'CPU:1'])"
+    ),
+}
+
+_EXTRA = {
+    ("mirrored", "tf.while around run in tf.function"): Ours(AUTOGRAPH, "!TypeError"),
+    ("mirrored", "tf.cond around run (with all_reduce) in tf.function"): Ours(AUTOGRAPH, "!TypeError"),
+    ("mirrored", "InputOptions(experimental_prefetch_to_device=True)"): Ours(
+        16,
+        "InputOptions(fetch_to_device=True, "
+        "replication_mode=<InputReplicationMode.PER_WORKER: 'PER_WORKER'>, place_dataset_on_device=False, "
+        "per_replica_buffer_size=2, partial_batch='exact', auto_shard_policy=<AutoShardPolicy.AUTO: 0>)",
+    ),
+}
+
+_SPLIT = {
+    ("mirrored", "TextLineDataset 4 files x5 lines batch(4) *"): Ours(TEXT_ON_HOST, "!AttributeError")
+}
+
+_DOCUMENTS = {
+    ("mirrored", "S3 run ex.2 DistributedValues input in tf.function (N)"): Ours(
+        1, "PerReplica{T<int32,[]>(4)@c0, T<int32,[]>(4)@c1}"
+    ),
+    ("mirrored", "S3 experimental_make_numpy_dataset (TF2 Strategy)"): Ours(
+        16, "<ArrayDataset of float32[10], not batched>"
+    ),
+    ("mirrored", "S4 experimental_make_numpy_dataset (v1 Strategy)"): Ours(
+        "it is the dataset that `rx.from_arrays` makes", "['ArrayDataset', 'TensorSpec<float32,[]>']"
+    ),
+    ("mirrored", "v1 make_dataset_iterator + experimental_run"): Ours(
+        "the class has the name that is documented",
+        "['InputIterator', 'None', PerReplica{T<int32,[]>(1)@c0, T<int32,[]>(5)@c1}, "
+        "PerReplica{T<int32,[]>(9)@c0, T<int32,[]>(13)@c1}]",
+    ),
+    ("mirrored", "v1 update_config_proto"): Ours(
+        "printed without a line end", "'isolate_session_state: true'"
+    ),
+    ("mirrored", "colocate_vars_with(non_slot_devices) VERBATIM doc pattern"): Ours(17, mirrored(1.0)),
+    ("mirrored", "hasattr Strategy.*"): Ours(SPELLINGS, "True"),
+    ("mirrored", "v2 make_dataset_iterator"): Ours(V1_ONLY, "!AttributeError"),
+    ("mirrored", "v2 experimental_run"): Ours(V1_ONLY, "!AttributeError"),
+    ("mirrored", "v2 unwrap/group/colocate/configure"): Ours("never documented", "!AttributeError"),
+    ("mirrored", "v2 strategy.colocate_vars_with"): Ours("a method of `extended` alone", "!AttributeError"),
+    ("mirrored", "v2 strategy.configure"): Ours("never documented", "!AttributeError"),
+}
+
+_CHECKPOINTS = {
+    ("mirrored", "mirrored ON_READ/NONE"): Ours(
+        OWN_NAME, "[SyncOnReadVariable<float32>{6.@c0,6.@c1}, 'read:', 'VariableError']"
+    ),
+    ("mirrored", "int64 ON_READ/SUM restore 7 with N replicas"): Ours(
+        10, "[SyncOnReadVariable<int32>{4@c0,3@c1}, 'read:', T<int32,[]>(7)@c0]"
+    ),
+    ("mirrored", "restore inside replica fn"): Ours(ONCE, "!RuntimeError"),
+    ("mirrored", "save inside replica fn"): Ours(ONCE, "!RuntimeError"),
+    ("mirrored", "name mismatch silently unrestored"): Ours(
+        "a checkpoint of other objects is refused", "!ValueError"
+    ),
+}
+
+_CLUSTER = {
+    ("default", "TPUClusterResolver no env"): Ours(
+        "without a TPU other devices stand in, with a warning", "<TPUClusterResolver object>"
+    ),
+    ("default", "MWMS as evaluator"): Ours("an evaluator runs alone; TensorFlow trips over it", "1"),
+}
+
+PROGRAM_DIFFERENCES: dict[tuple[str, str, str], Ours] = {
+    (probe, *key): ours
+    for probe, differences in {
+        "run": _RUN,
+        "vars": _VARS,
+        "reduce": _REDUCE,
+        "extended": _EXTENDED,
+        "extra": _EXTRA,
+        "split": _SPLIT,
+        "documents": _DOCUMENTS,
+        "checkpoints": _CHECKPOINTS,
+        "cluster": _CLUSTER,
+    }.items()
+    for key, ours in differences.items()
+}
