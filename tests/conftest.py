@@ -8,9 +8,13 @@ import pytest
 from replicax.contexts import _stack, current
 
 
+# pytest's own, which changes between the phases of a test, and what Keras and scikit-learn set when they
+# are imported.
+_NOT_OURS = ("PYTEST_CURRENT_TEST", "TF_FORCE_GPU_ALLOW_GROWTH", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK")
+
+
 def _environment():
-    # pytest's own variable changes between the phases of a test.
-    return {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    return {name: value for name, value in os.environ.items() if name not in _NOT_OURS}
 
 
 @pytest.fixture(autouse=True)

@@ -33,7 +33,6 @@ STRATEGIES = {
     "mirrored_2": _mirrored(2),
     "mirrored_3": _mirrored(3),
     "mirrored_8": _mirrored(8),
-    "multi_worker": Case(rx.MultiWorkerMirroredStrategy, 1, copies=True),
     "tpu_2x2": Case(_tpu, 2, copies=True),
     "central": Case(lambda: rx.CentralStorageStrategy(["CPU:0", "CPU:1"], "CPU:0"), 2),
 }

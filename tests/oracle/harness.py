@@ -156,10 +156,13 @@ def run_program(program: str, kind: str, monkeypatch: Any) -> list[Outcome]:
     module.__all__ = [name for name in names if name != "_outcomes"]  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "pc", module)
     monkeypatch.setenv("KIND", kind)
+    environment = dict(os.environ)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         warnings.simplefilter("ignore", ResourceWarning)  # the programs leave closing to the interpreter
         warnings.filterwarnings("ignore", "Explicitly requested dtype int64")
         runpy.run_path(str(PROGRAMS / program))
         gc.collect()
+    os.environ.clear()
+    os.environ.update(environment)
     return names["_outcomes"]

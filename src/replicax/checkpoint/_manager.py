@@ -269,8 +269,8 @@ def _drop_all() -> None:
         writer.drop()
 
 
-# As nice as leaves the writer a tenth of a processor that others want.
-_NICE = 10
+# As nice as leaves the writer a thirtieth of a processor that others want.
+_NICE = 15
 
 
 def _step_back() -> None:

@@ -35,7 +35,7 @@ from replicax.tf import (
     tpu,
     train,
 )
-from replicax.tf._control import cond, map_fn, print, switch_case, while_loop
+from replicax.tf._control import cond, executing_eagerly, map_fn, print, switch_case, while_loop
 from replicax.tf._function import function
 from replicax.tf._keras import load_keras
 from replicax.tf._logging import get_logger
@@ -105,6 +105,7 @@ from replicax.tf._tensors import (
     concat,
     constant,
     convert_to_tensor,
+    ensure_shape,
     expand_dims,
     eye,
     fill,
@@ -205,8 +206,10 @@ __all__ = [
     "divide",
     "dtypes",
     "einsum",
+    "ensure_shape",
     "equal",
     "errors",
+    "executing_eagerly",
     "exp",
     "expand_dims",
     "eye",
@@ -318,8 +321,11 @@ def TensorShape(dims: Any) -> tuple[int | None, ...]:
     return tuple(dims)
 
 
+_OF_KERAS = ("initializers", "losses", "metrics", "optimizers")
 _refuse = refuse("tf", OF_TF)
 
 
 def __getattr__(name: str) -> Any:
-    return load_keras() if name == "keras" else _refuse(name)
+    if name == "keras":
+        return load_keras()
+    return getattr(load_keras(), name) if name in _OF_KERAS else _refuse(name)

@@ -11,10 +11,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from replicax._jax import is_tracer
+from replicax._jax import is_tracer, is_transforming
 from replicax.tf._op import array, op
 
-__all__ = ["cond", "map_fn", "print", "switch_case", "while_loop"]
+__all__ = ["cond", "executing_eagerly", "map_fn", "print", "switch_case", "while_loop"]
 
 _print = print
 
@@ -101,3 +101,13 @@ def print(*inputs: Any, sep: str = " ", end: str = "\n") -> None:
         jax.debug.print(sep.join("{}" for _ in inputs), *inputs)
     else:
         _print(*inputs, sep=sep, end=end)
+
+
+def executing_eagerly() -> bool:
+    """Whether operations run as they are called: not while a function is traced.
+
+    >>> from replicax import tf
+    >>> tf.executing_eagerly()
+    True
+    """
+    return not is_transforming()

@@ -16,6 +16,11 @@ __all__ = ["function"]
 
 _logger = logging.getLogger("replicax")
 
+_NO_AUTOGRAPH = (
+    "tf.function has no AutoGraph here: Python's `if`, `while` and `range` can't use a traced value. Use "
+    "tf.cond, tf.while_loop or tf.where, or leave @tf.function out to see the values."
+)
+
 _WITHOUT_MEANING = {
     "autograph": "Python's `if` on a traced value is not rewritten: use tf.cond and tf.while_loop",
     "reduce_retracing": "XLA compiles every shape that comes",
@@ -37,9 +42,9 @@ def function(
 ) -> Any:
     """Compile a step; see `rx.function`.
 
-    Python numbers that the step returns become tensors. XLA compiles everything here, with `jit_compile` or
-    without it. Options that only say how TensorFlow
-    should build a graph are noted in the log, once, and have no effect.
+    Python numbers that the step returns become tensors. XLA compiles everything here, with `jit_compile`
+    or without it. Options that only say how TensorFlow should build a graph are noted in the log, once, and
+    have no effect.
 
     Args:
         func: the step; without it a decorator is returned.
@@ -79,7 +84,12 @@ def _returning_tensors(func: Any) -> Any:
 
     @functools.wraps(func)
     def step(*args: Any, **kwargs: Any) -> Any:
-        return jax.tree.map(_as_tensor, func(*args, **kwargs), is_leaf=_is_variable)
+        try:
+            result = func(*args, **kwargs)
+        except jax.errors.ConcretizationTypeError as error:
+            error.add_note(_NO_AUTOGRAPH)
+            raise
+        return jax.tree.map(_as_tensor, result, is_leaf=_is_variable)
 
     return step
 

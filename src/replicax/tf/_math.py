@@ -48,6 +48,7 @@ __all__ = [
     "less_equal",
     "log",
     "log1p",
+    "log_sigmoid",
     "logical_and",
     "logical_not",
     "logical_or",
@@ -137,6 +138,12 @@ maximum, minimum = _as(jnp.maximum), _as(jnp.minimum)
 equal, not_equal, less, less_equal = _as(jnp.equal), _as(jnp.not_equal), _as(jnp.less), _as(jnp.less_equal)
 greater, greater_equal = _as(jnp.greater), _as(jnp.greater_equal)
 logical_and, logical_or, logical_xor = _as(jnp.logical_and), _as(jnp.logical_or), _as(jnp.logical_xor)
+
+
+@op
+def log_sigmoid(x: Any) -> jax.Array:
+    """The logarithm of the sigmoid."""
+    return jax.nn.log_sigmoid(array(x))
 
 
 @op

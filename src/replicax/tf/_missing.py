@@ -50,6 +50,7 @@ OF_TF = {
     "sparse": "dense arrays, or `jax.experimental.sparse`",
     "strings": _TEXT,
     "summary": "a writer such as `tensorboardX` or `clu.metric_writers`",
+    "test": "pytest",
     "variable_creator_scope": "a function that makes your variables",
     "vectorized_map": "`jax.vmap`",
     "while": "`tf.while_loop`",
@@ -77,6 +78,7 @@ OF_COMPAT_V1 = {
     "estimator": "a loop of your own; see docs/porting.md",
     "disable_eager_execution": _GRAPH,
     "disable_v2_behavior": _GRAPH,
+    "logging": '`logging.getLogger("replicax")`',
 }
 
 
@@ -84,7 +86,12 @@ def refuse(module: str, instead: dict[str, str]) -> Callable[[str], NoReturn]:
     """A module's `__getattr__`: raises, and names the alternative where there is one."""
 
     def __getattr__(name: str) -> NoReturn:
-        hint = f" Use {instead[name]}." if name in instead else ""
+        hint = _hint(instead[name]) if name in instead else ""
         raise AttributeError(f"replicax.{module} has no {name!r}.{hint}")
 
     return __getattr__
+
+
+def _hint(alternative: str) -> str:
+    kind, _, reason = alternative.partition(": ")
+    return f" It needs none: {reason}." if kind == "nothing" else f" Use {alternative}."

@@ -23,6 +23,7 @@ __all__ = [
     "concat",
     "constant",
     "convert_to_tensor",
+    "ensure_shape",
     "expand_dims",
     "eye",
     "fill",
@@ -324,6 +325,18 @@ def shape(input: Any, out_type: Any = dtypes.int32) -> jax.Array:
 def size(input: Any, out_type: Any = dtypes.int32) -> jax.Array:
     """The number of elements, as an array."""
     return jnp.asarray(jnp.size(array(input)), dtypes.on_device(out_type))
+
+
+@op
+def ensure_shape(x: Any, shape: Any) -> jax.Array:
+    """`x`, after checking that it has a shape; None stands for any size."""
+    x = array(x)
+    fits = len(shape) == x.ndim and all(
+        want in (None, got) for want, got in zip(shape, x.shape, strict=True)
+    )
+    if not fits:
+        raise ValueError(f"tf.ensure_shape: expected the shape {tuple(shape)}, got {x.shape}.")
+    return x
 
 
 @op

@@ -23,6 +23,7 @@ from replicax.errors import TracingError, VariableError
 from replicax.topology import ReplicaMesh
 from replicax.training._microbatches import Microbatches
 from replicax.training._precision import MixedPrecision
+from replicax.training._pytrees import as_variable
 from replicax.values import Mirrored, PerReplica
 from replicax.variables import (
     Cell,
@@ -120,11 +121,13 @@ def grad(fn: Callable[..., Any], variables: Any, **options: Any) -> Callable[...
 
 def _flatten_variables(variables: Any) -> tuple[list[Variable], Any]:
     leaves, treedef = jax.tree.flatten(variables, is_leaf=lambda x: isinstance(x, Variable))
+    leaves = list(map(as_variable, leaves))
     for leaf in leaves:
         if not isinstance(leaf, Variable):
             raise VariableError(
                 f"value_and_grad differentiates with respect to variables, got {leaf!r}. Make variables of "
-                "arrays with `rx.variables(arrays)`, or use `jax.value_and_grad` for functions of arrays."
+                "arrays with `rx.variables(arrays)`, or use `jax.value_and_grad` for functions of arrays. "
+                "Variables of Keras must be made in a scope, after `import replicax.integrations.keras`."
             )
         if not jnp.issubdtype(leaf.dtype, jnp.inexact):
             raise VariableError(

@@ -1,0 +1,101 @@
+"""Which devices there are, and virtual CPU devices."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, final
+
+import jax
+
+from replicax.errors import DeviceError
+from replicax.topology import device_name, set_cpu_devices
+
+__all__ = [
+    "LogicalDevice",
+    "LogicalDeviceConfiguration",
+    "PhysicalDevice",
+    "list_logical_devices",
+    "list_physical_devices",
+    "set_logical_device_configuration",
+]
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class PhysicalDevice:
+    """A piece of hardware."""
+
+    name: str
+    device_type: str
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class LogicalDevice:
+    """A device that programs see."""
+
+    name: str
+    device_type: str
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class LogicalDeviceConfiguration:
+    """One of the devices that a piece of hardware poses as.
+
+    Args:
+        memory_limit: None: memory is not divided up between CPU devices.
+    """
+
+    memory_limit: int | None = None
+    experimental_priority: int | None = None
+    experimental_device_ordinal: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what can't be had."""
+        if self.memory_limit is not None or self.experimental_priority is not None:
+            raise DeviceError(
+                "LogicalDeviceConfiguration(memory_limit=...): JAX does not divide up the memory of a "
+                "device. XLA_PYTHON_CLIENT_MEM_FRACTION limits a process."
+            )
+
+
+def list_physical_devices(device_type: str | None = None) -> list[PhysicalDevice]:
+    """The hardware: one CPU, and each GPU and TPU core. It does not start JAX for the CPU alone.
+
+    >>> from replicax import tf
+    >>> tf.config.list_physical_devices("CPU")
+    [PhysicalDevice(name='/physical_device:CPU:0', device_type='CPU')]
+    """
+    if device_type is not None and device_type.upper() == "CPU":
+        return [PhysicalDevice("/physical_device:CPU:0", "CPU")]
+    cpus = [] if device_type else list_physical_devices("CPU")
+    others = [d for d in list_logical_devices(device_type) if d.device_type != "CPU"]
+    return [*cpus, *(PhysicalDevice(f"/physical_device:{d.name}", d.device_type) for d in others)]
+
+
+def list_logical_devices(device_type: str | None = None) -> list[LogicalDevice]:
+    """The devices that strategies can use in this process.
+
+    >>> from replicax import tf
+    >>> tf.config.list_logical_devices("CPU")[1]
+    LogicalDevice(name='CPU:1', device_type='CPU')
+    """
+    devices = [*jax.local_devices(backend="cpu"), *(d for d in jax.local_devices() if d.platform != "cpu")]
+    named = [LogicalDevice(device_name(d), device_name(d).split(":")[0]) for d in devices]
+    return [d for d in named if device_type is None or d.device_type == device_type.upper()]
+
+
+def set_logical_device_configuration(
+    device: Any, logical_devices: Sequence[LogicalDeviceConfiguration]
+) -> None:
+    """Let the CPU pose as several devices; see `rx.set_cpu_devices`. Call it before JAX is first used.
+
+    >>> from replicax import tf
+    >>> cpu, = tf.config.list_physical_devices("CPU")
+    >>> tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 8)
+    """
+    if getattr(device, "device_type", None) != "CPU":
+        raise DeviceError(f"Only the CPU can pose as several devices, not {device!r}.")
+    set_cpu_devices(len(logical_devices))
