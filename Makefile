@@ -15,6 +15,9 @@ help:
 	@echo "make check   formatting, lint, types, import order"
 	@echo "make format  let ruff format and fix what it can"
 	@echo "make bench   benchmarks"
+	@echo "make docs    the documentation as a site, in build/docs"
+	@echo "make demo    train a small classifier on all devices, and draw a picture in build/demo"
+	@echo "make doctor  check this machine: packages, devices, cluster, collectives, training"
 	@echo "make clean   remove .venv and caches"
 
 $(INSTALLED): pyproject.toml constraints.txt
@@ -39,6 +42,29 @@ format: $(INSTALLED)
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/input.py
+
+# The folder docs/ exists, so make has to be told that this is a target of its own.
+.PHONY: docs
+docs: .venv/.docs_installed
+	$(BIN)/python -m sphinx -q -W --keep-going -d build/doctrees docs build/docs
+	@echo "built build/docs/index.html"
+
+.venv/.docs_installed: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	touch $@
+
+# Both need less than a developer does.
+.PHONY: demo doctor
+demo: .venv/.demo_installed
+	$(BIN)/python -m replicax demo --output build/demo
+
+doctor: .venv/.demo_installed
+	$(BIN)/python -m replicax doctor
+
+.venv/.demo_installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[demo]'
+	touch $@
 
 clean:
 	rm -rf .venv .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist

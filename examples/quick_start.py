@@ -1,5 +1,6 @@
 """A linear regression on two replicas. The loop does not know how many there are."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -10,34 +11,33 @@ rx.set_cpu_devices(2)  # lets one CPU pose as two devices; machines with GPUs us
 strategy = rx.MirroredStrategy()
 
 with strategy.scope():  # variables made here have a copy on every device
-    params = rx.variables({"weights": jnp.zeros(3), "bias": jnp.zeros(())})
+    params = rx.variables({"bias": jnp.zeros(()), "weights": jnp.zeros(3)})
     optimizer = rx.Optimizer(optax.adam(0.1))
 
 
-def loss_fn(x, y):
-    p = rx.values(params)
-    errors = (x @ p["weights"] + p["bias"] - y) ** 2
+def loss_fn(params, x, y):
+    errors = (x @ params["weights"] + params["bias"] - y) ** 2
     return rx.compute_average_loss(errors)  # over the examples of all replicas
+
+
+def replica_step(x, y):
+    loss, gradients = jax.value_and_grad(loss_fn)(params, x, y)
+    optimizer.apply_gradients(zip(gradients.values(), params.values(), strict=True))
+    return loss
 
 
 @rx.function  # compiled; drop the line and every replica is plain Python
 def train_step(batch):
-    def replica_step(x, y):
-        loss, gradients = rx.value_and_grad(loss_fn, params)(x, y)
-        optimizer.apply_gradients(zip(gradients.values(), params.values(), strict=True))
-        return loss
-
     return strategy.reduce("SUM", strategy.run(replica_step, args=batch), axis=None)
 
 
 x = np.random.default_rng(0).normal(size=(70, 3)).astype(np.float32)
 y = x @ np.array([1.0, -2.0, 3.0], np.float32) + 0.5
-examples = rx.from_arrays((x, y)).shuffle(seed=0).batch(16)  # for all replicas together
-dataset = strategy.distribute_dataset(examples)  # split over them, on their devices, read ahead
+dataset = strategy.distribute_dataset(rx.from_arrays((x, y)).batch(16))  # for all replicas together
 
-for epoch in range(61):
+for epoch in range(31):
     for batch in dataset:
         loss = train_step(batch)
-    if epoch % 10 == 0:
-        print(f"epoch {epoch:2d}  loss {float(loss):.6f}")
-print("weights", params["weights"].numpy().round(3), "bias", params["bias"].numpy().round(3))
+    if epoch % 5 == 0:
+        print(f"epoch {epoch:2d}  loss {float(loss):.4f}")
+print("weights", np.asarray(params["weights"]).round(2), "bias", np.asarray(params["bias"]).round(2))

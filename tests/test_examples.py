@@ -1,4 +1,4 @@
-"""The examples run, and the README shows them as they are."""
+"""The examples run, and come to the same results; `tests/docs` checks that pages show them as they are."""
 
 import re
 import subprocess
@@ -43,10 +43,8 @@ def test_both_custom_training_loops_reach_the_same_losses():
     assert "Accuracy after restoring on one device: 9" in outputs[0]
 
 
-def test_quick_start_learns_the_line():
-    assert "weights [ 1. -2.  3.] bias 0.5" in _output(ROOT / "examples" / "quick_start.py")
-
-
-def test_the_readme_shows_the_quick_start():
-    (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert program.strip() in (ROOT / "examples" / "quick_start.py").read_text()
+def test_the_quick_start_computes_what_one_device_computes():
+    one, many = (_output(ROOT / "examples" / name) for name in ("one_device.py", "quick_start.py"))
+    assert one == many
+    assert "weights [ 1. -2.  3.] bias 0.5" in many
+    assert many in (ROOT / "docs" / "quick_start.md").read_text()

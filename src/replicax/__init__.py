@@ -55,6 +55,7 @@ from replicax.strategies import (
     ValueContext,
 )
 from replicax.topology import DeviceAssignment, Topology, set_cpu_devices
+from replicax.tracking import Tracker, on_first_process, profile
 from replicax.training import (
     Accuracy,
     DynamicLossScale,
@@ -144,6 +145,7 @@ __all__ = [
     "TPUStrategy",
     "TensorSpec",
     "Topology",
+    "Tracker",
     "UNKNOWN_CARDINALITY",
     "ValueContext",
     "Variable",
@@ -161,6 +163,8 @@ __all__ = [
     "grad",
     "has_strategy",
     "in_cross_replica_context",
+    "on_first_process",
+    "profile",
     "scale_regularization_loss",
     "set_cpu_devices",
     "set_strategy",

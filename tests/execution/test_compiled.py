@@ -1,5 +1,7 @@
 """Compiled steps whose variables, results or sizes are easy to get wrong."""
 
+import logging
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -181,3 +183,22 @@ def test_gradient_of_all_reduce(strategy, mode):
     assert [float(g) for g in strategy.local_results(result)] == [
         2.0 * (i + 1) * scales for i in range(count)
     ]
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: rx.OneDeviceStrategy("CPU:1"), lambda: rx.MirroredStrategy(["CPU:0", "CPU:1"])]
+)
+def test_a_batch_is_compiled_for_once(make, caplog):
+    strategy = make()
+    with strategy.scope():
+        w = rx.Variable(1.0)
+
+    @rx.function
+    def step(batch):
+        return strategy.reduce("SUM", strategy.run(lambda x: jnp.sum(w * x), args=(batch,)), axis=None)
+
+    dataset = strategy.distribute_dataset(rx.from_arrays(np.ones(24, np.float32)).batch(4))
+    with jax.log_compiles(), caplog.at_level(logging.WARNING):
+        total = sum(float(step(batch)) for batch in dataset)
+    compiled = [r for r in caplog.records if "Compiling" in r.getMessage() and "_step" in r.getMessage()]
+    assert total == 24.0 and len(compiled) == 1

@@ -44,7 +44,11 @@ EVERY_ELEMENT = "functions given to `map` are called for every element: they are
 ONCE = "state is saved and restored once, outside of replicas"
 RANDOM = "the numbers of TensorFlow's random generator"
 TEXT_ON_HOST = "text stays in host memory, as NumPy arrays"
-WHOLE_BATCH = "Keras' losses are those of one device"
+WHOLE_BATCH = "losses and weights are those of one device, for every batch size"
+KERAS_VALUE = "`value` of a Keras variable is an array; `replicax_variable` is the strategy's variable"
+KERAS_SYNCHRONIZED = "Keras refuses it on JAX; in `fit` the statistics are always those of the whole batch"
+MOVED = "what was made outside of the scope is moved to the strategy"
+NO_REPLICAS = "without replicas the average is that of the whole batch"
 
 LEFT_OUT: dict[tuple[str, str, str], str] = {
     ("documents", "mirrored", "v1 experimental_run_steps_on_iterator (graph, 3 its)"): GRAPHS,
@@ -64,12 +68,7 @@ LEFT_OUT: dict[tuple[str, str, str], str] = {
     ("keras", "mirrored", "Keras Dropout(seed) per replica"): RANDOM,
 }
 
-_KERAS = "Keras' variables are not variables of a strategy yet"
-
-OPEN: dict[tuple[str, str, str], str] = {
-    ("keras", "mirrored", "*"): _KERAS,
-    ("keras_fit", "mirrored", "*"): _KERAS,
-}
+OPEN: dict[tuple[str, str, str], str] = {}
 
 
 def _traced_twice(strategy: str) -> str:
@@ -203,6 +202,47 @@ _CHECKPOINTS = {
     ),
 }
 
+_FIT = "[1.031221, 0.336086], [1.328372, 1.359605, 0.499729]"
+_FIT_UNEVEN = "[[0.777268], [1.176955, 1.197292, 0.325391]]"
+
+_KERAS = {
+    ("mirrored", "fit none"): Ours(KERAS_VALUE, f"['Array', {_FIT}]"),
+    ("mirrored", "fit onedev"): Ours(KERAS_VALUE, f"['Array', {_FIT}]"),
+    ("mirrored", "fit mirrored"): Ours(KERAS_VALUE, f"['Array', {_FIT}]"),
+    ("mirrored", "fit central"): Ours(WHOLE_BATCH, f"['Array', {_FIT}]"),
+    ("mirrored", "fit uneven 7 of batch 4 mirrored"): Ours(WHOLE_BATCH, _FIT_UNEVEN),
+    ("mirrored", "fit uneven 7 of batch 4 central"): Ours(WHOLE_BATCH, _FIT_UNEVEN),
+    ("mirrored", "model built OUTSIDE, fit inside scope"): Ours(MOVED, "'ok'"),
+    ("mirrored", "Keras SGD.apply_gradients in replica (grads 1,2,.. lr 1): SUM?"): Ours(
+        KERAS_VALUE, scalar("-2.")
+    ),
+    ("mirrored", "Keras SGD.apply_gradients in tf.function{run}"): Ours(
+        KERAS_VALUE, f"[{scalar('-2.')}, T<int32,[]>(1)@c0]"
+    ),
+    ("mirrored", "Keras Adam unbuilt, slots created inside run"): Ours(
+        KERAS_VALUE, f"[{scalar('0.9000008')}, T<int32,[]>(1)@c0]"
+    ),
+    ("mirrored", "Keras SGD unbuilt inside tf.function{run}"): Ours(KERAS_VALUE, scalar("-1.")),
+    ("mirrored", "Keras Mean metric in run"): Ours(
+        KERAS_VALUE, f"['Array', {scalar('3.')}, {scalar('1.5')}]"
+    ),
+    ("mirrored", "Keras metric reset_state in xrep"): Ours(
+        KERAS_VALUE, f"[{scalar('0.')}, {scalar('0.')}]"
+    ),
+    ("mirrored", "Keras BatchNorm moving_mean update"): Ours(KERAS_VALUE, "!AttributeError"),
+    ("mirrored", "Keras BatchNorm synchronized=True"): Ours(KERAS_SYNCHRONIZED, "!ValueError"),
+    ("mirrored", "tf.nn.compute_average_loss in xrep scope"): Ours(NO_REPLICAS, scalar("1.")),
+}
+
+_KERAS_FIT = {
+    ("mirrored", "BatchNorm moving_mean copies after fit"): Ours(KERAS_VALUE, "!AttributeError"),
+    ("mirrored", "same with synchronized=True"): Ours(KERAS_SYNCHRONIZED, "!ValueError"),
+    ("mirrored", "keras.random.SeedGenerator per replica"): Ours(KERAS_VALUE, "!AttributeError"),
+    ("mirrored", "optimizer variables aggregation"): Ours(KERAS_VALUE, "!AttributeError"),
+    ("mirrored", "keras.Variable default aggregation"): Ours(KERAS_VALUE, "!AttributeError"),
+    ("mirrored", "metric variables aggregation/sync"): Ours(KERAS_VALUE, "!AttributeError"),
+}
+
 _CLUSTER = {
     ("default", "TPUClusterResolver no env"): Ours(
         "without a TPU other devices stand in, with a warning", "<TPUClusterResolver object>"
@@ -222,6 +262,8 @@ PROGRAM_DIFFERENCES: dict[tuple[str, str, str], Ours] = {
         "documents": _DOCUMENTS,
         "checkpoints": _CHECKPOINTS,
         "cluster": _CLUSTER,
+        "keras": _KERAS,
+        "keras_fit": _KERAS_FIT,
     }.items()
     for key, ours in differences.items()
 }

@@ -7,6 +7,7 @@ TensorFlow, or it is `open`: listed in `OPEN`, and counted against us.
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections import Counter
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ class Program:
     file: str
     probes: tuple[str, ...]
     kinds: tuple[str, ...] = ("mirrored",)
+    uses_keras: bool = False
 
 
 PROGRAMS = {
@@ -41,9 +43,11 @@ PROGRAMS = {
     "data": Program("probe_06_data.py", ("data",), _KINDS),
     "split": Program("probe_07_split_policy.py", ("split",)),
     "checkpoints": Program("probe_08_ckpt.py", ("checkpoints",)),
-    "misc": Program("probe_11_misc.py", ("default", "several", "cluster", "generator", "keras")),
+    "misc": Program(
+        "probe_11_misc.py", ("default", "several", "cluster", "generator", "keras"), uses_keras=True
+    ),
     "extra": Program("probe_12_extra.py", ("extra",)),
-    "keras": Program("probe_13_keras_bn.py", ("keras_fit",)),
+    "keras": Program("probe_13_keras_bn.py", ("keras_fit",), uses_keras=True),
 }
 
 
@@ -85,6 +89,8 @@ class Case:
 def cases_of(name: str, kind: str, monkeypatch: Any) -> list[Case]:
     """Run a program with a kind of strategy; all that was recorded of it, with what came of it."""
     program = PROGRAMS[name]
+    if program.uses_keras:
+        importlib.import_module("replicax.integrations.keras")
     outcomes = run_program(program.file, kind, monkeypatch)
     by_name = {(outcome.section, outcome.name): outcome for outcome in outcomes}
     recorded = [

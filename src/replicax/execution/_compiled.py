@@ -169,7 +169,9 @@ class CompiledStep:
             for i in self._apart:
                 leaves[i] = mesh.replicate(leaves[i])
             for i in self._plain:
-                leaves[i] = free(leaves[i])
+                # What is there already stays as it is, as in `quick_call`: JAX would compile for both.
+                if getattr(leaves[i], "sharding", None) != mesh.replicated:
+                    leaves[i] = free(leaves[i])
         arrays = [leaves[i] for i in self._dynamic]
         with state_lock:
             results = self._run(arrays)

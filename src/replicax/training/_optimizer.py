@@ -23,6 +23,7 @@ from replicax.errors import ContextError, VariableError
 from replicax.strategies import reduce_leaves
 from replicax.training._gradients import value_and_grad
 from replicax.training._loss_scale import DynamicLossScale
+from replicax.training._pytrees import as_variable
 from replicax.types import ReduceOp, VariableAggregation
 from replicax.values import IndexedSlices, Mirrored, PerReplica, is_key, is_number
 from replicax.variables import SyncOnReadVariable, Variable, current_frame
@@ -119,10 +120,10 @@ class Optimizer:
         >>> [slot.name for slot in optimizer.slots]
         ['optimizer/0/count:0', 'optimizer/0/mu/w:0', 'optimizer/0/nu/w:0']
         """
+        variables = list(map(as_variable, variables))
         if self._variables:
             self._check_variables(variables)
             return
-        variables = list(variables)
         strategy = self._strategy_of(variables)
         for variable in variables:
             if not jnp.issubdtype(variable.dtype, jnp.inexact):
@@ -284,11 +285,14 @@ class Optimizer:
 
 
 def _checked_pairs(grads_and_vars: Iterable[tuple[Any, Variable]]) -> tuple[list[Any], list[Variable]]:
-    pairs = list(grads_and_vars)
+    pairs = [
+        (pair[0], as_variable(pair[1])) if isinstance(pair, tuple | list) and len(pair) == 2 else pair
+        for pair in grads_and_vars
+    ]
     if not pairs:
         raise VariableError("apply_gradients got no gradients. Pass pairs: zip(gradients, variables).")
     for pair in pairs:
-        if not isinstance(pair, tuple | list) or len(pair) != 2 or not isinstance(pair[1], Variable):
+        if not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[1], Variable):
             raise VariableError(
                 f"apply_gradients takes pairs (gradient, variable), got {pair!r}. Write "
                 "zip(gradients, variables), in this order."

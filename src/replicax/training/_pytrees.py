@@ -11,7 +11,7 @@ from replicax.types import VariableAggregation
 from replicax.values import is_number
 from replicax.variables import Variable
 
-__all__ = ["values", "variables"]
+__all__ = ["as_variable", "values", "variables"]
 
 
 def variables(
@@ -62,6 +62,14 @@ def _entry(key: Any) -> str:
     return str(key)
 
 
+def as_variable(thing: Any) -> Any:
+    """The variable behind `thing`, if a library's own variable says that it has one; or `thing` itself.
+
+    It says so with an attribute `replicax_variable`.
+    """
+    return thing if isinstance(thing, Variable) else getattr(thing, "replicax_variable", thing)
+
+
 def values(structure: Any) -> Any:
     """`structure` with the current value in place of each variable.
 
@@ -74,4 +82,8 @@ def values(structure: Any) -> Any:
     def is_variable(x: Any) -> bool:
         return isinstance(x, Variable)
 
-    return jax.tree.map(lambda x: x.read_value() if is_variable(x) else x, structure, is_leaf=is_variable)
+    def value(x: Any) -> Any:
+        variable = as_variable(x)
+        return variable.read_value() if is_variable(variable) else x
+
+    return jax.tree.map(value, structure, is_leaf=is_variable)

@@ -1,0 +1,57 @@
+"""Mixed precision: compute in a small dtype, keep variables, gradients and their reduction in float32.
+
+bfloat16 has the range of float32 and needs nothing else. float16 needs a loss scale, which adapts itself:
+an update whose gradients overflow is left out on all replicas, and the scale is halved.
+"""
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import replicax as rx
+
+rx.set_cpu_devices(4)
+strategy = rx.MirroredStrategy()
+
+rng = np.random.default_rng(0)
+x = rng.normal(size=(512, 8)).astype(np.float32)
+y = np.tanh(x @ rng.normal(size=8)).astype(np.float32)
+
+
+def train(compute_dtype):
+    half = compute_dtype == jnp.float16
+    with strategy.scope():
+        weights = rx.Variable(jnp.zeros(8))
+        scale = rx.DynamicLossScale(initial_scale=2.0**24) if half else None  # too much, so it must adapt
+        optimizer = rx.Optimizer(optax.adam(0.05), loss_scale=scale)
+
+    def loss_fn(x, y):
+        predictions = jnp.tanh(x @ weights.value)
+        assert predictions.dtype == compute_dtype
+        loss = rx.compute_average_loss((predictions - y).astype(jnp.float32) ** 2)
+        return optimizer.scale_loss(loss), loss  # what is differentiated, and what is reported
+
+    @rx.function
+    def train_step(batch):
+        def replica_step(x, y):
+            precision = rx.MixedPrecision(compute_dtype)
+            differentiate = rx.value_and_grad(loss_fn, [weights], has_aux=True, precision=precision)
+            (_, loss), gradients = differentiate(x, y)
+            assert gradients[0].dtype == jnp.float32
+            optimizer.apply_gradients(zip(gradients, [weights], strict=True))
+            return loss
+
+        return strategy.reduce("SUM", strategy.run(replica_step, args=batch), axis=None)
+
+    batches = strategy.distribute_dataset(rx.from_arrays((x, y)).batch(128).repeat(30))
+    losses = [float(train_step(batch)) for batch in batches]
+    left_out = len(losses) - int(optimizer.iterations.numpy())
+    name = jnp.dtype(compute_dtype).name
+    print(f"{name:8s}  loss {losses[0]:.3f} -> {losses[-1]:.4f}, updates left out: {left_out}")
+    assert weights.dtype == jnp.float32 and losses[-1] < 0.01
+    return left_out
+
+
+assert train(jnp.float32) == 0
+assert train(jnp.bfloat16) == 0
+assert train(jnp.float16) > 0

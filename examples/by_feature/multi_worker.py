@@ -1,0 +1,54 @@
+"""Several workers: the same program in every process, which meet where the strategy is made.
+
+Started by itself it is a single worker. For two, on one machine:
+
+    export CLUSTER='{"worker": ["localhost:2222", "localhost:2223"]}'
+    TF_CONFIG='{"cluster": '$CLUSTER', "task": {"type": "worker", "index": 0}}' python multi_worker.py &
+    TF_CONFIG='{"cluster": '$CLUSTER', "task": {"type": "worker", "index": 1}}' python multi_worker.py
+
+On two machines write their names in place of localhost. With Slurm no TF_CONFIG is needed; pass a
+`replicax.cluster.SlurmClusterResolver()` to the strategy.
+"""
+
+import os
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import replicax as rx
+
+rx.set_cpu_devices(4)  # before the strategy, which uses the first CPU device, or all GPUs
+strategy = rx.MultiWorkerMirroredStrategy()  # before anything else uses JAX: here the workers meet
+resolver = strategy.cluster_resolver
+num_workers = len(resolver.cluster_spec().as_dict().get("worker", ())) or 1
+if "TF_CONFIG" not in os.environ:
+    print(__doc__.split("\n\n", 1)[1])
+print(f"worker {resolver.task_id or 0} of {num_workers}, {strategy.num_replicas_in_sync} replica(s) in all")
+
+with strategy.scope():
+    weights = rx.Variable(jnp.zeros(3))  # begins as the first worker's
+    optimizer = rx.Optimizer(optax.adam(0.1))
+
+
+@rx.function
+def train_step(batch):
+    def replica_step(x, y):
+        def loss_fn():
+            return rx.compute_average_loss((x @ weights.value - y) ** 2)
+
+        return optimizer.minimize(loss_fn, [weights])
+
+    return strategy.reduce("SUM", strategy.run(replica_step, args=batch), axis=None)
+
+
+x = np.random.default_rng(0).normal(size=(200, 3)).astype(np.float32)
+y = (x @ [1.0, -2.0, 3.0]).astype(np.float32)
+# Every worker names the whole dataset and its global batches, and gets the rows of its own replicas.
+examples = rx.from_arrays((x, y)).shuffle(seed=0).batch(16)
+dataset = strategy.distribute_dataset(examples, rx.InputOptions(partial_batch="pad"))
+for _ in range(15):
+    for batch in dataset:
+        loss = train_step(batch)
+print(f"loss {float(loss):.6f}, weights {weights.numpy().round(3)}")
+np.testing.assert_allclose(weights.numpy(), [1, -2, 3], atol=0.02)

@@ -1,0 +1,213 @@
+"""Checks that compute: collectives, a training step on every strategy, a checkpoint, the input."""
+
+from __future__ import annotations
+
+import functools
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import replicax as rx
+from replicax.cli._check import Check, Finding, failed, passed, skipped
+from replicax.cluster import ClusterSpec, SimpleClusterResolver
+from replicax.topology import resolve_devices
+
+__all__ = ["computing_checks"]
+
+_DTYPES = ("float32", "bfloat16", "int32")
+_SMALL_BYTES = 1 << 10
+_LARGE_BYTES = {"cpu": 16 << 20}
+_LARGE_BYTES_OF_ACCELERATORS = 256 << 20
+_REPORT = "Report it, with what `python -m replicax doctor` prints."
+
+
+def computing_checks() -> list[Check]:
+    """All-reduces, training steps, a checkpoint, input."""
+    drivers = "Check drivers and the links between devices; NCCL_DEBUG=INFO tells more on GPUs."
+    checks = [
+        Check(f"all-reduce {dtype}", functools.partial(_check_all_reduce, dtype), 45, drivers)
+        for dtype in _DTYPES
+    ]
+    for name, make in _STRATEGIES.items():
+        checks.append(Check(f"training {name}", functools.partial(_check_training, make), 45, _REPORT))
+    folder = f"Is there room and permission to write in {tempfile.gettempdir()}? TMPDIR chooses another."
+    checks.append(Check("checkpoint", _check_checkpoint, 30, folder))
+    checks.append(Check("input", _check_input, 30, _REPORT))
+    return checks
+
+
+# Collectives.
+
+
+def _check_all_reduce(dtype: str) -> Finding:
+    strategy = rx.MirroredStrategy()
+    count = strategy.num_replicas_in_sync
+    if count == 1:
+        return skipped("MirroredStrategy has one device here: there is nothing to exchange")
+    platform = resolve_devices()[0].platform
+    large = _LARGE_BYTES.get(platform, _LARGE_BYTES_OF_ACCELERATORS)
+    wrong, latency = _all_reduce(strategy, dtype, _SMALL_BYTES, num_times=20)
+    wrong_large, seconds = _all_reduce(strategy, dtype, large, num_times=5)
+    if wrong or wrong_large:
+        return failed(f"{count} replicas got a wrong sum", _REPORT)
+    bandwidth = large / seconds / 1e9
+    return passed(
+        f"{count} replicas: 1 KiB in {latency * 1e6:,.0f} us; {large >> 20} MiB in "
+        f"{seconds * 1e3:,.1f} ms, {bandwidth:.2f} GB/s",
+        replicas=count,
+        small_seconds=latency,
+        large_bytes=large,
+        large_seconds=seconds,
+        gigabytes_per_second=bandwidth,
+    )
+
+
+def _all_reduce(strategy: rx.Strategy, dtype: str, num_bytes: int, num_times: int) -> tuple[bool, float]:
+    """Whether the sum is wrong, and the shortest time that it took."""
+    size = num_bytes // jnp.dtype(dtype).itemsize
+
+    def numbers(context: Any) -> Any:
+        return jnp.full(size, context.replica_id_in_sync_group + 1, dtype)
+
+    def total(x: Any) -> Any:
+        return rx.get_replica_context().all_reduce("SUM", x)
+
+    @rx.function
+    def step(x: Any) -> Any:
+        return strategy.run(total, args=(x,))
+
+    values = strategy.distribute_values_from_function(numbers)
+    parts = strategy.local_results(step(values))
+    count = strategy.num_replicas_in_sync
+    wrong = any(np.any(np.asarray(part) != count * (count + 1) // 2) for part in parts)
+    return bool(wrong), min(_seconds(step, values) for _ in range(num_times))
+
+
+def _seconds(step: Callable[[Any], Any], values: Any) -> float:
+    began = time.perf_counter()
+    jax.block_until_ready(step(values))
+    return time.perf_counter() - began
+
+
+# Training: three steps with 30 examples each, which most numbers of replicas do not divide evenly. Replicas
+# add up in another order than one device does, so the weights agree to some digits.
+
+_TOLERANCE = 1e-5
+_NUM_STEPS, _NUM_EXAMPLES, _LEARNING_RATE = 3, 30, 0.1
+
+
+def _one_worker_with_all_devices() -> rx.Strategy:
+    devices = resolve_devices()
+    counts = {devices[0].platform.upper(): len(devices)}
+    return rx.MultiWorkerMirroredStrategy(SimpleClusterResolver(ClusterSpec({}), num_accelerators=counts))
+
+
+_STRATEGIES: dict[str, Callable[[], rx.Strategy]] = {
+    "OneDeviceStrategy": lambda: rx.OneDeviceStrategy(resolve_devices()[0]),
+    "MirroredStrategy": lambda: rx.MirroredStrategy(),
+    "CentralStorageStrategy": lambda: rx.CentralStorageStrategy(resolve_devices()),
+    "TPUStrategy": lambda: rx.TPUStrategy(),
+    "MultiWorkerMirroredStrategy": _one_worker_with_all_devices,
+}
+
+
+def _check_training(make: Callable[[], rx.Strategy]) -> Finding:
+    if make is _one_worker_with_all_devices and os.environ.get("TF_CONFIG"):
+        return skipped(
+            "TF_CONFIG is set: it would wait for the other workers", "Unset TF_CONFIG to check it."
+        )
+    strategy = make()
+    count = strategy.num_replicas_in_sync
+    where = "1 replica" if count == 1 else f"{count} replicas"
+    difference = float(np.max(np.abs(_train(strategy) - _train_without_replicax())))
+    if not difference <= _TOLERANCE:  # "not", so that NaN fails
+        return failed(f"{where}: weights differ by {difference:.1e} from plain JAX on one device", _REPORT)
+    return passed(
+        f"{where}: the weights of plain JAX on one device, to {difference:.0e}",
+        replicas=count,
+        difference=difference,
+    )
+
+
+def _examples() -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    shape = (_NUM_STEPS * _NUM_EXAMPLES, 8)
+    x = rng.normal(size=shape).astype(np.float32)
+    return x, np.sin(x.sum(1))
+
+
+def _errors(weights: Any, x: Any, y: Any) -> Any:
+    return (jnp.tanh(x @ weights) - y) ** 2
+
+
+def _train(strategy: rx.Strategy) -> np.ndarray:
+    """The weights that `strategy` comes to."""
+    with strategy.scope():
+        weights = rx.variables(jnp.zeros(8), name="weights")
+        optimizer = rx.Optimizer(optax.sgd(_LEARNING_RATE))
+
+    def replica_step(x: Any, y: Any) -> None:
+        def loss() -> Any:
+            return rx.compute_average_loss(_errors(weights.read_value(), x, y))
+
+        optimizer.minimize(loss, [weights])
+
+    @rx.function
+    def step(batch: Any) -> None:
+        strategy.run(replica_step, args=batch)
+
+    for batch in strategy.distribute_dataset(rx.from_arrays(_examples()).batch(_NUM_EXAMPLES)):
+        step(batch)
+    return weights.numpy()
+
+
+@functools.cache
+def _train_without_replicax() -> np.ndarray:
+    """The weights that the same program comes to without any strategy."""
+    weights = jnp.zeros(8)
+    gradient = jax.jit(jax.grad(lambda weights, x, y: jnp.mean(_errors(weights, x, y))))
+    for x, y in rx.from_arrays(_examples()).batch(_NUM_EXAMPLES):
+        weights = weights - _LEARNING_RATE * gradient(weights, x, y)
+    return np.asarray(weights)
+
+
+# Checkpoints and input.
+
+
+def _check_checkpoint() -> Finding:
+    strategy = rx.MirroredStrategy()
+    numbers = np.random.default_rng(0).normal(size=1 << 20).astype(np.float32)
+    began = time.perf_counter()
+    with strategy.scope(), tempfile.TemporaryDirectory() as folder:
+        saved, restored = rx.variables([numbers, np.zeros_like(numbers)])
+        with rx.CheckpointManager(rx.Checkpoint(w=saved), folder) as manager:
+            manager.save(1)
+            manager.wait()
+        with rx.CheckpointManager(rx.Checkpoint(w=restored), folder) as manager:
+            manager.restore_or_initialize()
+    seconds = time.perf_counter() - began
+    if not np.array_equal(restored.numpy(), numbers):
+        return failed("what was read is not what was written", _REPORT)
+    return passed(f"4 MiB written and read in {seconds:.2f} s", seconds=seconds)
+
+
+def _check_input() -> Finding:
+    strategy = rx.MirroredStrategy()
+    examples = rx.from_arrays((np.arange(100_000), np.zeros((100_000, 16), np.float32)))
+    num_seen = np.zeros(100_000, int)
+    with iter(strategy.distribute_dataset(examples.shuffle(seed=0).batch(512))) as batches:
+        for indices, _ in batches:
+            for part in strategy.local_results(indices):
+                num_seen[np.asarray(part)] += 1
+        stats = batches.stats()
+    if np.any(num_seen != 1):
+        return failed(f"{np.sum(num_seen != 1)} examples were not seen exactly once", _REPORT)
+    rate = stats.examples / max(stats.seconds, 1e-9)
+    return passed(f"100,000 examples, each once; {rate:,.0f} examples/s", examples_per_second=rate)

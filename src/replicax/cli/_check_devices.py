@@ -1,0 +1,120 @@
+"""Checks of where programs would run: devices, the threads of virtual CPU devices, and the cluster.
+
+Nothing is joined and nothing is sent: resolvers only say what they see in the environment.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections import Counter
+from pathlib import Path
+
+import jax
+
+from replicax.cli._check import Check, Finding, failed, passed, skipped
+from replicax.cluster import ClusterResolver, SlurmClusterResolver, TFConfigClusterResolver, find_place
+from replicax.topology import collectives_must_wait, prepare_cpu_pool, set_cpu_devices
+
+__all__ = ["ask_for_cpu_devices", "device_checks"]
+
+_NUM_CPU_DEVICES = 4
+_NVIDIA_DRIVER = Path("/proc/driver/nvidia/gpus")
+_TPU_VARIABLES = ("TPU_NAME", "TPU_WORKER_ID", "TPU_WORKER_HOSTNAMES")
+
+
+def ask_for_cpu_devices() -> None:
+    """Have the CPU pose as several devices, unless the environment says how many there are to be."""
+    flags = os.environ.get("XLA_FLAGS", "")
+    if jax.config.values["jax_num_cpu_devices"] < 0 and "host_platform_device_count" not in flags:
+        set_cpu_devices(_NUM_CPU_DEVICES)
+    prepare_cpu_pool()
+
+
+def device_checks() -> list[Check]:
+    """Devices, CPU threads, and what each kind of resolver sees."""
+    reinstall = "Install the JAX that fits your hardware: https://docs.jax.dev/en/latest/installation.html"
+    return [
+        Check("devices", _check_devices, limit_seconds=60, advice=reinstall),
+        Check("threads of CPU devices", _check_cpu_threads),
+        Check("cluster in TF_CONFIG", _check_tf_config, advice="Correct TF_CONFIG, or unset it."),
+        Check("cluster of Slurm", _check_slurm, advice="Start programs with `srun`, which sets SLURM_*."),
+        Check("TPU", _check_tpu),
+    ]
+
+
+def _check_devices() -> Finding:
+    kinds = Counter(f"{d.platform.upper()} ({d.device_kind})" for d in jax.devices())
+    seen = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
+    gpus = sorted(_NVIDIA_DRIVER.iterdir()) if _NVIDIA_DRIVER.is_dir() else []
+    chosen = os.environ.get("JAX_PLATFORMS", "")
+    if gpus and jax.default_backend() == "cpu" and "cpu" not in chosen:
+        return failed(
+            f"JAX sees {seen}, but this machine has {len(gpus)} NVIDIA GPU(s)",
+            "pip install --upgrade 'jax[cuda13]' (or 'jax[cuda12]' for an older driver)",
+        )
+    return passed(f"{seen}{f'; JAX_PLATFORMS is {chosen}' if chosen else ''}")
+
+
+def _check_cpu_threads() -> Finding:
+    try:
+        devices = jax.local_devices(backend="cpu")
+    except RuntimeError:
+        return skipped("JAX_PLATFORMS leaves the CPU out")
+    if len(devices) == 1:
+        return skipped("one CPU device needs none; rx.set_cpu_devices(n) makes several")
+    if collectives_must_wait(devices):
+        return failed(
+            f"too few for {len(devices)} CPU devices, so each step waits for the one before",
+            f"Call rx.set_cpu_devices({len(devices)}) first, or set PJRT_NPROC={2 * len(devices)}.",
+        )
+    return passed(f"enough for {len(devices)} virtual CPU devices, on {os.cpu_count()} cores")
+
+
+def _check_tf_config() -> Finding:
+    if not os.environ.get("TF_CONFIG"):
+        return skipped("TF_CONFIG is not set: this process works alone")
+    return _check_cluster(TFConfigClusterResolver())
+
+
+def _check_slurm() -> Finding:
+    if "SLURM_PROCID" not in os.environ:
+        return skipped("SLURM_PROCID is not set: Slurm has not started this process")
+    return _check_cluster(SlurmClusterResolver(auto_set_gpu=False))
+
+
+def _check_cluster(resolver: ClusterResolver) -> Finding:
+    place = find_place(resolver)
+    if place is None:
+        return skipped("it names no cluster")
+    first = place.tasks[0]
+    unknown = [task.address for task in place.tasks if not _is_known(task.address)]
+    if unknown and len(place.tasks) > 1:
+        return failed(
+            f"the host of {', '.join(unknown)} is not known here",
+            "Check the names, and how this machine looks them up.",
+        )
+    return passed(
+        f"this is {place.own}, process {place.process_id} of {len(place.tasks)}; all meet at "
+        f"{first.address}"
+    )
+
+
+def _is_known(address: str) -> bool:
+    host = address.rpartition(":")[0].strip("[]") or address
+    try:
+        return bool(socket.getaddrinfo(host, None))
+    except OSError:
+        return False
+
+
+def _check_tpu() -> Finding:
+    tpus = [device for device in jax.devices() if device.platform == "tpu"]
+    found = ", ".join(f"{name}={os.environ[name]}" for name in _TPU_VARIABLES if name in os.environ)
+    if tpus:
+        return passed(
+            f"{len(tpus)} x {tpus[0].device_kind}, {jax.process_count()} process(es) {found}".strip()
+        )
+    if found:
+        return failed(f"{found}, but JAX sees no TPU", "pip install --upgrade 'jax[tpu]'")
+    return skipped("none: TPUStrategy would take the devices above in its place")

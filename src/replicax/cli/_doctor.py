@@ -1,0 +1,166 @@
+"""`python -m replicax doctor`: is everything here that Replicax needs, and does it compute?
+
+The checks run in a second process, the *patient*, because a collective that hangs can't be interrupted,
+and a broken driver may end the process that tries it. This process waits for each answer as long as the
+check may take. If none comes, that is the answer; another patient goes on with the next check.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from importlib import metadata
+from typing import IO, Any, final
+
+from replicax.cli._check import Check, Result, failed
+from replicax.cli._checks import all_checks
+
+__all__ = ["examine", "run_doctor"]
+
+_START_SECONDS = 60.0  # for importing JAX, from a slow disk perhaps
+_COLORS = {"pass": "32", "fail": "1;31", "skipped": "33"}
+_NAME_WIDTH = 38
+
+
+def run_doctor(*, as_json: bool = False, only: Sequence[str] = ()) -> int:
+    """Run the checks and print what they find.
+
+    Args:
+        as_json: print one JSON object rather than lines.
+        only: run only checks whose names contain one of these words; none runs all.
+
+    Returns:
+        The exit status: 1 if a check failed, 2 if there is no such check.
+    """
+    checks = [c for c in all_checks() if not only or any(w.lower() in c.name.lower() for w in only)]
+    if not checks:
+        names = ", ".join(check.name for check in all_checks())
+        print(f"replicax doctor: no check has {' or '.join(only)} in its name: {names}", file=sys.stderr)
+        return 2
+    results = []
+    for result in examine(checks):
+        results.append(result)
+        if not as_json:
+            _print_result(result)
+    counts = Counter(result.finding.status for result in results)
+    if as_json:
+        print(json.dumps(_report(results, counts), indent=2))
+    else:
+        print(f"\n{counts['pass']} passed, {counts['fail']} failed, {counts['skipped']} skipped")
+    return 1 if counts["fail"] else 0
+
+
+def _report(results: list[Result], counts: Counter[str]) -> dict[str, Any]:
+    return {
+        "replicax": metadata.version("replicax"),
+        "passed": counts["pass"],
+        "failed": counts["fail"],
+        "skipped": counts["skipped"],
+        "checks": [result.as_dict() for result in results],
+    }
+
+
+def _print_result(result: Result) -> None:
+    finding = result.finding
+    status = f"{finding.status:7}"
+    if sys.stdout.isatty() and "NO_COLOR" not in os.environ:
+        status = f"\033[{_COLORS[finding.status]}m{status}\033[0m"
+    print(f"{status}  {result.name:{_NAME_WIDTH}}  {finding.detail}")
+    if finding.advice:
+        print(f"{'':7}  {'':{_NAME_WIDTH}}  -> {finding.advice}")
+    sys.stdout.flush()
+
+
+def examine(checks: Sequence[Check], command: Sequence[str] | None = None) -> Iterator[Result]:
+    """The checks' results, one for each, each within its time.
+
+    Args:
+        checks: what to ask.
+        command: starts a patient, given the names of checks as further arguments.
+    """
+    command = command or [sys.executable, "-m", "replicax.cli._patient"]
+    remaining = list(checks)
+    while remaining:
+        with _patient([*command, *(check.name for check in remaining)]) as patient:
+            while remaining:
+                check = remaining.pop(0)
+                result = patient.answer(check)
+                yield result or patient.diagnosis(check)
+                if result is None:
+                    break
+
+
+@contextlib.contextmanager
+def _patient(command: Sequence[str]) -> Iterator[_Patient]:
+    with tempfile.TemporaryFile("w+", errors="replace") as messages:
+        # Leave most of a GPU's memory to the programs that are running there.
+        environment = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **os.environ}
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=messages, text=True, env=environment
+        )
+        assert process.stdout is not None
+        lines: queue.Queue[str] = queue.Queue()
+        reader = threading.Thread(target=_read_lines, args=(process.stdout, lines.put), daemon=True)
+        reader.start()
+        try:
+            yield _Patient(process, lines, messages)
+        finally:
+            process.kill()
+            process.wait()
+            reader.join()
+            process.stdout.close()
+
+
+def _read_lines(stream: IO[str], put: Callable[[str], None]) -> None:
+    for line in stream:
+        put(line)
+    put("")
+
+
+@final
+class _Patient:
+    """The process that runs the checks in order; it prints a line when it is ready and for each result."""
+
+    def __init__(self, process: subprocess.Popen[str], lines: queue.Queue[str], messages: IO[str]) -> None:
+        self._process = process
+        self._lines = lines
+        self._messages = messages
+        self._started = False
+
+    def answer(self, check: Check) -> Result | None:
+        """The result of the next check; None if it does not come in time, or never will."""
+        try:
+            if not self._started:
+                self._started = bool(self._lines.get(timeout=_START_SECONDS))
+            line = self._lines.get(timeout=check.limit_seconds) if self._started else ""
+        except queue.Empty:
+            return None
+        return Result.from_dict(json.loads(line)) if line else None
+
+    def diagnosis(self, check: Check) -> Result:
+        """Why there is no result."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(1)
+        status = self._process.returncode
+        if status is None:
+            limit = check.limit_seconds if self._started else _START_SECONDS
+            detail = f"did not finish within {limit:g} s"
+        elif status < 0:
+            detail = f"the process that tried it was ended by {signal.Signals(-status).name}"
+        else:
+            detail = f"the process that tried it ended with status {status}"
+        self._messages.seek(0)
+        last = self._messages.read().strip().rpartition("\n")[2]
+        advice = check.advice or "Report it, with what `python -m replicax doctor` prints."
+        return Result(
+            check.name, failed(f"{detail}. Its last words: {last}" if last else detail, advice), 0.0
+        )

@@ -1,0 +1,28 @@
+"""Packages that only some commands need."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import final
+
+__all__ = ["MissingExtraError", "require_extra"]
+
+
+@final
+class MissingExtraError(ImportError):
+    """A command needs packages that are not installed."""
+
+
+def require_extra(extra: str, **packages: str) -> None:
+    """Raise unless the packages of an extra are installed.
+
+    Args:
+        extra: its name in `pip install 'replicax[extra]'`.
+        packages: what each package is called on the index, by the module that it brings.
+    """
+    missing = [name for module, name in packages.items() if importlib.util.find_spec(module) is None]
+    if missing:
+        raise MissingExtraError(
+            f"this needs {', '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed. "
+            f"Install what is missing with: pip install 'replicax[{extra}]'"
+        )

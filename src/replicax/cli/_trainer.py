@@ -1,0 +1,121 @@
+"""The demo's training program: a model, its optimizer and its input on some strategy.
+
+Nothing in here knows how many devices there are, or of what kind.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import replicax as rx
+from replicax.cli._digits import Digits, class_scores, initial_weights, moved
+
+__all__ = ["Trainer"]
+
+
+@final
+class Trainer:
+    """Trains a classifier of digits, tests it, saves it, and goes on where another one has stopped.
+
+    Args:
+        strategy: where and how to compute.
+        digits: what to learn from.
+        num_epochs: how often to go over them.
+        batch_size: how many of them make a step, on all replicas together.
+        folder: where checkpoints are.
+        seed: for the initial weights.
+    """
+
+    def __init__(
+        self,
+        strategy: rx.Strategy,
+        digits: Digits,
+        *,
+        num_epochs: int,
+        batch_size: int,
+        folder: str | os.PathLike[str],
+        seed: int,
+    ) -> None:
+        """Make everything; nothing is read or computed yet."""
+        self.strategy = strategy
+        with strategy.scope():
+            self.weights = rx.variables(initial_weights(seed))
+            self.optimizer = rx.Optimizer(optax.adam(1e-3))
+        self.variables = jax.tree.leaves(self.weights, is_leaf=lambda x: isinstance(x, rx.Variable))
+
+        arrays = (np.arange(len(digits)), digits.images, digits.labels)
+        examples = rx.from_arrays(arrays).shuffle(seed=0).repeat(num_epochs)
+        dataset = strategy.distribute_dataset(examples.batch(batch_size, drop_remainder=True))
+        self.batches = iter(dataset)
+
+        checkpoint = rx.Checkpoint(weights=self.weights, optimizer=self.optimizer, batches=self.batches)
+        self.checkpoints = rx.CheckpointManager(checkpoint, folder)
+        self.step = 0
+        self.num_examples = np.zeros(strategy.num_replicas_in_sync, int)  # that each replica was given
+
+    def train(self, until_step: int, tracker: rx.Tracker) -> None:
+        """Train up to a step. Returns when the last one is computed."""
+        loss = None
+        while self.step < until_step:
+            batch = next(self.batches)
+            loss, accuracy = self._train_step(batch)
+            self.step += 1
+            self.num_examples += [len(indices) for indices, *_ in self.strategy.local_results(batch)]
+            waited = self.batches.stats().wait_fraction
+            tracker.log(self.step, loss=loss, accuracy=accuracy, input_wait=waited)
+        jax.block_until_ready(loss)
+        tracker.flush()
+
+    @rx.function
+    def _train_step(self, batch: Any) -> Any:
+        losses, hits = self.strategy.run(self._replica_step, args=batch)
+        return self.strategy.reduce("SUM", losses, axis=None), self.strategy.reduce("MEAN", hits, axis=0)
+
+    def _replica_step(self, indices: Any, images: Any, labels: Any) -> Any:
+        # A key for each example and step, so that chance is the same on any number of replicas.
+        key = jax.random.fold_in(jax.random.key(0), self.optimizer.iterations.read_value())
+        images = jax.vmap(moved)(rx.example_keys(key, indices), images)
+
+        def loss_fn() -> Any:
+            scores = class_scores(rx.values(self.weights), images)
+            losses = optax.softmax_cross_entropy_with_integer_labels(scores, labels)
+            return rx.compute_average_loss(losses), scores
+
+        (loss, scores), gradients = rx.value_and_grad(loss_fn, self.weights, has_aux=True)()
+        self.optimizer.apply_gradients(zip(jax.tree.leaves(gradients), self.variables, strict=True))
+        return loss, (scores.argmax(1) == labels).astype(jnp.float32)
+
+    def predict(self, images: np.ndarray) -> np.ndarray:
+        """Which digit each image shows, as far as the model has learned."""
+        dataset = self.strategy.distribute_dataset(rx.from_arrays(images).batch(len(images)))
+        return np.concatenate([np.asarray(self._predict_step(batch)) for batch in dataset])
+
+    @rx.function
+    def _predict_step(self, images: Any) -> Any:
+        def best(images: Any) -> Any:
+            return class_scores(rx.values(self.weights), images).argmax(1)
+
+        return self.strategy.gather(self.strategy.run(best, args=(images,)), axis=0)
+
+    def save(self) -> str:
+        """Write a checkpoint; returns where it is."""
+        self.checkpoints.save(self.step)
+        self.checkpoints.wait()
+        return str(self.checkpoints.latest_checkpoint)
+
+    def resume(self) -> None:
+        """Go on from the newest checkpoint."""
+        step = self.checkpoints.restore_or_initialize()
+        assert step is not None
+        self.step = step
+
+    def close(self) -> None:
+        """Stop reading, and let go of everything."""
+        self.batches.close()
+        self.checkpoints.close()

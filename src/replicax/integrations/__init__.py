@@ -1,0 +1,1 @@
+"""Other libraries under strategies, each optional: import the one that you use."""

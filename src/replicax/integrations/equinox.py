@@ -1,0 +1,156 @@
+"""Equinox models whose arrays are variables of a strategy.
+
+An Equinox model is a structure of arrays that can be called. `adopt` makes variables of the arrays; calling
+what it returns puts their values back into the structure and calls that. Inside `rx.function` this happens
+only while the step is traced.
+"""
+
+from __future__ import annotations
+
+from typing import Any, final
+
+import jax
+import jax.numpy as jnp
+
+from replicax.contexts import current
+from replicax.errors import VariableError
+from replicax.training import variables as make_variables
+from replicax.types import VariableAggregation, VariableSynchronization
+from replicax.variables import Variable
+
+try:
+    import equinox as eqx
+except ImportError as error:
+    raise ImportError(
+        "replicax.integrations.equinox needs Equinox, which is optional: pip install 'replicax[equinox]'."
+    ) from error
+
+__all__ = ["AdoptedModel", "AdoptedState", "adopt", "adopt_state"]
+
+
+def adopt(model: Any, filter_spec: Any = eqx.is_inexact_array) -> AdoptedModel:
+    """An Equinox model whose arrays are variables of the strategy in scope.
+
+    Args:
+        model: an `eqx.Module`, or any structure.
+        filter_spec: which of its leaves become variables, as of `eqx.partition`; by default all arrays of
+            floating-point numbers. The others are constants.
+
+    Returns:
+        Something that is called like the model.
+
+    Raises:
+        VariableError: there is nothing to make variables of.
+
+    >>> import equinox as eqx
+    >>> from replicax.integrations import equinox as rx_equinox
+    >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+    >>> with strategy.scope():
+    ...     model = rx_equinox.adopt(eqx.nn.MLP(2, 1, width_size=4, depth=1, key=jax.random.key(0)))
+    >>> [v.name for v in model.variables]
+    ['layers/0/weight:0', 'layers/0/bias:0', 'layers/1/weight:0', 'layers/1/bias:0']
+    >>> def loss_fn(x):
+    ...     return jnp.mean(jax.vmap(model)(x) ** 2)
+    >>> def replica_step(x):
+    ...     loss, gradients = rx.value_and_grad(loss_fn, model.variables)(x)
+    ...     return loss
+    >>> float(strategy.reduce("MEAN", strategy.run(replica_step, args=(jnp.ones((3, 2)),)), axis=None)) > 0
+    True
+    """
+    return AdoptedModel(model, filter_spec)
+
+
+def adopt_state(state: Any) -> AdoptedState:
+    """The state of an Equinox model, `eqx.nn.State`, as variables of the strategy in scope.
+
+    Each replica keeps its own, without communication. Read outside of replica functions, floating-point
+    numbers are the mean over the replicas, and others those of the first.
+
+    Args:
+        state: what `eqx.nn.make_with_state` returned beside the model, or any structure of arrays.
+
+    >>> from replicax.integrations import equinox as rx_equinox
+    >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+    >>> with strategy.scope():
+    ...     state = rx_equinox.adopt_state({"average": jnp.float32(0)})
+    >>> def replica_fn():
+    ...     state.assign({"average": rx.get_replica_context().replica_id_in_sync_group + 1.0})
+    >>> strategy.run(replica_fn)
+    >>> state.value
+    {'average': Array(1.5, dtype=float32)}
+    """
+    return AdoptedState(state)
+
+
+@final
+class AdoptedModel:
+    """What `adopt` returns: called like the model, with the values that its variables have here."""
+
+    def __init__(self, model: Any, filter_spec: Any) -> None:
+        """Make the variables."""
+        arrays, self._rest = eqx.partition(model, filter_spec)
+        structure = make_variables(arrays)
+        leaves, self._treedef = jax.tree.flatten(structure, is_leaf=lambda x: isinstance(x, Variable))
+        self.variables: list[Variable] = leaves
+        """The variables, for `rx.value_and_grad` and `optimizer.apply_gradients`."""
+        if not leaves:
+            raise VariableError(f"adopt found no arrays in {type(model)} that could become variables.")
+
+    @property
+    def model(self) -> Any:
+        """The Equinox model, with the current values; in a replica function, with the replica's."""
+        arrays = self._treedef.unflatten([variable.read_value() for variable in self.variables])
+        return eqx.combine(arrays, self._rest)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the model."""
+        return self.model(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<AdoptedModel of {len(self.variables)} variables: {self._rest!r}>"
+
+    def checkpoint_items(self) -> dict[str, Any]:
+        """What a checkpoint holds of it."""
+        return {variable.name.removesuffix(":0"): variable for variable in self.variables}
+
+
+@final
+class AdoptedState:
+    """What `adopt_state` returns: `value` is the state here, `assign` replaces it."""
+
+    def __init__(self, state: Any) -> None:
+        """Make the variables."""
+        leaves, self._treedef = jax.tree.flatten(state)
+        self.variables: list[Variable] = [_own_part(leaf, f"state/{i}") for i, leaf in enumerate(leaves)]
+
+    @property
+    def value(self) -> Any:
+        """The state; in a replica function, the replica's."""
+        return self._treedef.unflatten([variable.read_value() for variable in self.variables])
+
+    def assign(self, state: Any) -> None:
+        """Replace the state; in a replica function, the replica's.
+
+        Args:
+            state: a state of the same structure.
+        """
+        leaves, treedef = jax.tree.flatten(state)
+        if treedef != self._treedef:
+            raise VariableError(f"assign got a state of another structure: {treedef}, not {self._treedef}.")
+        for variable, leaf in zip(self.variables, leaves, strict=True):
+            variable.assign(leaf, read_value=False)
+
+    def checkpoint_items(self) -> dict[str, Any]:
+        """What a checkpoint holds of it."""
+        return {str(i): variable for i, variable in enumerate(self.variables)}
+
+
+def _own_part(value: Any, name: str) -> Variable:
+    floating = jnp.issubdtype(jnp.result_type(value), jnp.inexact)
+    return current().strategy.create_variable(
+        value,
+        name=name,
+        trainable=False,
+        synchronization=VariableSynchronization.ON_READ,
+        aggregation=VariableAggregation.MEAN if floating else VariableAggregation.ONLY_FIRST_REPLICA,
+    )

@@ -1,0 +1,88 @@
+"""Where Keras' classes are told of strategies.
+
+Keras has no way to be told by what a variable shall be made, or what shall happen around `fit`. So these
+few methods of its public classes are replaced, each by one that does what it did before wherever no
+strategy is involved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from replicax.contexts import has_strategy
+from replicax.errors import CheckpointError
+from replicax.integrations.keras import _private
+from replicax.integrations.keras._layout import StrategyLayout
+from replicax.integrations.keras._losses import scale_loss_for_distribution, unscale_loss_for_distribution
+from replicax.integrations.keras._models import in_scope, on_all_devices, remember
+from replicax.integrations.keras._optimizers import adding_mirrored_slots, reducing_first
+from replicax.integrations.keras._variable import DistributedVariable
+
+__all__ = ["install"]
+
+_RUNS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
+
+
+def install() -> None:
+    """Replace the methods; once."""
+    keras.Variable.__new__ = staticmethod(_new_variable)
+    keras.Model.__new__ = staticmethod(_remembered(keras.Model.__new__))
+    _replace(keras.Model, "compile", in_scope)
+    for name in _RUNS:
+        _replace(keras.Model, name, on_all_devices)
+    for optimizer in (keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer):
+        _replace(optimizer, "apply", reducing_first)
+    _replace(keras.optimizers.Optimizer, "add_variable", adding_mirrored_slots)
+    for kind in (keras.Layer, keras.optimizers.Optimizer, keras.metrics.Metric):
+        setattr(kind, "checkpoint_items", _checkpoint_items)  # noqa: B010
+    _private.loss.scale_loss_for_distribution = scale_loss_for_distribution
+    _private.loss.unscale_loss_for_distribution = unscale_loss_for_distribution
+    _private.trainer._distribute_data = _placed(_private.trainer._distribute_data)
+
+
+def _replace(kind: Any, name: str, wrap: Callable[[Any], Any]) -> None:
+    """Wrap a method in the class that defines it: Keras asks whether a model overrides its methods."""
+    owner = next(base for base in kind.__mro__ if name in vars(base))
+    setattr(owner, name, wrap(vars(owner)[name]))
+
+
+def _new_variable(cls: type, *args: Any, **kwargs: Any) -> Any:
+    # Without arguments it is a copy or unpickled, and gets its attributes from elsewhere.
+    distributed = cls is keras.Variable and (args or kwargs) and has_strategy()
+    return object.__new__(DistributedVariable if distributed else cls)
+
+
+def _remembered(new: Callable[..., Any]) -> Callable[..., Any]:
+    def __new__(cls: type, *args: Any, **kwargs: Any) -> Any:
+        model = new(cls, *args, **kwargs)
+        remember(model)
+        return model
+
+    return __new__
+
+
+def _checkpoint_items(self: Any) -> dict[str, Any]:
+    """What a checkpoint holds of a layer, an optimizer or a metric: its variables, by their number.
+
+    Not by name: Keras numbers names, so those of the same model differ from program to program.
+    """
+    for variable in self.variables:
+        if not isinstance(variable, DistributedVariable):
+            raise CheckpointError(
+                f"The Keras variable {variable.path!r} was made outside of `strategy.scope()`, so an "
+                "rx.Checkpoint can't hold it. Make the model in a scope, or use `model.save_weights`."
+            )
+    return {str(i): v.replicax_variable for i, v in enumerate(self.variables)}
+
+
+def _placed(distribute: Callable[..., Any]) -> Callable[..., Any]:
+    def _distribute_data(data: Any, layouts: Any = None) -> Any:
+        distribution = keras.distribution.distribution()
+        if not isinstance(distribution, StrategyLayout):
+            return distribute(data, layouts)
+        return keras.tree.map_structure(distribution.place, data)
+
+    return _distribute_data

@@ -1,0 +1,44 @@
+"""Keras, if it is there and runs on JAX."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Any
+
+__all__ = ["require_keras"]
+
+
+def require_keras() -> Any:
+    """The module `keras`, with JAX as its backend.
+
+    If Keras was not imported before and KERAS_BACKEND is not set, it is set to jax.
+
+    Raises:
+        ImportError: Keras is not installed, or runs on another backend.
+
+    >>> from replicax.integrations.keras import require_keras
+    >>> require_keras().backend.backend()
+    'jax'
+    """
+    if "keras" not in sys.modules:
+        os.environ.setdefault("KERAS_BACKEND", "jax")
+    try:
+        keras = importlib.import_module("keras")
+    except ImportError as error:
+        raise ImportError(
+            f"Keras can't be imported ({error}). Install it with `pip install 'replicax[keras]'`, and set "
+            "KERAS_BACKEND=jax."
+        ) from error
+    if keras.backend.backend() != "jax":
+        raise ImportError(
+            f"Replicax needs Keras on JAX, but Keras runs on {keras.backend.backend()}. Set "
+            "KERAS_BACKEND=jax before Keras is first imported."
+        )
+    if getattr(keras.config, "is_nnx_enabled", bool)():  # older releases have no such thing
+        raise ImportError(
+            "Keras was told to make Flax variables (KERAS_NNX_ENABLED), which a strategy can't lay out. "
+            "Unset that variable."
+        )
+    return keras

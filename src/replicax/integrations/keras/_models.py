@@ -1,0 +1,108 @@
+"""Which strategy a model has, and how its `fit`, `evaluate` and `predict` run under it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from replicax.contexts import current, has_strategy
+from replicax.integrations.keras._layout import StrategyLayout
+from replicax.integrations.keras._variable import DistributedVariable, move, running
+
+__all__ = ["in_scope", "on_all_devices", "remember", "strategy_of"]
+
+_strategies: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+
+def remember(model: Any) -> None:
+    """Take note of the strategy in whose scope a model is made."""
+    if has_strategy():
+        _strategies[model] = current().strategy
+
+
+def strategy_of(model: Any) -> Any:
+    """The strategy that `model.fit` and its like use here; None if they are Keras' own.
+
+    It is the one in whose scope the model was made. A model that was made outside of any becomes that of
+    the scope in which it is first trained, evaluated or used to predict.
+
+    Args:
+        model: a Keras model.
+
+    >>> import keras
+    >>> from replicax.integrations.keras import strategy_of
+    >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+    >>> with strategy.scope():
+    ...     model = keras.Sequential([keras.layers.Dense(1)])
+    >>> strategy_of(model) is strategy, strategy_of(keras.Sequential())
+    (True, None)
+    """
+    if model in _strategies:
+        return _strategies[model]
+    for variable in model.variables:
+        if isinstance(variable, DistributedVariable):
+            return variable._distribute_strategy
+    return current().strategy if has_strategy() else None
+
+
+def in_scope(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of models that runs in the scope of the model's strategy, wherever it is called."""
+
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        strategy = strategy_of(self)
+        if strategy is None:
+            return method(self, *args, **kwargs)
+        with strategy.scope():
+            return method(self, *args, **kwargs)
+
+    return call
+
+
+def on_all_devices(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of models that runs Keras' own program on all devices of the model's strategy."""
+
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        strategy = strategy_of(self)
+        if strategy is None or running.get() is self:
+            return method(self, *args, **kwargs)
+        # Keras wants what it predicts as NumPy arrays: of other processes' parts it could not make any.
+        split = strategy.mesh.is_local or not method.__name__.startswith("predict")
+        with strategy.scope(), StrategyLayout(strategy.mesh, split=split).scope(), _run(self):
+            _move(self, strategy)
+            try:
+                return method(self, *args, **kwargs)
+            except BaseException:
+                for variable in _variables_of(self):
+                    if isinstance(variable, DistributedVariable):
+                        variable._take_back()
+                raise
+
+    return call
+
+
+@contextlib.contextmanager
+def _run(model: Any) -> Iterator[None]:
+    token = running.set(model)
+    try:
+        yield
+    finally:
+        running.reset(token)
+
+
+def _variables_of(model: Any) -> list[Any]:
+    optimizer = getattr(model, "optimizer", None)
+    return [*model.variables, *model.metrics_variables, *(optimizer.variables if optimizer else ())]
+
+
+def _move(model: Any, strategy: Any) -> None:
+    """Let the strategy have all that was made outside of its scope: an optimizer, or all of the model."""
+    moved = [move(variable, strategy) for variable in _variables_of(model)]
+    if any(moved):
+        # They were compiled for where the variables were before.
+        model.train_function = model.test_function = model.predict_function = None
+    _strategies[model] = strategy

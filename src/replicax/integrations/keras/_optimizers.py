@@ -1,0 +1,65 @@
+"""Keras' optimizers in replica functions: gradients are added up first, and one update is made for all."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+
+from replicax.contexts import current, has_strategy
+from replicax.integrations.keras._private import in_stateless_scope
+from replicax.strategies import reduce_leaves
+from replicax.types import ReduceOp
+from replicax.values import Mirrored
+
+__all__ = ["adding_mirrored_slots", "reducing_first"]
+
+
+def reducing_first(apply: Callable[..., Any]) -> Callable[..., Any]:
+    """`optimizer.apply`, which in a replica function adds the replicas' gradients, as TensorFlow does."""
+
+    @functools.wraps(apply)
+    def call(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        replica = current().replica
+        if replica is None or not has_strategy() or in_stateless_scope():
+            return apply(self, grads, trainable_variables)
+        if isinstance(self, keras.optimizers.LossScaleOptimizer):
+            raise NotImplementedError(
+                "keras.optimizers.LossScaleOptimizer can't be applied in a replica function: on JAX it "
+                "works in `model.fit` only. Use `rx.Optimizer(..., loss_scale=rx.DynamicLossScale())`."
+            )
+        variables = None if trainable_variables is None else list(trainable_variables)
+        chosen = [i for i, gradient in enumerate(grads) if gradient is not None]
+        once = functools.partial(_apply_once, functools.partial(apply, self), variables, len(grads), chosen)
+        return replica.merge_call(once, args=([grads[i] for i in chosen],))
+
+    return call
+
+
+def _apply_once(
+    apply: Callable[..., Any],
+    variables: Any,
+    count: int,
+    chosen: Sequence[int],
+    strategy: Any,
+    gradients: list[Any],
+) -> None:
+    reduced = reduce_leaves(strategy.communicator, ReduceOp.SUM, gradients)
+    full: list[Any] = [None] * count
+    for i, gradient in zip(chosen, reduced, strict=True):
+        full[i] = gradient.to_plain() if isinstance(gradient, Mirrored) else gradient
+    apply(full, variables)
+
+
+def adding_mirrored_slots(add_variable: Callable[..., Any]) -> Callable[..., Any]:
+    """`optimizer.add_variable`, whose variables are equal on all replicas unless Keras says otherwise."""
+
+    @functools.wraps(add_variable)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("aggregation", "none") in (None, "none"):
+            kwargs["aggregation"] = "only_first_replica"
+        return add_variable(self, *args, **kwargs)
+
+    return call

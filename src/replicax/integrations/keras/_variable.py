@@ -1,0 +1,209 @@
+"""Keras variables that a strategy lays out.
+
+A variable that Keras makes while a strategy is in scope is a `DistributedVariable`: to Keras a variable
+like any other, but its value is that of an `rx.Variable`. So in a replica function it is the replica's
+copy, and writing it follows the rules of the strategy. While `fit` or its like runs, Keras wants arrays
+for a program of its own; it gets them as they lie on all devices.
+
+What Keras does not say about a variable is decided here:
+
+    trainable                            mirrored; only an optimizer writes it
+    metrics                              ON_READ, SUM: Keras says so itself
+    slots and counters of optimizers     mirrored, ONLY_FIRST_REPLICA: written once for all replicas
+    averages of batch normalization,     ON_READ, MEAN: a replica writes its own without communication, and
+    other numbers that layers keep       reading outside of replicas gives the mean, as in TensorFlow
+    random seeds, other whole numbers    ON_READ, ONLY_FIRST_REPLICA
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any
+
+import jax.numpy as jnp
+import keras
+
+from replicax._jax import at_trace, eval_trace
+from replicax.contexts import current
+from replicax.errors import ContextError, TracingError
+from replicax.integrations.keras._private import in_stateless_scope, outside_of_layers
+from replicax.types import VariableAggregation, VariableSynchronization
+from replicax.values import Mirrored
+from replicax.variables import MirroredVariable, Variable
+
+__all__ = ["DistributedVariable", "move", "running"]
+
+running: ContextVar[Any] = ContextVar("replicax_keras_running", default=None)
+"""The model whose `fit`, `evaluate` or `predict` runs here."""
+
+_SEED = "seed_generator_state"
+
+
+class DistributedVariable(keras.Variable):
+    """A Keras variable of a strategy: what Keras makes inside of `strategy.scope()`.
+
+    >>> import keras
+    >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+    >>> with strategy.scope():
+    ...     metric = keras.metrics.Sum()
+    >>> def replica_fn():
+    ...     metric.update_state(rx.get_replica_context().replica_id_in_sync_group + 1.0)
+    >>> strategy.run(replica_fn)
+    >>> strategy.local_results(metric.variables[0].replicax_variable)[1]
+    <rx.Variable 'sum/total/replica_1:0' shape=() dtype=float32, numpy=2.0>
+    >>> metric.result()
+    Array(3., dtype=float32)
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._distribute_strategy = current().strategy
+        self._variable: Variable | None = None
+        self._lent = False
+        super().__init__(*args, **kwargs)
+
+    @property
+    def replicax_variable(self) -> Variable:
+        """The variable that holds the value: what `rx.value_and_grad` and `rx.Optimizer` work with.
+
+        >>> import keras
+        >>> with rx.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        ...     w = keras.Variable([1.0, 2.0], name="w")
+        >>> type(w.replicax_variable).__name__, w.replicax_variable.name
+        ('MirroredVariable', 'w:0')
+        """
+        if self._variable is None:
+            raise ContextError(f"The Keras variable {self.path!r} has no value yet: build its model first.")
+        return self._variable
+
+    # The value. `_value` is where Keras keeps it; None means that there is none, or that `fit` has it.
+
+    @property
+    def _value(self) -> Any:
+        if self._variable is None or self._lent:
+            return None
+        try:
+            return self._read(self._variable)
+        except TracingError:
+            # Keras traces by itself, to find shapes or for a scan: it gets today's value, as always.
+            with at_trace(eval_trace):
+                return self._read(self._variable)
+
+    @_value.setter
+    def _value(self, value: Any) -> None:
+        if self._variable is None:
+            return
+        self._lent = value is None
+        if value is not None:
+            offset = self._replica_offset()
+            with outside_of_layers():
+                self._variable.assign(value if offset is None else value - offset, read_value=False)
+
+    def _take_back(self) -> None:
+        """After a run that failed: what it has not used up is still the value."""
+        if self._lent and self._variable is not None:
+            self._lent = _on_all_devices(self._variable).is_deleted()
+
+    def _read(self, variable: Variable) -> Any:
+        if running.get() is not None:
+            return _on_all_devices(variable)
+        offset = self._replica_offset()
+        value = variable.read_value()
+        return value if offset is None else value + offset
+
+    def _replica_offset(self) -> Any:
+        """What makes a replica draw other random numbers than the first one, added to the seed."""
+        if not self._path.endswith(_SEED) or not self._in_replica():
+            return None
+        if self._distribute_strategy.num_replicas_in_sync == 1:
+            return None
+        replica_id = jnp.asarray(current().replica.replica_id_in_sync_group, jnp.uint32)
+        return jnp.stack([replica_id * jnp.uint32(0x9E3779B9), jnp.uint32(0)])
+
+    def _in_replica(self) -> bool:
+        here = current()
+        return here.replica is not None and here.strategy is self._distribute_strategy
+
+    def assign_add(self, value: Any) -> Any:
+        """Add `value`; in a replica function, what all replicas add, as the aggregation says."""
+        if not self._in_replica() or in_stateless_scope():
+            return super().assign_add(value)
+        value = self._convert_to_tensor(value, dtype=self._dtype)
+        with outside_of_layers():
+            return self.replicax_variable.assign_add(value)
+
+    def assign_sub(self, value: Any) -> Any:
+        """Subtract `value`; in a replica function, what all replicas subtract."""
+        if not self._in_replica() or in_stateless_scope():
+            return super().assign_sub(value)
+        value = self._convert_to_tensor(value, dtype=self._dtype)
+        with outside_of_layers():
+            return self.replicax_variable.assign_sub(value)
+
+    # Making it. These are the methods in which variables of Keras' backends differ.
+
+    def _initialize(self, value: Any) -> None:
+        self._shape = self._validate_shape(value.shape)
+        self._create(value)
+
+    def _initialize_with_initializer(self, initializer: Callable[..., Any]) -> None:
+        self._create(lambda: self._convert_to_tensor(initializer(self._shape, dtype=self._dtype)))
+
+    def _direct_assign(self, value: Any) -> None:
+        self._value = value
+
+    def _create(self, initial_value: Any) -> None:
+        synchronization, aggregation = self._how_combined()
+        self._variable = self._distribute_strategy.create_variable(
+            initial_value,
+            trainable=self._trainable,
+            name=self._path,
+            synchronization=synchronization,
+            aggregation=aggregation,
+            constraint=self._constrained,
+        )
+
+    def _how_combined(self) -> tuple[VariableSynchronization, VariableAggregation]:
+        synchronization = VariableSynchronization.AUTO
+        if self._synchronization == "on_read":
+            synchronization = VariableSynchronization.ON_READ
+        aggregation = VariableAggregation[self._aggregation.upper()]
+        if self._trainable or aggregation is not VariableAggregation.NONE:
+            return synchronization, aggregation
+        if jnp.issubdtype(self._dtype, jnp.inexact):
+            return VariableSynchronization.ON_READ, VariableAggregation.MEAN
+        return VariableSynchronization.ON_READ, VariableAggregation.ONLY_FIRST_REPLICA
+
+    def _constrained(self, value: Any) -> Any:
+        """What an `rx.Optimizer` makes of a new value; Keras' own apply the constraint themselves."""
+        return value if self._constraint is None else self._constraint(value)
+
+
+def _on_all_devices(variable: Variable) -> Any:
+    """The value as Keras' own programs take it: the same on every device of the strategy."""
+    if isinstance(variable, MirroredVariable):
+        cell = variable.held()
+        assert isinstance(cell, Mirrored)
+        return cell.whole
+    return variable.distribute_strategy.mesh.replicate(variable.read_value())
+
+
+def move(variable: Any, strategy: Any) -> bool:
+    """Let `strategy` lay out a variable that was made outside of its scope; whether it was."""
+    if isinstance(variable, DistributedVariable):
+        if variable._distribute_strategy is not strategy:
+            raise ContextError(
+                f"The Keras variable {variable.path!r} was made in the scope of "
+                f"{variable._distribute_strategy!r} and can't be used by {strategy!r}. Make the model, its "
+                "optimizer and its metrics in one scope, or save the model and load it in the other scope."
+            )
+        return False
+    if type(variable) is not keras.Variable:
+        return False
+    value = variable.__dict__.pop("_value", None)
+    variable.__class__ = DistributedVariable
+    variable._distribute_strategy, variable._variable, variable._lent = strategy, None, False
+    variable._layout = None
+    if value is not None:
+        variable._create(value)
+    return True

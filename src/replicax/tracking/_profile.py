@@ -1,0 +1,40 @@
+"""`rx.profile`: a recording of what devices and Python did, for a part of a program."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+import jax
+
+from replicax.topology import prepare_cpu_pool
+from replicax.tracking._processes import on_first_process
+
+__all__ = ["profile"]
+
+
+@contextlib.contextmanager
+def profile(folder: str | os.PathLike[str] | None) -> Iterator[None]:
+    """Record what the devices and Python do inside of a `with` block, on the first process.
+
+    The recording is JAX's: look at it with XProf (`pip install xprof`, `xprof --logdir FOLDER`), or open
+    its `.trace.json.gz` at https://ui.perfetto.dev. Ten steps tell as much as ten thousand. The work of
+    devices counts if it ends inside of the block, so wait for the last result there.
+
+    Args:
+        folder: where to put it, in a subfolder for each recording; None records nothing.
+
+    >>> import pathlib, tempfile
+    >>> folder = tempfile.mkdtemp()
+    >>> with rx.profile(folder):
+    ...     _ = jax.block_until_ready(jnp.ones(3) + 1)
+    >>> any(pathlib.Path(folder).rglob("*.xplane.pb"))
+    True
+    """
+    if folder is None or not on_first_process():
+        yield
+        return
+    prepare_cpu_pool()  # the profiler starts JAX
+    with jax.profiler.trace(os.fspath(folder)):
+        yield
