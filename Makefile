@@ -42,6 +42,9 @@ format: $(INSTALLED)
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/input.py
+	$(BIN)/python benchmarks/training.py
+	$(BIN)/python benchmarks/checkpoint.py
+	$(BIN)/python benchmarks/nnx.py
 
 # The folder docs/ exists, so make has to be told that this is a target of its own.
 .PHONY: docs

@@ -5,7 +5,6 @@ Needs Flax: pip install 'replicax[flax]'. `custom_training.py` is a similar prog
 
 import tempfile
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -61,9 +60,7 @@ def replica_train_step(images, labels):
         losses = optax.softmax_cross_entropy_with_integer_labels(scores, labels)
         return rx.compute_average_loss(losses), scores
 
-    key = jax.random.fold_in(jax.random.key(1), optimizer.iterations.value)  # a new one in every step
-    noise = jax.random.normal(rx.get_replica_context().rng(key), images.shape)  # and on every replica
-    (loss, scores), gradients = rx.value_and_grad(loss_fn, params, has_aux=True)(images + 0.1 * noise)
+    (loss, scores), gradients = rx.value_and_grad(loss_fn, params, has_aux=True)(images)
     optimizer.apply_gradients(zip(gradients, params, strict=True))
     train_accuracy.update_state(labels, scores)
     return loss

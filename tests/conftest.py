@@ -7,7 +7,6 @@ import pytest
 
 from replicax.contexts import _stack, current
 
-
 # pytest's own, which changes between the phases of a test, and what Keras and scikit-learn set when they
 # are imported.
 _NOT_OURS = ("PYTEST_CURRENT_TEST", "TF_FORCE_GPU_ALLOW_GROWTH", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK")
