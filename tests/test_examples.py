@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.stem != "images")
+# The custom training loops are run, and compared, further down; `images` is what they have in common.
+ELSEWHERE = ("custom_training", "custom_training_tf", "images")
+EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.stem not in ELSEWHERE)
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
@@ -28,14 +30,7 @@ def _output(path):
 
 def test_both_custom_training_loops_reach_the_same_losses():
     outputs = [
-        subprocess.run(
-            [sys.executable, ROOT / "examples" / name],
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=True,
-        ).stdout
-        for name in ("custom_training.py", "custom_training_tf.py")
+        _output(ROOT / "examples" / name) for name in ("custom_training.py", "custom_training_tf.py")
     ]
     plain, ported = ([float(number) for number in re.findall(r"[\d.]+", text)] for text in outputs)
     assert len(plain) == len(ported) > 20
