@@ -1,5 +1,6 @@
 """Functions that are given a distributed dataset: a loop in Python around compiled replica functions."""
 
+import functools
 import logging
 
 import jax
@@ -221,3 +222,51 @@ def test_other_arguments_are_compiled_as_before(strategy):
         return 2 * x
 
     assert isinstance(step(jnp.ones(2)), jax.Array)
+
+
+def test_a_name_that_is_bound_anew_is_not_taken_for_what_it_was(strategy):
+    @rx.function
+    def epoch(dataset):
+        results = []
+        for i, batch in enumerate(dataset):
+            scale = jnp.float32(i + 1)  # the one before is gone, and may have left its place to this one
+            result = strategy.run(lambda x: scale * jnp.sum(x), args=(batch,))  # noqa: B023
+            results.append(float(strategy.reduce("SUM", result, axis=None)))
+        return results
+
+    dataset = strategy.distribute_dataset(rx.from_arrays(np.ones(24, np.float32)).batch(4))
+    assert epoch(dataset) == epoch(dataset) == [4.0 * (i + 1) for i in range(6)]
+
+
+def test_another_shape_sees_what_the_function_refers_to_now(strategy):
+    one, two = jnp.float32(1), jnp.float32(2)
+
+    @rx.function
+    def epoch(dataset):
+        scale, results = one, []
+        for batch in dataset:
+            result = strategy.run(lambda x: scale * jnp.sum(x), args=(batch,))
+            results.append(float(strategy.reduce("SUM", result, axis=None)))
+        scale = two
+        return results
+
+    def batches(size):
+        return strategy.distribute_dataset(rx.from_arrays(np.ones(8, np.float32)).batch(size))
+
+    assert epoch(batches(4)) == [4.0, 4.0] and epoch(batches(2)) == [2.0] * 4
+
+
+def test_partial_functions_count_as_the_same(strategy):
+    traced = []
+
+    def replica_fn(scale, x):
+        traced.append(1)
+        return scale * jnp.sum(x)
+
+    @rx.function
+    def epoch(dataset):
+        results = [strategy.run(functools.partial(replica_fn, 2.0), args=(x,)) for x in dataset]
+        return [float(strategy.reduce("SUM", result, axis=None)) for result in results]
+
+    assert epoch(distributed(strategy, count=24)) == [2.0 * sum(range(i, i + 4)) for i in range(0, 24, 4)]
+    assert len(traced) <= 2

@@ -337,3 +337,22 @@ def test_structures():
         tf.nest.pack_sequence_as(structure, [1])
     with pytest.raises(ValueError, match="composite"):
         tf.nest.flatten(structure, expand_composites=True)
+
+
+def test_arguments_are_honoured_or_refused(capsys):
+    assert tf.convert_to_tensor(1, dtype_hint=tf.float32).dtype == tf.float32
+    assert tf.convert_to_tensor(1.5, dtype_hint=tf.int32).dtype == tf.float32, "not of that kind"
+    assert tf.convert_to_tensor(1, dtype=tf.int32, dtype_hint=tf.float32).dtype == tf.int32
+    with pytest.raises(ValueError, match="there are 2 sizes"):
+        tf.split(X, [1, 2], axis=1, num=3)
+    assert tf.map_fn(lambda row: row.sum(), X, fn_output_signature=tf.float32).shape == (2,)
+    with pytest.raises(TypeError, match="gives float32, and the signature says int32"):
+        tf.map_fn(lambda row: row, X, fn_output_signature=tf.TensorSpec([3], tf.int32))
+    with pytest.raises(ValueError, match=r"x = \[1\. 2\.\] and 3 more, y = 0"):
+        tf.debugging.assert_equal([1.0, 2.0, 3.0, 4.0, 5.0], 0, summarize=2)
+    with pytest.raises(ValueError, match="every call prints a line"):
+        tf.function(lambda x: tf.print(x, end=""))(tf.constant(1))
+    tf.print("a", end="")
+    assert capsys.readouterr().out == "a"
+    with pytest.raises(ValueError, match="memory"):
+        tf.config.LogicalDeviceConfiguration(experimental_device_ordinal=1)

@@ -8,12 +8,13 @@ code and what they refer to is the same.
 
 from __future__ import annotations
 
+import functools
 import logging
 import types
 from collections import Counter
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 __all__ = ["Loop", "current_loop"]
 
@@ -36,7 +37,7 @@ class Loop:
         """No replica functions yet."""
         self._name = name
         self._compile = compile_function
-        self._compiled: dict[Any, Any] = {}
+        self._compiled: dict[Any, _Known] = {}
         self._versions: Counter[Any] = Counter()
 
     def __call__(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -49,15 +50,19 @@ class Loop:
 
     def compiled(self, fn: Callable[..., Any]) -> Any:
         """The compiled form of a replica function; None if it is another one each time."""
-        key = _identity(fn, frozenset())
-        if key not in self._compiled:
-            code = getattr(fn, "__code__", None)
-            self._versions[code] += code is not None
+        kept: list[Any] = []
+        key = _identity(fn, frozenset(), kept)
+        found = self._compiled.get(key)
+        if found is None:
+            code = _code(fn)
+            self._versions[code] += 1
             if self._versions[code] > _MOST_VERSIONS:
                 self._warn(fn, self._versions[code])
                 return None
-            self._compiled[key] = self._compile(fn)
-        return self._compiled[key]
+            newest = _Newest(fn)
+            found = self._compiled[key] = _Known(newest, self._compile(newest), kept)
+        found.newest.fn = fn
+        return found.compiled
 
     def _warn(self, fn: Any, version: int) -> None:
         if version == _MOST_VERSIONS + 1:
@@ -73,18 +78,51 @@ current_loop: ContextVar[Loop | None] = ContextVar("replicax_loop", default=None
 """The looping function that Python is in; it may be in a trace as well."""
 
 
-def _identity(thing: Any, seen: frozenset[int]) -> Any:
-    """Equal for functions that are the same code with the same surroundings."""
+@final
+class _Newest:
+    """A replica function, as it was given last: when it is traced again, what that one refers to counts."""
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, fn)
+        self.fn = fn
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.fn(*args, **kwargs)
+
+
+class _Known(NamedTuple):
+    """A compiled replica function, and what its key names by `id`, which must not be used for others."""
+
+    newest: _Newest
+    compiled: Any
+    kept: list[Any]
+
+
+def _code(fn: Any) -> Any:
+    """What all versions of a function have in common."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    return getattr(fn, "__code__", type(fn))
+
+
+def _identity(thing: Any, seen: frozenset[int], kept: list[Any]) -> Any:
+    """Equal for functions that are the same code with the same surroundings; `kept` gets those."""
     if id(thing) in seen:
         return "itself"
     seen = seen | {id(thing)}
     if isinstance(thing, types.MethodType):
-        return (_identity(thing.__func__, seen), id(thing.__self__))
+        return (_identity(thing.__func__, seen, kept), _identity(thing.__self__, seen, kept))
+    if isinstance(thing, functools.partial):
+        parts = [thing.func, *thing.args, *thing.keywords.values()]
+        return (tuple(thing.keywords), *(_identity(part, seen, kept) for part in parts))
     if isinstance(thing, types.FunctionType):
         cells = [_contents(cell) for cell in thing.__closure__ or ()]
         surroundings = [*cells, *(thing.__defaults__ or ()), *(thing.__kwdefaults__ or {}).values()]
-        return (thing.__code__, *(_identity(part, seen) for part in surroundings))
-    return (type(thing), thing) if isinstance(thing, _VALUES) else id(thing)
+        return (thing.__code__, *(_identity(part, seen, kept) for part in surroundings))
+    if isinstance(thing, _VALUES):
+        return (type(thing), thing)
+    kept.append(thing)
+    return id(thing)
 
 
 def _contents(cell: Any) -> Any:

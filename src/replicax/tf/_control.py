@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from replicax._jax import is_tracer, is_transforming
 from replicax.tf._op import array, op
+from replicax.tf.dtypes import on_device
 
 __all__ = ["cond", "executing_eagerly", "map_fn", "print", "switch_case", "while_loop"]
 
@@ -91,16 +92,34 @@ def _traced_loop(cond: Any, body: Any, state: tuple[Any, ...], at_most: int | No
 
 @op
 def map_fn(fn: Callable[..., Any], elems: Any, fn_output_signature: Any = None) -> Any:
-    """`fn` applied to every row."""
-    return jax.lax.map(fn, jax.tree.map(array, elems))
+    """`fn` applied to every row.
+
+    Args:
+        fn: what to apply.
+        elems: an array, or a structure of arrays.
+        fn_output_signature: if given, the dtype or `tf.TensorSpec` that each result must have.
+    """
+    results = jax.lax.map(fn, jax.tree.map(array, elems))
+    if fn_output_signature is not None:
+        jax.tree.map(_check_dtype, results, fn_output_signature)
+    return results
+
+
+def _check_dtype(result: Any, signature: Any) -> None:
+    wanted = on_device(getattr(signature, "dtype", signature))
+    if result.dtype != wanted:
+        raise TypeError(f"tf.map_fn: the function gives {result.dtype}, and the signature says {wanted}.")
 
 
 def print(*inputs: Any, sep: str = " ", end: str = "\n") -> None:
-    """Print values, also those of a compiled function, when it runs."""
-    if any(is_tracer(leaf) for leaf in jax.tree.leaves(inputs)):
+    """Print values, also those of a compiled function, when it runs; there, each on a line of its own."""
+    traced = any(is_tracer(leaf) for leaf in jax.tree.leaves(inputs))
+    if traced and end != "\n":
+        raise ValueError(f"tf.print(end={end!r}) in a compiled function: every call prints a line.")
+    if traced:
         jax.debug.print(sep.join("{}" for _ in inputs), *inputs)
-    else:
-        _print(*inputs, sep=sep, end=end)
+        return
+    _print(*inputs, sep=sep, end=end)
 
 
 def executing_eagerly() -> bool:

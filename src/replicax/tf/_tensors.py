@@ -94,7 +94,16 @@ def constant(value: Any, dtype: Any = None, shape: Any = None) -> jax.Array:
 
 @op
 def convert_to_tensor(value: Any, dtype: Any = None, dtype_hint: Any = None) -> jax.Array:
-    """`value` as an array; of a variable, its value."""
+    """`value` as an array; of a variable, its value.
+
+    Args:
+        value: an array, a variable, or Python numbers.
+        dtype: the dtype.
+        dtype_hint: the dtype of Python numbers, if it is not given otherwise and they are of its kind.
+    """
+    if dtype is None and dtype_hint is not None and not hasattr(value, "dtype"):
+        fits = np.can_cast(np.asarray(value).dtype, dtypes.as_dtype(dtype_hint), "same_kind")
+        dtype = dtype_hint if fits else None
     return _strong(value, dtype)
 
 
@@ -229,6 +238,8 @@ def unstack(value: Any, num: int | None = None, axis: int = 0) -> list[jax.Array
 def split(value: Any, num_or_size_splits: Any, axis: int = 0, num: int | None = None) -> list[jax.Array]:
     """The parts of an array along an axis: a number of equal ones, or ones of given sizes."""
     whole = array(value)
+    if num is not None and num != np.size(num_or_size_splits):
+        raise ValueError(f"tf.split(num={num}): there are {np.size(num_or_size_splits)} sizes.")
     if isinstance(num_or_size_splits, int):
         return jnp.split(whole, num_or_size_splits, axis)
     return jnp.split(whole, np.cumsum(num_or_size_splits)[:-1].tolist(), axis)

@@ -37,11 +37,18 @@ def _assertion(name: str, compare: Callable[[Any, Any], Any]) -> Callable[..., N
                 "Check outside of it, or use `jax.experimental.checkify`."
             )
         if not np.all(compare(x, y)):
-            raise ValueError(f"{message or f'tf.debugging.{name} failed'}: x = {x}, y = {y}.")
+            shown = f"x = {_shown(x, summarize)}, y = {_shown(y, summarize)}"
+            raise ValueError(f"{message or f'tf.debugging.{name} failed'}: {shown}.")
 
     check.__name__ = check.__qualname__ = name
     check.__doc__ = f"Raise ValueError unless `{name.removeprefix('assert_')}` holds for all elements."
     return check
+
+
+def _shown(x: Any, summarize: int | None) -> str:
+    """All entries, or the first so many."""
+    cut = summarize is not None and x.size > summarize
+    return f"{x.ravel()[:summarize]} and {x.size - (summarize or 0)} more" if cut else str(x)
 
 
 assert_equal = _assertion("assert_equal", jnp.equal)

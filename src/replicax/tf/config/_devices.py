@@ -46,6 +46,8 @@ class LogicalDeviceConfiguration:
 
     Args:
         memory_limit: None: memory is not divided up between CPU devices.
+        experimental_priority: None.
+        experimental_device_ordinal: None.
     """
 
     memory_limit: int | None = None
@@ -54,7 +56,8 @@ class LogicalDeviceConfiguration:
 
     def __post_init__(self) -> None:
         """Refuse what can't be had."""
-        if self.memory_limit is not None or self.experimental_priority is not None:
+        settings = (self.memory_limit, self.experimental_priority, self.experimental_device_ordinal)
+        if any(setting is not None for setting in settings):
             raise DeviceError(
                 "LogicalDeviceConfiguration(memory_limit=...): JAX does not divide up the memory of a "
                 "device. XLA_PYTHON_CLIENT_MEM_FRACTION limits a process."
