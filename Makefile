@@ -23,6 +23,7 @@ help:
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m compileall -q src
 	touch $@
 
 test: $(INSTALLED)
@@ -45,6 +46,7 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/training.py
 	$(BIN)/python benchmarks/checkpoint.py
 	$(BIN)/python benchmarks/nnx.py
+	$(BIN)/python benchmarks/imports.py
 
 # The folder docs/ exists, so make has to be told that this is a target of its own.
 .PHONY: docs
@@ -67,6 +69,7 @@ doctor: .venv/.demo_installed
 .venv/.demo_installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[demo]'
+	$(BIN)/python -m compileall -q src
 	touch $@
 
 clean:

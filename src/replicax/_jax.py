@@ -192,7 +192,7 @@ class FirstReplicaViews:
         """The view of the array that has this `index` among those of a program."""
         if not isinstance(array, ArrayImpl):
             return array  # random keys are not plain arrays, and mix as they are
-        first = array._arrays[0]
+        first = array.addressable_data(0)
         handler = self._handlers.get(index)
         if handler is None:
             handler = self._handlers[index] = _array_result_handler(

@@ -18,6 +18,7 @@ from replicax.collectives._options import (
     merge_options,
 )
 from replicax.collectives._programs import combine, map_each, spread
+from replicax.collectives._riders import Riders, offer_rider, taking_riders
 from replicax.collectives._timeout import await_result, collect_step_timeouts
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "NcclAllReduce",
     "Recipe",
     "ReductionToOneDevice",
+    "Riders",
     "Spread",
     "await_result",
     "broadcast",
@@ -40,5 +42,7 @@ __all__ = [
     "deliver",
     "map_each",
     "merge_options",
+    "offer_rider",
     "spread",
+    "taking_riders",
 ]

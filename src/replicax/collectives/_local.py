@@ -19,6 +19,7 @@ import numpy as np
 from jax import lax
 
 from replicax.collectives._options import CommunicationImplementation, CommunicationOptions
+from replicax.collectives._riders import current_riders
 from replicax.types import ReduceOp
 
 __all__ = ["STACK_AXIS", "AllGather", "AllReduce", "FirstReplica", "OneDeviceReduce", "Recipe", "Spread"]
@@ -59,10 +60,23 @@ class AllReduce:
         arrays = [jnp.asarray(value) for value in values]
         sums: list[Any] = [None] * len(arrays)
         for pack in self._packs(arrays):
-            reduced = _reduce_packed([arrays[i] for i in pack], lambda x: self._sum(x, axis))
-            for i, array in zip(pack, reduced, strict=True):
-                sums[i] = array
-        return [_mean(s, axis) for s in sums] if self.op is ReduceOp.MEAN else sums
+            totals = self._sum_packed([arrays[i] for i in pack], axis)
+            for i, total in zip(pack, totals, strict=True):
+                sums[i] = total
+        return [self.of_sum(total, lax.axis_size(axis)) for total in sums]
+
+    def of_sum(self, total: Any, count: int) -> Any:
+        """What this makes of `count` values whose sum is `total`."""
+        return _mean(total, count) if self.op is ReduceOp.MEAN else total
+
+    def _sum_packed(self, arrays: Sequence[Any], axis: str) -> list[Any]:
+        riders = current_riders() if self._takes_riders(arrays[0]) else None
+        if riders is None:
+            return _reduce_packed(arrays, lambda pack: self._sum(pack, axis))
+        taken = riders.waiting(arrays[0].dtype)
+        totals = _reduce_packed([*arrays, *taken], lambda pack: self._sum(pack, axis))
+        riders.settle(taken, totals[len(arrays) :])
+        return totals[: len(arrays)]
 
     def _sum(self, array: Any, axis: str) -> Any:
         if self.hierarchical:
@@ -77,7 +91,7 @@ class AllReduce:
             by_dtype.setdefault(array.dtype, []).append(i)
         packs: list[list[int]] = []
         for indices in by_dtype.values():
-            sizes = [arrays[i].size * arrays[i].dtype.itemsize for i in indices]
+            sizes = [_num_bytes(arrays[i]) for i in indices]
             alone, limit = self._limits(sizes)
             packs += _fill(indices, sizes, alone, limit)
         return packs
@@ -91,6 +105,15 @@ class AllReduce:
         else:
             return (_ALONE_BYTES, _PACK_BYTES) if self.platform == "cpu" else (0, 0)
         return limit, limit
+
+    def _takes_riders(self, first: Any) -> bool:
+        """Whether others may join a pack that begins so: where packs are ours to choose, if it is one."""
+        by_default = self.num_packs is None and not self.options.bytes_per_pack
+        return by_default and self.platform == "cpu" and _num_bytes(first) < _ALONE_BYTES
+
+
+def _num_bytes(array: Any) -> int:
+    return array.size * array.dtype.itemsize
 
 
 def _fill(indices: Sequence[int], sizes: Sequence[int], alone: int, limit: int) -> list[list[int]]:
@@ -114,17 +137,19 @@ def _fill(indices: Sequence[int], sizes: Sequence[int], alone: int, limit: int) 
 def _reduce_packed(arrays: Sequence[Any], reduce: Callable[[Any], Any]) -> list[Any]:
     if len(arrays) == 1:
         return [reduce(arrays[0])]
-    offsets = np.cumsum([0, *(a.size for a in arrays)])
-    buffer = reduce(_join([array.reshape(-1) for array in arrays], offsets))
-    return [
-        lax.slice(buffer, (int(start),), (int(stop),)).reshape(array.shape)
-        for array, start, stop in zip(arrays, offsets[:-1], offsets[1:], strict=True)
-    ]
+    # The largest comes first, where XLA on CPU writes it with several threads and it is aligned.
+    order = sorted(range(len(arrays)), key=lambda i: -arrays[i].size)
+    offsets = np.cumsum([0, *(arrays[i].size for i in order)])
+    buffer = reduce(_join([arrays[i].reshape(-1) for i in order], offsets))
+    results: list[Any] = [None] * len(arrays)
+    for i, start, stop in zip(order, offsets[:-1], offsets[1:], strict=True):
+        results[i] = lax.slice(buffer, (int(start),), (int(stop),)).reshape(arrays[i].shape)
+    return results
 
 
 def _join(parts: Sequence[Any], offsets: Any) -> Any:
     """One buffer of `parts`, without XLA on CPU computing the parts inside of the copy, which crawls."""
-    if all(part.size * part.dtype.itemsize <= _SMALL_BYTES for part in parts):
+    if all(_num_bytes(part) <= _SMALL_BYTES for part in parts):
         return jnp.concatenate(lax.optimization_barrier(parts))
     # A barrier before large parts costs more than it saves: update a buffer in place.
     buffer = jnp.zeros((int(offsets[-1]),), parts[0].dtype)
@@ -133,8 +158,7 @@ def _join(parts: Sequence[Any], offsets: Any) -> Any:
     return buffer
 
 
-def _mean(total: Any, axis: str) -> Any:
-    count = lax.axis_size(axis)
+def _mean(total: Any, count: int) -> Any:
     if jnp.issubdtype(total.dtype, jnp.inexact):
         return total / jnp.asarray(count, total.dtype)
     return total.astype(jnp.float32) / count
@@ -194,7 +218,7 @@ class OneDeviceReduce:
         mine = lax.axis_index(axis) == self.replica
         result = lax.cond(mine, total, lambda: jnp.zeros(shape.shape, shape.dtype))
         result = lax.psum(result, axis)
-        return _mean(result, axis) if self.op is ReduceOp.MEAN else result
+        return _mean(result, lax.axis_size(axis)) if self.op is ReduceOp.MEAN else result
 
 
 @final

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from replicax._jax import is_tracer, plain
-from replicax.collectives._local import STACK_AXIS, Recipe
+from replicax.collectives._local import STACK_AXIS, AllReduce, Recipe
 from replicax.errors import CollectiveError
 from replicax.topology import REPLICA_AXIS, ReplicaMesh
 from replicax.values import Mirrored, PerReplica
@@ -38,12 +38,25 @@ def combine(recipe: Recipe, values: Sequence[PerReplica], mesh: ReplicaMesh) -> 
         stacks = [jnp.stack(value.components) for value in values]
         outputs = jax.vmap(functools.partial(recipe, STACK_AXIS), axis_name=STACK_AXIS)(*stacks)
         return [Mirrored.from_whole(output[0], mesh) for output in outputs]
+    if isinstance(recipe, AllReduce) and any(value.known_sum is not None for value in values):
+        return _with_known_sums(recipe, values, mesh)
     arrays, scalars = zip(*(value.to_global(mesh) for value in values), strict=True)
     if any(map(is_tracer, arrays)):
         outputs = map(plain, _mapped(recipe, mesh, scalars)(*arrays))
     else:
         outputs = mesh.wait(_compiled(recipe, mesh, scalars)(*arrays))
     return [Mirrored.from_whole(output, mesh) for output in outputs]
+
+
+def _with_known_sums(recipe: AllReduce, values: Sequence[PerReplica], mesh: ReplicaMesh) -> list[Mirrored]:
+    """`combine`, where some values have travelled with others inside of the replica function."""
+    others = iter(combine(recipe, [value for value in values if value.known_sum is None], mesh))
+    return [
+        next(others)
+        if value.known_sum is None
+        else Mirrored.from_whole(recipe.of_sum(value.known_sum, mesh.num_replicas), mesh)
+        for value in values
+    ]
 
 
 def _require_uniform(values: Sequence[PerReplica]) -> None:

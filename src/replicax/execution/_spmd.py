@@ -16,6 +16,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from replicax._jax import plain
+from replicax.collectives import Riders, taking_riders
 from replicax.contexts import Context, ReplicaContext, enter
 from replicax.errors import TracedValueError
 from replicax.execution._program import ProgramFrame, ReplicaFrame
@@ -61,17 +62,17 @@ def run_spmd(
             for v, cell in zip(parts, cells, strict=True)
         }
         replica = ReplicaFrame(frame, mesh, local_cells)
-        with use_frame(replica):
+        with use_frame(replica), taking_riders() as riders:
             inner_args, inner_kwargs = treedef.unflatten(inner)
             result = _call(strategy, fn, inner_args, inner_kwargs, local_masks)
-        return traced.outputs(result, replica)
+        return traced.outputs(result, replica, riders)
 
     spec = PartitionSpec(REPLICA_AXIS)
-    results, whole, cells = jax.shard_map(
+    results, sums, whole, cells = jax.shard_map(
         body,
         mesh=mesh.mesh,
         in_specs=spec,
-        out_specs=(spec, PartitionSpec(), spec),
+        out_specs=(spec, PartitionSpec(), PartitionSpec(), spec),
         axis_names={REPLICA_AXIS},
         check_vma=False,
     )(
@@ -79,12 +80,12 @@ def run_spmd(
         [v._unwrap(frame.cell(v)) for v in parts],
         [mask.to_global(mesh)[0] for mask in masks],
     )
-    results, whole, cells = jax.tree.map(plain, (results, whole, cells))
+    results, sums, whole, cells = jax.tree.map(plain, (results, sums, whole, cells))
     for variable, array in zip(traced.mirrored, whole, strict=True):
         frame.store(variable, variable._wrap(array))
     for variable, array in zip(traced.parts, cells, strict=True):
         frame.store(variable, variable._wrap(array))
-    return traced.result(results, mesh)
+    return traced.result(results, sums, mesh)
 
 
 def _call(strategy: Any, fn: Callable[..., Any], args: Any, kwargs: Any, masks: Sequence[Any] = ()) -> Any:
@@ -167,15 +168,17 @@ class _Traced:
         self._scalars: dict[int, bool] = {}
         self._treedef: Any = None
 
-    def outputs(self, result: Any, replica: ReplicaFrame) -> tuple[list[Any], list[Any], list[Any]]:
-        """The arrays that leave the program: results, mirrored variables, parts of variables."""
+    def outputs(self, result: Any, replica: ReplicaFrame, riders: Riders) -> tuple[Any, Any, Any, Any]:
+        """What leaves the program: results, known sums of them, mirrored variables, parts of variables."""
         self._leaves, self._treedef = flatten(result)
-        arrays = []
+        arrays, sums = [], {}
         for i, leaf in enumerate(self._leaves):
             if isinstance(leaf, Component):
                 self._leaves[i] = leaf.container
             elif is_array(leaf):
                 array = jnp.asarray(leaf)
+                if (total := riders.sum_of(leaf)) is not None:
+                    sums[i] = total
                 self._scalars[i] = array.ndim == 0
                 arrays.append(array.reshape((1,)) if array.ndim == 0 else array)
         for variable in replica.written.values():
@@ -183,11 +186,12 @@ class _Traced:
             (self.parts if part else self.mirrored).append(variable)
         whole = [replica.local_output(v) for v in self.mirrored]
         parts = [replica.local_output(v).reshape(v.shape or (1,)) for v in self.parts]
-        return arrays, whole, parts
+        return arrays, sums, whole, parts
 
-    def result(self, arrays: Any, mesh: Any) -> Any:
+    def result(self, arrays: Any, sums: dict[int, Any], mesh: Any) -> Any:
         """The replica function's result, as the cross-replica context sees it."""
         leaves = list(self._leaves)
         for (i, scalar), array in zip(self._scalars.items(), arrays, strict=True):
             leaves[i] = PerReplica.from_global(array, mesh, scalar=scalar)
+            leaves[i].known_sum = sums.get(i)
         return self._treedef.unflatten(leaves)

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from replicax._jax import current_program
+from replicax.collectives import offer_rider
 from replicax.contexts import current
 from replicax.errors import TracingError, VariableError
 from replicax.topology import ReplicaMesh
@@ -88,6 +89,7 @@ def value_and_grad(
             parts = Microbatches(microbatches, args, kwargs)
             one = functools.partial(_differentiate, fn, leaves, has_aux, precision)
             (loss, aux), gradients = parts.accumulate(one)
+        offer_rider(loss)
         result = (loss, aux) if has_aux else loss
         return result, treedef.unflatten(gradients)
 

@@ -154,7 +154,7 @@ class PerReplica(DistributedValues):
     Array(10, dtype=int32)
     """
 
-    __slots__ = ("_array", "_components", "_layout", "_mask")
+    __slots__ = ("_array", "_components", "_layout", "_mask", "known_sum")
 
     def __init__(self, values: Sequence[Any], *, mesh: ReplicaMesh | None = None) -> None:
         """Wrap `values`, one for each local replica."""
@@ -162,6 +162,7 @@ class PerReplica(DistributedValues):
         self._array: Any = None
         self._mask: PerReplica | None = None
         self._layout = _layout("components", mesh, False)
+        self.known_sum: Any = None
 
     @classmethod
     def from_global(cls, array: Any, mesh: ReplicaMesh | None, *, scalar: bool) -> PerReplica:
@@ -173,6 +174,7 @@ class PerReplica(DistributedValues):
         """The value that consists of one array, which lies as `layout` says."""
         self = object.__new__(cls)
         self._components, self._array, self._layout, self._mask = None, array, layout, None
+        self.known_sum = None
         return self
 
     @classmethod
