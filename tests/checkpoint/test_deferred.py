@@ -188,3 +188,90 @@ def test_a_value_is_given_in_the_dtype_of_the_new_variable_only_if_it_fits(tmp_p
     except CheckpointMismatchError:
         return
     assert float(model["b"].read_value()) == pytest.approx(2.7)
+
+
+# Optimizers' slots have their place next to the optimizer, whatever they are called.
+
+
+def two_optimizers():
+    a, b = rx.Variable(1.0, name="w"), rx.Variable(1.0, name="w")
+    return {"a": a, "b": b, "of_a": rx.Optimizer(optax.adam(0.1)), "of_b": rx.Optimizer(optax.adam(0.1))}
+
+
+def updated(things, times=1):
+    for i in range(times):
+        things["of_a"].apply_gradients([(1.0 + i, things["a"])])
+        things["of_b"].apply_gradients([(-2.0 * i, things["b"])])
+    return things
+
+
+def slots(things):
+    return [np.asarray(s.read_value()) for name in ("of_a", "of_b") for s in things[name].slots]
+
+
+def test_two_optimizers_of_one_name_go_on_where_they_were(tmp_path):
+    things = updated(two_optimizers(), 3)
+    path = rx.Checkpoint(**things).save(tmp_path)
+    resumed = two_optimizers()
+    status = rx.Checkpoint(**resumed).restore(path)
+    for _ in range(2):
+        updated(things)
+        updated(resumed)
+    for here, there in zip(slots(things), slots(resumed), strict=True):
+        identical(there, here)
+    identical(resumed["a"].read_value(), things["a"].read_value())
+    status.assert_consumed()
+    for here, there in zip(slots(things), slots(resumed), strict=True):
+        identical(there, here)
+    assert not awaiting_values
+
+
+def test_an_optimizer_that_is_not_in_the_checkpoint_starts_afresh(tmp_path):
+    things = updated(two_optimizers(), 3)
+    path = rx.Checkpoint(a=things["a"], optimizer=things["of_a"]).save(tmp_path)
+    a = rx.Variable(0.0, name="w")
+    rx.Checkpoint(a=a).restore(path)
+    fresh = rx.Optimizer(optax.adam(0.1))
+    fresh.build([a])
+    assert float(a.read_value()) == float(things["a"].read_value())
+    assert all(float(v.read_value()) == 0.0 for v in fresh.variables)
+
+
+def test_an_optimizer_attached_afterwards_goes_on(tmp_path):
+    things = updated(two_optimizers(), 3)
+    path = rx.Checkpoint(a=things["a"], optimizer=things["of_a"]).save(tmp_path)
+    checkpoint = rx.Checkpoint(a=rx.Variable(0.0, name="w"))
+    status = checkpoint.restore(path)
+    checkpoint.optimizer = rx.Optimizer(optax.adam(0.1))
+    checkpoint.optimizer.build([checkpoint.a])
+    status.assert_consumed()
+    assert int(checkpoint.optimizer.iterations.read_value()) == 3
+    identical(checkpoint.optimizer.slots[1].read_value(), things["of_a"].slots[1].read_value())
+
+
+def test_what_was_written_in_the_meantime_stays(tmp_path, caplog):
+    model = [rx.Variable(1.0), rx.Variable(2.0)]  # without names that would tell which they are
+    path = rx.Checkpoint(model=model).save(tmp_path)
+    late = [rx.Variable(0.0)]
+    checkpoint = rx.Checkpoint(model=late)
+    status = checkpoint.restore(path)
+    late.append(rx.Variable(0.0))
+    late[1].assign(7.0)
+    with caplog.at_level(logging.WARNING):
+        assert status.unused == ["model/1"]
+    assert float(late[1].read_value()) == 7.0
+    assert "model/1 was written before" in caplog.text
+    with pytest.raises(CheckpointMismatchError, match="model/1 were written before they could be restored"):
+        status.assert_consumed()
+    checkpoint.save(tmp_path)
+    assert float(late[1].read_value()) == 7.0
+
+
+def test_what_is_given_to_the_checkpoint_now_is_restored_whatever_it_holds(tmp_path):
+    path = rx.Checkpoint(a=rx.Variable(1.0), b=rx.Variable(2.0)).save(tmp_path)
+    checkpoint = rx.Checkpoint(a=rx.Variable(0.0))
+    checkpoint.restore(path)
+    b = rx.Variable(0.0)
+    b.assign(5.0)
+    checkpoint.b = b
+    assert float(b.read_value()) == 2.0

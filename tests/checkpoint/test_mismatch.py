@@ -9,7 +9,13 @@ import pytest
 from tests.checkpoint.helpers import FIRST, NONE, ON_READ, mirrored, replica_id, variable
 
 import replicax as rx
-from replicax.errors import CheckpointError, CheckpointMismatchError, CheckpointMissingError, ReplicaxError
+from replicax.errors import (
+    CheckpointError,
+    CheckpointMismatchError,
+    CheckpointMissingError,
+    ContextError,
+    ReplicaxError,
+)
 
 
 def saved(tmp_path, **objects):
@@ -308,3 +314,10 @@ def test_a_checkpoint_of_a_later_format_is_refused(tmp_path):
     Store(tmp_path).save(0, content)
     with pytest.raises(CheckpointError, match=r"999|format|newer"):
         checkpoint.restore(tmp_path)
+
+
+def test_a_compiled_step_is_no_place_for_checkpoints(tmp_path):
+    manager = rx.CheckpointManager(rx.Checkpoint(w=rx.Variable(1.0)), tmp_path)
+    with pytest.raises(ContextError, match="between steps"):
+        rx.function(lambda: manager.save())()
+    assert manager.latest_checkpoint is None

@@ -475,3 +475,14 @@ def test_a_relative_folder_is_meant_from_here(tmp_path, monkeypatch):
     assert path == str(tmp_path / "runs" / "0")
     checkpoint.restore("runs").assert_consumed()
     checkpoint.restore("runs/0").assert_consumed()
+
+
+def test_numbers_come_back_as_what_they_were(tmp_path):
+    checkpoint = rx.Checkpoint(z=1 + 2j, f=np.float32(2.5), a=np.array(3), n=4)
+    path = checkpoint.save(tmp_path)
+    checkpoint.restore(path)
+    assert checkpoint.z == 1 + 2j
+    assert isinstance(checkpoint.z, complex)
+    assert isinstance(checkpoint.f, np.float32)
+    assert isinstance(checkpoint.a, np.ndarray)
+    assert type(checkpoint.n) is int

@@ -202,3 +202,26 @@ def test_gradients_through_a_compiled_step(strategy):
         return jax.grad(loss)(w)
 
     close(step(x, jnp.float32(2)), stack(strategy).sum())
+
+
+@pytest.mark.parametrize("axis", [None, 0])
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [(jnp.uint8, 100), (jnp.int8, -100), (jnp.int16, 30000), (jnp.int32, 2**30), (jnp.float16, 40000.0)],
+)
+def test_a_mean_is_right_where_the_sum_would_not_fit(axis, dtype, value):
+    strategy = rx.MirroredStrategy(["CPU:0", "CPU:1", "CPU:2", "CPU:3"])
+    for mode in (lambda fn: fn, rx.function):
+        step = mode(
+            lambda: strategy.reduce("MEAN", strategy.run(lambda: jnp.full(2, value, dtype)), axis=axis)
+        )
+        mean = step()
+        assert mean.dtype == (jnp.float16 if dtype == jnp.float16 else jnp.float32)
+        np.testing.assert_allclose(np.asarray(mean, np.float64), float(jnp.asarray(value, dtype)))
+
+
+def test_a_mean_over_many_small_floats():
+    strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+    for dtype in (jnp.float16, jnp.bfloat16):
+        ones = strategy.run(lambda dtype=dtype: jnp.ones(40001, dtype))
+        assert float(strategy.reduce("MEAN", ones, axis=0)) == 1.0

@@ -254,3 +254,15 @@ def test_python_integers_fit_small_variables(strategy):
     with pytest.raises(ValueError, match="not between 0 and 255"):
         u.assign(256)
     assert f"{v:.2f}" == "0.00"
+
+
+def test_a_copy_has_a_state_of_its_own():
+    strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        v = rx.Variable(jnp.ones(3))
+    other = copy.copy(v)
+    step = rx.function(lambda: v.assign_add(jnp.ones(3), read_value=False))
+    step()
+    step()
+    assert np.asarray(other.read_value()).tolist() == [1, 1, 1]
+    assert np.asarray(v.read_value()).tolist() == [3, 3, 3]

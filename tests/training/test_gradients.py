@@ -666,3 +666,27 @@ def test_a_pure_model_needs_no_rewriting(strategy, mode):
     for name in arrays:
         for part in parts(strategy, gradients[name]):
             close(part, expected[name])
+
+
+@pytest.mark.parametrize("options", [{}, {"precision": rx.MixedPrecision()}, {"microbatches": 2}])
+def test_variables_may_be_arguments_too(several, mode, options):
+    with several.scope():
+        p = rx.variables({"b": jnp.float32(0.5), "w": jnp.full((3, 2), 2.0)})
+
+    def loss(p, x):
+        return jnp.mean((x @ p["w"] + p["b"]) ** 2)
+
+    def replica_fn(x):
+        return rx.value_and_grad(loss, p, **options)(p, x)
+
+    x = jnp.arange(24.0).reshape(8, 3) / 8
+    expected = jax.value_and_grad(loss)(rx.values(p), x)
+    for part in several.local_results(mode(lambda x: several.run(replica_fn, args=(x,)))(x)):
+        for here, there in zip(jax.tree.leaves(part), jax.tree.leaves(expected), strict=True):
+            np.testing.assert_allclose(here, there, rtol=2e-2 if "precision" in options else 1e-5)
+
+
+def test_whole_numbers_of_numpy_are_numbers_of_parts():
+    w = rx.Variable(2.0)
+    value, gradient = rx.value_and_grad(lambda x: jnp.mean(w * x), w, microbatches=np.int64(2))(jnp.ones(4))
+    assert (float(value), float(gradient)) == (2.0, 1.0)

@@ -127,3 +127,11 @@ def test_regularization_counts_once_with_an_empty_replica(mode):
         return rx.compute_average_loss(x) + rx.scale_regularization_loss(jnp.float32(6.0))
 
     close(sums(strategy, mode, replica_fn, x=X[:2], batch=2), [1.5 + 6.0])
+
+
+def test_small_floats_are_added_in_float32():
+    losses = jnp.full(8192, 10.0, jnp.float16)  # their sum is too large for float16
+    average = rx.compute_average_loss(losses)
+    assert average.dtype == jnp.float16
+    assert float(average) == 10.0
+    assert float(rx.compute_average_loss(jnp.ones(70000, jnp.float16))) == 1.0

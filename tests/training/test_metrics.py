@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
+from replicax.errors import CollectiveError
 
 from .helpers import close, collectives, each, mirrored, parts, rid
 
@@ -244,3 +245,17 @@ def test_weights_in_a_column_are_those_of_the_examples():
     metric = rx.Mean()
     metric.update_state(jnp.array([1.0, 2.0, 4.0]), sample_weight=jnp.array([[1.0], [0.0], [0.5]]))
     close(metric.result(), 2.0)
+
+
+@pytest.mark.parametrize(
+    ("labels", "scores"),
+    [
+        (jnp.array([1, 0, 1]), jnp.array([[0.1, 0.9]])),
+        (jnp.array([[0.0, 1.0], [1.0, 0.0]]), jnp.array([[0.1, 0.9], [0.2, 0.8]])),
+    ],
+)
+def test_sparse_labels_that_do_not_fit_are_refused(labels, scores):
+    accuracy = rx.SparseCategoricalAccuracy()
+    with pytest.raises(CollectiveError, match="y_true has the shape"):
+        accuracy.update_state(labels, scores)
+    assert float(accuracy.result()) == 0.0

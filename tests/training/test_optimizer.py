@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import replicax as rx
-from replicax.errors import ContextError, ReplicaxError, VariableError
+from replicax.errors import ContextError, ReplicaxError, TracingError, VariableError
 
 from .helpers import ON_READ, close, collectives, each, mirrored, parts, rid
 
@@ -657,3 +657,21 @@ def test_an_optimizer_says_what_it_is():
     optimizer = rx.Optimizer(optax.sgd(0.1), name="mine")
     optimizer.build([w])
     assert repr(optimizer) == "<rx.Optimizer 'mine' of 1 variables>"
+
+
+def test_a_transformation_that_needs_more_than_gradients_says_so():
+    w = rx.Variable(1.0)
+    optimizer = rx.Optimizer(optax.contrib.reduce_on_plateau())
+    with pytest.raises(TypeError) as caught:
+        optimizer.apply_gradients([(1.0, w)])
+    assert "gives its transformation gradients, state and parameters" in "".join(caught.value.__notes__)
+
+
+def test_a_schedule_that_reads_a_variable_in_an_eager_step_says_what_to_do():
+    w, rate = rx.Variable(1.0), rx.Variable(0.5)
+    optimizer = rx.Optimizer(optax.sgd(lambda count: rate.value))
+    with pytest.raises(TracingError) as caught:
+        optimizer.apply_gradients([(1.0, w)])
+    assert "inject_hyperparams" in "".join(caught.value.__notes__)
+    rx.function(lambda: optimizer.apply_gradients([(1.0, w)]))()
+    assert float(w.read_value()) == 0.5

@@ -157,3 +157,36 @@ def test_packs_of_a_chosen_size_hold_what_they_are_given(two):
 
     step = rx.function(lambda: two.reduce("SUM", two.run(replica_step), axis=None))
     assert len(collectives(step, optimized=False)) == 2
+
+
+def test_a_loss_inside_of_another_derivative_does_not_travel(two):
+    with two.scope():
+        w, v = rx.Variable([1.0, 2.0, 3.0]), rx.Variable(0.0)
+
+    def replica_fn():
+        def outer():
+            # The inner loss has no derivative at v = 0, and does not matter.
+            _, gradient = rx.value_and_grad(lambda: jnp.sqrt(v.value) + jnp.sum(w * 2.0), w)()
+            return rx.get_replica_context().all_reduce("SUM", jnp.sum(gradient) * v.value)
+
+        return rx.value_and_grad(outer, v)()
+
+    step = rx.function(lambda: two.reduce("SUM", two.run(replica_fn), axis=None))
+    close(step(), (0.0, 24.0))
+
+
+def test_a_loss_inside_of_vmap_does_not_travel(two):
+    with two.scope():
+        w, k = rx.Variable(jnp.ones(3)), rx.Variable(2.0)
+
+    def replica_fn(x):
+        def one(row):
+            loss, _ = rx.value_and_grad(lambda: jnp.sum(w * row), w)()
+            return loss, rx.get_replica_context().all_reduce("SUM", 1.0 * k.value)
+
+        return jax.vmap(one, out_axes=(0, None))(x)
+
+    step = rx.function(lambda x: two.run(replica_fn, args=(x,)))
+    losses, product = two.local_results(step(jnp.ones((2, 3))))[0]
+    close(losses, [3.0, 3.0])
+    close(product, 4.0)

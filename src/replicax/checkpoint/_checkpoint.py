@@ -21,13 +21,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from replicax._jax import is_transforming
 from replicax.checkpoint._store import Content, Store
 from replicax.checkpoint._tracking import track
 from replicax.contexts import has_strategy, in_cross_replica_context
 from replicax.errors import CheckpointError, CheckpointMismatchError, ContextError
 from replicax.types import VariableAggregation
 from replicax.values import is_key, is_number
-from replicax.variables import SyncOnReadVariable, Variable, awaiting_values
+from replicax.variables import NewVariable, SyncOnReadVariable, Variable, awaiting_values
 
 __all__ = ["Checkpoint", "RestoreStatus", "read_content"]
 
@@ -70,7 +71,7 @@ class Checkpoint:
             raise CheckpointError(f"Checkpoint: an object can't be called {name!r}; choose another name.")
         super().__setattr__(name, value)
         if not name.startswith("_") and self._status is not None and not is_number(value):
-            self._status.attach()
+            self._status.attach(name)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -99,13 +100,13 @@ class Checkpoint:
         return self._save_into(Store(directory), first=0)
 
     def _save_into(self, store: Store, *, first: int) -> str:
-        _require_outside("save")
         step = max(store.steps(), default=first - 1) + 1
         store.save(step, self.content())
         return str(store.path(step))
 
     def content(self) -> Content:
         """What a checkpoint would hold now: copies of all values, on the host."""
+        _require_outside("save")
         if self._status is not None:
             self._status.attach()
         arrays: dict[str, np.ndarray] = {}
@@ -121,8 +122,10 @@ class Checkpoint:
     def restore(self, path: str | os.PathLike[str]) -> RestoreStatus:
         """Give all objects the state that a checkpoint holds.
 
-        Variables that do not exist yet get their values when they are made, if their names tell which they
-        are: an optimizer's slots, for one. Nothing is changed unless everything that exists fits.
+        Variables that do not exist yet get their values when they are made: an optimizer's slots, and
+        variables of the objects here if their names tell which they are. Others get them when they are
+        found in their place, by `save` or the status, unless they were written before. Nothing is changed
+        unless everything that exists fits.
 
         Args:
             path: what `save` returned, or a folder of checkpoints, of which the newest is taken.
@@ -213,7 +216,10 @@ def _packed(path: str, thing: Any) -> tuple[dict[str, Any], np.ndarray | None]:
         array = np.array(thing)
         if array.dtype.kind in "OSU" or array.dtype.names is not None:
             raise CheckpointError(f"{path} is an array of the dtype {array.dtype}, not of numbers.")
-        return {"kind": "array", "jax": isinstance(thing, jax.Array), **_shape(array)}, array
+        kind = {"kind": "array", "jax": isinstance(thing, jax.Array)}
+        if not isinstance(thing, jax.Array | np.ndarray):
+            kind["scalar"] = True
+        return {**kind, **_shape(array)}, array
     original = thing.state()
     try:
         state = json.loads(json.dumps(original))
@@ -237,6 +243,11 @@ def _require_outside(what: str) -> None:
         raise ContextError(
             f"Checkpoint.{what} was called in a replica function, once for each replica. Call it outside."
         )
+    if is_transforming():
+        raise ContextError(
+            f"Checkpoint.{what} was called in a function that is being compiled, where variables have no "
+            "values. Call it outside, between steps."
+        )
 
 
 def _shape(array: np.ndarray) -> dict[str, Any]:
@@ -256,6 +267,8 @@ def _unpacked(entry: Mapping[str, Any], path: str, content: Content) -> Any:
     array = array_of(entry, path, content)
     if entry["kind"] == "key":
         return jax.random.wrap_key_data(jnp.asarray(array), impl=entry["impl"])
+    if entry.get("scalar"):
+        return array[()]
     return jnp.asarray(array) if entry["jax"] else array
 
 
@@ -334,26 +347,38 @@ class RestoreStatus:
         """Made by `Checkpoint.restore`."""
         self._checkpoint, self._content, self._where = checkpoint, content, where
         self.missing = missing
-        self._used = {path for path in self._entries if path in track(checkpoint._objects())}
-        names: dict[str, list[str]] = {}
-        for path, entry in self._entries.items():
-            if entry["kind"] == "variable" and path not in self._used:
-                names.setdefault(entry["name"], []).append(path)
-        names.pop("Variable:0", None)  # anybody's name
-        # Two variables of one name can't be told apart before they have a place.
-        self._by_name = {name: paths[0] for name, paths in names.items() if len(paths) == 1}
+        self._used = set(track(checkpoint._objects())) & set(self._entries)
+        self._too_late: set[str] = set()
+        self._slots, self._by_name = self._find_awaited()
         self._reference = weakref.WeakMethod(self._give)
-        if self._by_name:
+        if self._slots or self._by_name:
             awaiting_values.append(self._reference)
             _waiting.append(self)
         self._report()
+
+    def _find_awaited(self) -> tuple[set[str], dict[str, str]]:
+        """The places of slots of the optimizers here, and by name those of other variables to come."""
+        roots = set(self._checkpoint._objects())
+        slots: set[str] = set()
+        names: dict[str, list[str]] = {}
+        for path, entry in self._entries.items():
+            if entry["kind"] != "variable" or path in self._used:
+                continue
+            owner, is_slot, _ = path.rpartition("/slots/")
+            if is_slot and f"{owner}/iterations" in self._used:
+                slots.add(path)
+            elif path.partition("/")[0] in roots:
+                names.setdefault(entry["name"], []).append(path)
+        names.pop("Variable:0", None)  # anybody's name
+        # Two variables of one name can't be told apart before they have a place.
+        return slots, {name: paths[0] for name, paths in names.items() if len(paths) == 1}
 
     @property
     def _entries(self) -> Mapping[str, Any]:
         return self._content.document["entries"]
 
     def _report(self) -> None:
-        waiting = set(self._by_name.values())
+        waiting = self._slots | set(self._by_name.values())
         unused = [path for path in self.unused if path not in waiting]
         if unused or self.missing:
             _logger.warning(
@@ -363,34 +388,61 @@ class RestoreStatus:
             names = _few(sorted(waiting))
             _logger.info("The checkpoint %s keeps values for variables to come: %s.", self._where, names)
 
-    def _give(self, name: str, shape: tuple[int, ...], dtype: Any) -> np.ndarray | None:
+    def _give(self, new: NewVariable) -> np.ndarray | None:
         """The saved value for a variable that is being made, if it is one that the checkpoint waits for."""
-        path = self._by_name.get(name)
-        if path is None or list(shape) != self._entries[path]["shape"]:
+        path = self._by_name.get(new.name) if new.beside is None else self._path_of(new)
+        entry = self._entries.get(path or "")
+        if path is None or entry is None or path in self._used or list(new.shape) != entry["shape"]:
             return None
-        if not _dtypes_fit(dtype, self._entries[path]["dtype"]):
+        if entry["kind"] != "variable" or not _dtypes_fit(new.dtype, entry["dtype"]):
             return None
-        del self._by_name[name]
         self._used.add(path)
-        _logger.info("The new variable %r has its value from the checkpoint %s.", name, self._where)
-        if not self._by_name:
+        self._slots.discard(path)
+        self._by_name.pop(new.name, None)
+        _logger.info("The new variable %r has its value from the checkpoint %s.", new.name, self._where)
+        if not (self._slots or self._by_name):
             self._stop()
-        return array_of(self._entries[path], path, self._content)
+        return array_of(entry, path, self._content)
+
+    def _path_of(self, new: NewVariable) -> str | None:
+        """The place of a new variable in the checkpoint, if its neighbour has one."""
+        for path, thing in track(self._checkpoint._objects()).items():
+            if thing is new.beside:
+                return f"{path.rpartition('/')[0]}/{new.path}"
+        return None
 
     def _stop(self) -> None:
         if self._reference in awaiting_values:
             awaiting_values.remove(self._reference)
             _waiting.remove(self)
 
-    def attach(self) -> None:
-        """Restore what has come to a place of the checkpoint since."""
+    def attach(self, root: str | None = None) -> None:
+        """Restore what has come to a place of the checkpoint since.
+
+        What has been written in the meantime keeps its value, and is reported; except if it is in the
+        object called `root`, which has just been given to the checkpoint.
+        """
         things = track(self._checkpoint._objects())
         late = {path: things[path] for path in self._entries if path not in self._used and path in things}
         if late:
             _check_fit(late, self._entries, self._where)
         for path, thing in late.items():
+            asked = path.partition("/")[0] == root
+            if isinstance(thing, Variable) and thing.was_written and not asked:
+                self._leave(path)
+                continue
             self._used.add(path)
             self._checkpoint._restore_one(path, thing, self._entries[path], self._content)
+
+    def _leave(self, path: str) -> None:
+        if path not in self._too_late:
+            self._too_late.add(path)
+            _logger.warning(
+                "%s was written before its value in the checkpoint %s could be restored, and stays as it "
+                "is. Restore after it was made, or give it a name of its own.",
+                path,
+                self._where,
+            )
 
     @property
     def unused(self) -> list[str]:
@@ -410,7 +462,10 @@ class RestoreStatus:
     def _problems(self, unused: list[str]) -> str:
         problems = []
         if unused:
-            problems.append(f"the objects have no {_few(unused)}")
+            lacking = [path for path in unused if path not in self._too_late]
+            late = [path for path in unused if path in self._too_late]
+            problems += [f"the objects have no {_few(lacking)}"] if lacking else []
+            problems += [f"{_few(late)} were written before they could be restored"] if late else []
         if self.missing:
             problems.append(f"it has no {_few(self.missing)}")
         return "; ".join(problems)

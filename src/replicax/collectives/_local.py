@@ -57,17 +57,21 @@ class AllReduce:
 
     def __call__(self, axis: str, *values: Any) -> list[Any]:
         """Reduce `values`, small ones of one dtype together."""
-        arrays = [jnp.asarray(value) for value in values]
+        arrays = [self._wide_enough(jnp.asarray(value)) for value in values]
         sums: list[Any] = [None] * len(arrays)
         for pack in self._packs(arrays):
             totals = self._sum_packed([arrays[i] for i in pack], axis)
             for i, total in zip(pack, totals, strict=True):
                 sums[i] = total
-        return [self.of_sum(total, lax.axis_size(axis)) for total in sums]
+        results = [self.of_sum(total, lax.axis_size(axis)) for total in sums]
+        return [_narrowed(result, value) for result, value in zip(results, values, strict=True)]
 
     def of_sum(self, total: Any, count: int) -> Any:
         """What this makes of `count` values whose sum is `total`."""
         return _mean(total, count) if self.op is ReduceOp.MEAN else total
+
+    def _wide_enough(self, array: Any) -> Any:
+        return _for_mean(array) if self.op is ReduceOp.MEAN else array
 
     def _sum_packed(self, arrays: Sequence[Any], axis: str) -> list[Any]:
         riders = current_riders() if self._takes_riders(arrays[0]) else None
@@ -158,6 +162,18 @@ def _join(parts: Sequence[Any], offsets: Any) -> Any:
     return buffer
 
 
+def _for_mean(array: Any) -> Any:
+    """`array` in a dtype that holds sums of its values, which their mean is computed from."""
+    if jnp.issubdtype(array.dtype, jnp.integer):
+        return array.astype(jnp.float32 if array.dtype.itemsize >= 4 else jnp.int32)
+    return array.astype(jnp.float32) if array.dtype == jnp.float16 else array
+
+
+def _narrowed(result: Any, value: Any) -> Any:
+    """A result in float16 again, if the value was."""
+    return result.astype(jnp.float16) if jnp.result_type(value) == jnp.float16 else result
+
+
 def _mean(total: Any, count: int) -> Any:
     if jnp.issubdtype(total.dtype, jnp.inexact):
         return total / jnp.asarray(count, total.dtype)
@@ -205,9 +221,11 @@ class OneDeviceReduce:
 
     def __call__(self, axis: str, *values: Any) -> list[Any]:
         """Reduce each of `values`."""
-        return [self._reduce(jnp.asarray(value), axis) for value in values]
+        return [_narrowed(self._reduce(jnp.asarray(value), axis), value) for value in values]
 
     def _reduce(self, value: Any, axis: str) -> Any:
+        if self.op is ReduceOp.MEAN and self.accumulate is None:
+            value = _for_mean(value)
         gathered = lax.all_gather(value, axis)
 
         def total() -> Any:

@@ -23,18 +23,23 @@ class Riders:
     """The offered scalars of one compiled replica function, and the sums of those that were taken."""
 
     def __init__(self) -> None:
+        # Inside of a transformation (grad, vmap, scan, ...) a scalar would take part in what is
+        # differentiated or mapped, so only values of the replica function itself travel.
+        self._trace = current_trace()
         self._waiting: list[Any] = []
         # The scalar is kept beside its sum, so that no other object can get its id.
         self._sums: dict[int, tuple[Any, Any]] = {}
 
     def offer(self, scalar: Any) -> None:
         """Let `scalar` travel with the next reduction that it fits."""
-        self._waiting.append(scalar)
+        if trace_of(scalar) is self._trace:
+            self._waiting.append(scalar)
 
     def waiting(self, dtype: Any) -> list[Any]:
         """What may join a reduction of values with this dtype, here and now."""
-        here = current_trace()
-        return [scalar for scalar in self._waiting if trace_of(scalar) is here and scalar.dtype == dtype]
+        if current_trace() is not self._trace:
+            return []
+        return [scalar for scalar in self._waiting if scalar.dtype == dtype]
 
     def settle(self, scalars: Sequence[Any], sums: Sequence[Any]) -> None:
         """Take note of the sums of scalars that were waiting."""

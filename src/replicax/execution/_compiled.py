@@ -19,7 +19,7 @@ from replicax._jax import ArrayImpl, eval_trace, plain, trace_state
 from replicax.collectives import await_result, collect_step_timeouts
 from replicax.contexts import context_stack
 from replicax.errors import TracingError, VariableError
-from replicax.execution._outputs import Outputs, distributed_in, is_variable
+from replicax.execution._outputs import Outputs, distributed_in
 from replicax.execution._program import (
     EagerCallNeeded,
     FreshTraceNeeded,
@@ -29,7 +29,7 @@ from replicax.execution._program import (
 from replicax.execution._state import StepState
 from replicax.topology import ReplicaMesh
 from replicax.values import Layout, PerReplica, free, is_array, on_first_replica
-from replicax.variables import Variable, journal, state_lock, state_version, use_frame
+from replicax.variables import Variable, is_variable, journal, state_lock, state_version, use_frame
 
 __all__ = ["CompiledStep", "OtherArguments", "leaf_key"]
 
@@ -48,6 +48,8 @@ def leaf_key(leaf: Any) -> Any:
         return leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False)
     if isinstance(leaf, np.ndarray | np.generic):
         return leaf.shape, jax.numpy.result_type(leaf), False
+    if isinstance(leaf, float):
+        return float, repr(leaf)  # 0.0 == -0.0, and a NaN is not equal to itself
     return leaf.ref() if isinstance(leaf, Variable) else (type(leaf), leaf)
 
 

@@ -19,9 +19,9 @@ from replicax._jax import is_transforming
 from replicax.contexts import current
 from replicax.execution._compiled import CompiledStep, OtherArguments, leaf_key
 from replicax.execution._loop import Loop
-from replicax.execution._outputs import is_variable
 from replicax.types import ReadInPython
 from replicax.values import check_signature
+from replicax.variables import is_variable
 
 __all__ = ["Function", "function"]
 
@@ -160,6 +160,7 @@ class Function(Generic[_P, _R]):
         in_replica = here.replica is not None and here.strategy.num_replicas_in_sync > 1
         if in_replica or is_transforming():
             # Part of a larger trace, or of one eager replica, which has to take turns with others.
+            self._check_signature(args, kwargs)
             python_function: Callable[..., Any] = self.python_function
             return python_function(*args, **kwargs)
         leaves, treedef = jax.tree.flatten((args, kwargs), is_leaf=is_variable)
@@ -250,4 +251,6 @@ def _retraced(function: Function[..., Any], old: list[Any], new: Any) -> str:
 def _show(leaf_key: Any) -> str:
     if isinstance(leaf_key, tuple) and len(leaf_key) == 3:
         return f"{leaf_key[1]}{list(leaf_key[0])}"
-    return repr(leaf_key[1]) if isinstance(leaf_key, tuple) else "another variable"
+    if isinstance(leaf_key, tuple):
+        return leaf_key[1] if leaf_key[0] is float else repr(leaf_key[1])
+    return "another variable"

@@ -12,14 +12,9 @@ import jax
 from replicax._jax import FirstReplicaViews
 from replicax.topology import ReplicaMesh
 from replicax.values import Component, Mirrored, PerReplica, is_array
-from replicax.variables import Variable, VariableCopy
+from replicax.variables import is_variable
 
-__all__ = ["Outputs", "distributed_in", "is_variable"]
-
-
-def is_variable(value: Any) -> bool:
-    """Whether `value` is a variable, which `jax.tree` would take for its value."""
-    return isinstance(value, Variable | VariableCopy)
+__all__ = ["Outputs", "distributed_in"]
 
 
 def distributed_in(treedef: Any) -> list[PerReplica | Mirrored]:

@@ -66,6 +66,7 @@ class ProgramFrame(Frame):
         self.written: dict[Any, Variable] = {}
         self.created: list[Variable] = []
         self.mesh: ReplicaMesh | None = None
+        self._runs_on: ReplicaMesh | None = None
         self.on_write: Callable[[], Any] = lambda: None
 
     @property
@@ -77,6 +78,16 @@ class ProgramFrame(Frame):
         """Take note of the devices that the step runs on."""
         if mesh is not None and (self.mesh is None or mesh.mesh.size > self.mesh.mesh.size):
             self.mesh = mesh
+
+    def enter_run(self, mesh: ReplicaMesh) -> None:
+        """Take note of replicas that are about to be traced; they read variables through this frame."""
+        _check_program(self._program, self.fresh)
+        self._runs_on = self._runs_on or mesh
+        if self._runs_on.mesh.devices.tolist() != mesh.mesh.devices.tolist():
+            raise TracingError(
+                f"A compiled step runs on the devices of one strategy, and this one has a strategy.run on "
+                f"{self._runs_on} and another on {mesh}. Write a step of its own for each strategy."
+            )
 
     def load(self, variable: Variable) -> Cell:
         _check_program(self._program, self.fresh)

@@ -15,7 +15,7 @@ from replicax.execution._program import ProgramFrame, ReplicaFrame
 from replicax.execution._single import run_single
 from replicax.execution._spmd import run_inline, run_spmd
 from replicax.values import PerReplica, attach_masks, find_masks, flatten
-from replicax.variables import Frame, current_frame
+from replicax.variables import Frame, RecordingFrame, current_frame
 
 __all__ = ["run"]
 
@@ -43,10 +43,16 @@ def _run(
     if isinstance(frame, ReplicaFrame):
         return run_inline(strategy, fn, args, kwargs, masks)
     if isinstance(frame, ProgramFrame):
+        frame.enter_run(strategy.mesh)
         if _all_alike((args, kwargs)):
             return run_spmd(strategy, fn, args, kwargs, frame, masks)
         ids = [jnp.int32(i) for i in range(strategy.num_replicas_in_sync)]
         return run_replicas(strategy, fn, args, kwargs, ids, masks=masks, traced=True)
+    if isinstance(frame, RecordingFrame):
+        raise TracingError(
+            "strategy.run was called in a function that rx.value_and_grad differentiates. Differentiate "
+            "inside the replica function, and reduce its gradients."
+        )
     if is_transforming():
         raise TracingError(
             "strategy.run was called inside jax.jit, jax.grad or another JAX transformation. Compile "

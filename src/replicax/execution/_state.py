@@ -38,7 +38,7 @@ class StepState:
         if arrays is None:
             arrays = [_current(v, for_writing=True) for v in self.written]
             for variable in self.written:
-                variable._array, variable._holder = None, self
+                variable._array, variable._holder, variable.was_written = None, self, True
         return arrays
 
     def check_in(self, arrays: list[Any]) -> None:

@@ -93,29 +93,44 @@ def _plain(value: Any) -> Any:
 @final
 @dataclasses.dataclass(frozen=True)
 class _SumAxes:
-    """A replica's sum over some of its axes."""
+    """A replica's sum over some of its axes; `wide` for a mean."""
 
     axes: tuple[int, ...]
+    wide: bool = False
 
     def __call__(self, axis: str, *values: Any) -> list[Any]:
-        return [jnp.sum(jnp.asarray(value), axis=self.axes) for value in values]
+        return [self._sum(jnp.asarray(value)) for value in values]
+
+    def _sum(self, value: Any) -> Any:
+        return jnp.sum(_widened(value) if self.wide else value, axis=self.axes)
+
+
+def _widened(value: Any) -> Any:
+    """What a mean is computed from, as `jnp.mean` does it: whole numbers and small floats as float32.
+
+    The sum of many may not fit into their own dtype, nor may their number.
+    """
+    small = value.dtype in (jnp.float16, jnp.bfloat16)
+    return value.astype(jnp.float32) if small or jnp.issubdtype(value.dtype, jnp.integer) else value
 
 
 def _reduce_axis(communicator: Communicator, op: ReduceOp, leaf: Any, axis: Any) -> Any:
     components = leaf.components if isinstance(leaf, PerReplica) and leaf.uniform is None else [leaf]
     for component in components:
         _check_reducible(component)
-    axes = _checked_axes(axis, _sample(leaf))
+    sample = _sample(leaf)
+    axes, dtype = _checked_axes(axis, sample), jnp.result_type(sample)
+    mean = op is ReduceOp.MEAN
     if not isinstance(leaf, PerReplica):
         # Every replica contributes the same.
         value = jnp.asarray(_plain(leaf))
-        total = jnp.sum(value, axis=axes)
+        (total,) = _SumAxes(axes, wide=mean)("", value)
         count = _count(value.shape, axes)
-        return _divided(total, count) if op is ReduceOp.MEAN else total * communicator.num_replicas
+        return _divided(total, count, dtype) if mean else total * communicator.num_replicas
     if leaf.example_mask is not None and 0 in axes:
         return _reduce_examples(communicator, op, leaf, axes)
-    sums = map_each(_SumAxes(axes), leaf, communicator.mesh)
-    if op is ReduceOp.SUM:
+    sums = map_each(_SumAxes(axes, wide=mean), leaf, communicator.mesh)
+    if not mean:
         return communicator.reduce(ReduceOp.SUM, [sums])[0]
     uniform = leaf.uniform
     if uniform is not None:
@@ -125,20 +140,20 @@ def _reduce_axis(communicator: Communicator, op: ReduceOp, leaf: Any, axis: Any)
         sizes = [jnp.int32(_count(np.shape(c), axes)) for c in leaf.components]
         counts = PerReplica(sizes, mesh=communicator.mesh)
         total, count = communicator.reduce(ReduceOp.SUM, [sums, counts])
-    return _divided(jnp.asarray(_plain(total)), _plain(count))
+    return _divided(jnp.asarray(_plain(total)), _plain(count), dtype)
 
 
 def _reduce_examples(communicator: Communicator, op: ReduceOp, leaf: PerReplica, axes: Any) -> Any:
     """`_reduce_axis` for a padded value: its padding counts for nothing."""
     mesh, mask, uniform = communicator.mesh, leaf.example_mask, leaf.uniform
     assert mask is not None and uniform is not None
-    sums = map_each(_SumAxes(axes), without_padding(leaf, mesh), mesh)
+    sums = map_each(_SumAxes(axes, wide=op is ReduceOp.MEAN), without_padding(leaf, mesh), mesh)
     counts = map_each(_SumAxes((0,)), mask, mesh)
     total, rows = communicator.reduce(ReduceOp.SUM, [sums, counts])
     if op is ReduceOp.SUM:
         return total
     others = _count(uniform.shape, tuple(a for a in axes if a != 0))
-    return _divided(jnp.asarray(_plain(total)), _plain(rows) * others)
+    return _divided(jnp.asarray(_plain(total)), _plain(rows) * others, uniform.dtype)
 
 
 def _sample(leaf: Any) -> Any:
@@ -176,9 +191,12 @@ def _count(shape: tuple[int, ...], axes: tuple[int, ...]) -> int:
     return int(np.prod([shape[a] for a in axes]))
 
 
-def _divided(total: Any, count: Any) -> Any:
+def _divided(total: Any, count: Any, dtype: Any) -> Any:
+    """The mean of values of `dtype`: of that dtype too, or float32 for whole numbers."""
     if jnp.issubdtype(total.dtype, jnp.inexact):
-        return total / jnp.asarray(count, total.dtype)
+        return (total / jnp.asarray(count, total.dtype)).astype(
+            dtype if jnp.issubdtype(dtype, jnp.inexact) else total.dtype
+        )
     return total.astype(jnp.float32) / count
 
 

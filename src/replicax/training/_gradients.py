@@ -16,6 +16,7 @@ from typing import Any, final
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from replicax._jax import current_program
 from replicax.collectives import offer_rider
@@ -78,8 +79,8 @@ def value_and_grad(
     (Array(11.5, dtype=float32), {'b': Array(1., dtype=float32), 'w': Array([3., 4.], dtype=float32)})
     """
     leaves, treedef = _flatten_variables(variables)
-    if isinstance(microbatches, bool) or not isinstance(microbatches, int) or microbatches < 1:
-        raise ValueError(f"value_and_grad(microbatches={microbatches!r}): pass 1 or more.")
+    if isinstance(microbatches, bool) or not isinstance(microbatches, int | np.integer) or microbatches < 1:
+        raise ValueError(f"value_and_grad(microbatches={microbatches!r}): pass a whole number, 1 or more.")
 
     @functools.wraps(fn)
     def differentiated(*args: Any, **kwargs: Any) -> Any:

@@ -37,6 +37,9 @@ def compute_average_loss(
     [2.0, 5.0]
     """
     losses = jnp.asarray(per_example_loss)
+    dtype = losses.dtype
+    if dtype in (jnp.float16, jnp.bfloat16):
+        losses = losses.astype(jnp.float32)  # their sum may be too large for it, and so may their number
     if losses.ndim == 0:
         raise CollectiveError(
             "compute_average_loss takes one loss for each example, got a scalar. Leave out the mean in "
@@ -53,7 +56,8 @@ def compute_average_loss(
         weight = jnp.asarray(part_weight(rows), total.dtype)
         total = total / jnp.where(weight == 0, 1, weight)
     count = _count_examples(losses.shape[0], mask) if global_batch_size is None else global_batch_size
-    return total / jnp.maximum(jnp.asarray(count, total.dtype), 1)
+    mean = total / jnp.maximum(jnp.asarray(count, total.dtype), 1)
+    return mean.astype(dtype) if jnp.issubdtype(dtype, jnp.inexact) else mean
 
 
 def matched(value: Any, like: Any, what: str) -> Any:

@@ -208,10 +208,8 @@ class SparseCategoricalAccuracy(_WeightedMean):
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
         """Compare labels with the scores of all classes, which are on the last axis of `y_pred`."""
-        labels = jnp.asarray(y_true)
-        if labels.ndim == jnp.ndim(y_pred) and labels.shape[-1] == 1:
-            labels = labels[..., 0]
-        self._add(jnp.argmax(y_pred, axis=-1) == labels, sample_weight)
+        best = jnp.argmax(jnp.asarray(y_pred), axis=-1)
+        self._add(matched(y_true, best, "y_true") == best, sample_weight)
 
 
 @final

@@ -12,6 +12,7 @@ import numpy as np
 from replicax.contexts import Rows, current, current_rows, use_rows
 from replicax.errors import InputError
 from replicax.values import is_array
+from replicax.variables import is_variable
 
 __all__ = ["Microbatches", "part_weight"]
 
@@ -45,7 +46,8 @@ class Microbatches:
             raise InputError(
                 "value_and_grad(microbatches=...) inside another one: cut the batch only once."
             )
-        self._leaves, self._treedef = jax.tree.flatten((args, kwargs))
+        # Variables stay what they are: they are no part of the batch, and may be differentiated.
+        self._leaves, self._treedef = jax.tree.flatten((args, kwargs), is_leaf=is_variable)
         self._cut = [i for i, leaf in enumerate(self._leaves) if is_array(leaf) and np.ndim(leaf)]
         sizes = {self._leaves[i].shape[0] for i in self._cut}
         if len(sizes) != 1:

@@ -19,14 +19,14 @@ import numpy as np
 from replicax._jax import is_tracer
 from replicax.collectives import CommunicationOptions, map_each
 from replicax.contexts import current
-from replicax.errors import ContextError, VariableError
+from replicax.errors import ContextError, TracingError, VariableError
 from replicax.strategies import reduce_leaves
 from replicax.training._gradients import value_and_grad
 from replicax.training._loss_scale import DynamicLossScale
 from replicax.training._pytrees import as_variable
 from replicax.types import ReduceOp, VariableAggregation
 from replicax.values import IndexedSlices, Mirrored, PerReplica, is_key, is_number
-from replicax.variables import SyncOnReadVariable, Variable, current_frame
+from replicax.variables import SyncOnReadVariable, Variable, current_frame, made_beside
 
 __all__ = ["Optimizer"]
 
@@ -102,7 +102,7 @@ class Optimizer:
 
     def checkpoint_items(self) -> dict[str, Any]:
         """What a checkpoint holds of it."""
-        slots = {slot.name.removesuffix(":0").replace("/", "."): slot for slot in self.slots}
+        slots = {_key(slot.name.removesuffix(":0")): slot for slot in self.slots}
         return {"iterations": self.iterations, "slots": slots, "loss_scale": self.loss_scale}
 
     # Making slots.
@@ -146,15 +146,17 @@ class Optimizer:
                 "Leave that transformation out, and add noise to the gradients yourself."
             )
         self.slots = [
-            strategy.create_variable(
-                leaf,
-                name=f"{self._name}/{_slot_name(path, names)}",
-                trainable=False,
-                aggregation=VariableAggregation.ONLY_FIRST_REPLICA,
-            )
+            self._make_slot(strategy, leaf, f"{self._name}/{_slot_name(path, names)}")
             for path, leaf in places
         ]
         self._variables = variables
+
+    def _make_slot(self, strategy: Any, value: Any, name: str) -> Variable:
+        # A checkpoint that was restored before may have a value in its place, see `checkpoint_items`.
+        with made_beside(self.iterations, f"slots/{_key(name)}"):
+            return strategy.create_variable(
+                value, name=name, trainable=False, aggregation=VariableAggregation.ONLY_FIRST_REPLICA
+            )
 
     def _initial_state(self, values: list[Any]) -> Any:
         """The state that optax begins with; of arrays that outlive a trace, wherever it can be had so."""
@@ -244,7 +246,14 @@ class Optimizer:
         arrays = [_dense(g, v) for g, v in zip(reduced, self._variables, strict=True)]
         scale = self.loss_scale.held() if self.loss_scale is not None else ()
         held = ([_whole(v) for v in self._variables], [_whole(v) for v in self.slots], scale)
-        values, slots, scale, counted = self._update(arrays, *held)
+        try:
+            values, slots, scale, counted = self._update(arrays, *held)
+        except TracingError as error:
+            error.add_note(
+                "It is the optax transformation (a schedule, say) that touches the variable. It can read "
+                "one in a compiled step; everywhere, `optax.inject_hyperparams` makes numbers changeable."
+            )
+            raise
         for variable, value in zip((*self._variables, *self.slots), (*values, *slots), strict=True):
             variable.assign(_mirrored(variable, value), read_value=False)
         if self.loss_scale is not None:
@@ -271,7 +280,15 @@ class Optimizer:
             gradients, finite, scale = self.loss_scale.judge(gradients, scale)
         gradients = [g.astype(v.dtype) for g, v in zip(gradients, values, strict=True)]
         state = self._state_tree.unflatten(slots)
-        updates, state = self._transformation.update(gradients, state, values)
+        try:
+            updates, state = self._transformation.update(gradients, state, values)
+        except TypeError as error:
+            if "argument" in str(error):
+                error.add_note(
+                    f"{self!r} gives its transformation gradients, state and parameters; one that needs "
+                    "more, such as the value of the loss, can't be used with it."
+                )
+            raise
         new: Any = optax.apply_updates(values, updates)
         new = [
             value if v.constraint is None else v.constraint(value)
@@ -388,6 +405,11 @@ def _unique_names(variables: Sequence[Variable]) -> dict[str, str]:
         taken = sum(other == name or other.startswith(f"{name}_") for other in names.values())
         names[str(i)] = f"{name}_{taken}" if name in names.values() else name
     return names
+
+
+def _key(slot_name: str) -> str:
+    """A slot's name as part of a path, which '/' separates."""
+    return slot_name.replace("/", ".")
 
 
 def _slot_name(path: Any, names: dict[str, str]) -> str:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from replicax.values import is_array
+from replicax.variables import is_variable
 
 __all__ = ["MixedPrecision"]
 
@@ -55,4 +56,4 @@ class MixedPrecision:
             wide = is_array(leaf) and leaf.dtype in (jnp.float32, jnp.float64)
             return jnp.asarray(leaf, self.compute_dtype) if wide else leaf
 
-        return jax.tree.map(convert, structure)
+        return jax.tree.map(convert, structure, is_leaf=is_variable)

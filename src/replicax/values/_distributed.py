@@ -117,10 +117,18 @@ class DistributedValues(Leaf, abc.ABC):
 class Layout:
     """What a `PerReplica` is made of, apart from arrays. One object for each layout: compared with `is`."""
 
-    __slots__ = ("kind", "masked", "mesh", "scalar")
+    __slots__ = ("kind", "masked", "mesh", "ndim", "scalar")
 
-    def __init__(self, kind: str, mesh: ReplicaMesh | None, scalar: bool, masked: bool = False) -> None:
+    def __init__(
+        self,
+        kind: str,
+        mesh: ReplicaMesh | None,
+        scalar: bool,
+        masked: bool = False,
+        ndim: int | None = None,
+    ) -> None:
         self.kind, self.mesh, self.scalar, self.masked = kind, mesh, scalar, masked
+        self.ndim = ndim  # of a global array
 
     def __repr__(self) -> str:
         return f"{self.kind} on {self.mesh}"
@@ -167,7 +175,7 @@ class PerReplica(DistributedValues):
     @classmethod
     def from_global(cls, array: Any, mesh: ReplicaMesh | None, *, scalar: bool) -> PerReplica:
         """The value whose component i is the i-th shard of `array`."""
-        return cls.from_layout(array, _layout("global", mesh, scalar))
+        return cls.from_layout(array, _layout("global", mesh, scalar, ndim=array.ndim))
 
     @classmethod
     def from_layout(cls, array: Any, layout: Layout) -> PerReplica:
@@ -206,7 +214,8 @@ class PerReplica(DistributedValues):
                 f"A PerReplica value with {has} components was used for {needs} replicas."
             )
         if self.mesh is None:
-            self._layout = _layout(self._layout.kind, mesh, self._layout.scalar, self._layout.masked)
+            lies = self._layout
+            self._layout = _layout(lies.kind, mesh, lies.scalar, lies.masked, lies.ndim)
         return self
 
     @property
@@ -218,7 +227,8 @@ class PerReplica(DistributedValues):
         """This value, of whose rows `mask` says which are examples."""
         masked = PerReplica((), mesh=self.mesh)
         masked._components, masked._array, masked._mask = self._components, self._array, mask
-        masked._layout = _layout(self._layout.kind, self.mesh, self._layout.scalar, True)
+        lies = self._layout
+        masked._layout = _layout(lies.kind, self.mesh, lies.scalar, True, lies.ndim)
         return masked
 
     @property
@@ -314,7 +324,7 @@ class PerReplica(DistributedValues):
                 return join([jnp.asarray(c) for c in self._components]), scalar
             components = [c if is_array(c) else jnp.asarray(c) for c in self._components]
             self._array = mesh.assemble(components)
-            self._layout = _layout("global", mesh, scalar, self._layout.masked)
+            self._layout = _layout("global", mesh, scalar, self._layout.masked, self._array.ndim)
         return self._array, self._layout.scalar
 
     def __repr__(self) -> str:
@@ -341,6 +351,12 @@ class PerReplica(DistributedValues):
     def tree_unflatten(cls, aux: Any, children: Any) -> PerReplica:
         """Rebuild from whatever a tree function made of the children."""
         *values, mask = children if aux.masked else (*children, None)
+        if aux.ndim is not None and getattr(values[0], "ndim", 0) > aux.ndim:
+            raise CollectiveError(
+                "A per-replica value came out of lax.scan, vmap, jnp.stack or their like with one axis "
+                "more, so that its first axis is not that of the replicas. Put the loop into the replica "
+                "function, or reduce or gather the value inside of the loop."
+            )
         self = cls(values, mesh=aux.mesh) if aux.kind == "components" else cls.from_layout(values[0], aux)
         self._layout, self._mask = aux, mask
         return self

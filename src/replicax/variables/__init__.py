@@ -1,9 +1,10 @@
 """Variables: state that a strategy places and keeps equal, or combines when it is read."""
 
 from replicax.variables._copy import VariableCopy
-from replicax.variables._creation import awaiting_values, prepare_variable
+from replicax.variables._creation import NewVariable, awaiting_values, made_beside, prepare_variable
 from replicax.variables._frames import Cell, Frame, RecordingFrame, current_frame, journal, use_frame
 from replicax.variables._mirrored import MirroredVariable
+from replicax.variables._readable import is_variable
 from replicax.variables._single import AggregatingVariable, PlainVariable
 from replicax.variables._spec import VariableSpec, user_line
 from replicax.variables._state import Holder, state_lock, state_version
@@ -16,6 +17,7 @@ __all__ = [
     "Frame",
     "Holder",
     "MirroredVariable",
+    "NewVariable",
     "PlainVariable",
     "RecordingFrame",
     "SyncOnReadVariable",
@@ -24,7 +26,9 @@ __all__ = [
     "VariableSpec",
     "awaiting_values",
     "current_frame",
+    "is_variable",
     "journal",
+    "made_beside",
     "prepare_variable",
     "state_lock",
     "state_version",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,10 +18,35 @@ from replicax.variables._frames import current_frame
 from replicax.variables._readable import Readable
 from replicax.variables._spec import VariableSpec, user_line
 
-__all__ = ["awaiting_values", "prepare_variable"]
+__all__ = ["NewVariable", "awaiting_values", "made_beside", "prepare_variable"]
 
-awaiting_values: list[weakref.WeakMethod[Callable[[str, tuple[int, ...], Any], Any]]] = []
-"""Who has values for variables that do not exist yet: asked by name, shape and dtype of each new one."""
+
+class NewVariable(NamedTuple):
+    """A variable that is being made, as those see it who may have a value for it."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: Any
+    beside: Any
+    """A variable that exists, next to which this one will be found; None if that is not known."""
+    path: str
+    """Where, seen from there."""
+
+
+awaiting_values: list[weakref.WeakMethod[Callable[[NewVariable], Any]]] = []
+"""Who has values for variables that do not exist yet: asked about each new one."""
+
+_place: ContextVar[tuple[Any, str]] = ContextVar("replicax_place", default=(None, ""))
+
+
+@contextlib.contextmanager
+def made_beside(variable: Any, path: str) -> Iterator[None]:
+    """A `with` block that makes a variable which belongs to `path`, next to `variable` in a checkpoint."""
+    token = _place.set((variable, path))
+    try:
+        yield
+    finally:
+        _place.reset(token)
 
 
 def prepare_variable(
@@ -69,7 +96,7 @@ def _awaited(name: str, value: Any) -> Any:
         if give is None:
             awaiting_values.remove(reference)
             continue
-        given = give(name, value.shape, value.dtype)
+        given = give(NewVariable(name, value.shape, value.dtype, *_place.get()))
         if given is not None:
             return jnp.asarray(given, value.dtype)
     return value

@@ -11,7 +11,7 @@ import numpy as np
 from replicax._jax import is_tracer
 from replicax.values import Leaf
 
-__all__ = ["Readable", "describe"]
+__all__ = ["Readable", "describe", "is_variable"]
 
 
 def _seen_by_jax(readable: Any) -> tuple[tuple[Any], None]:
@@ -71,3 +71,8 @@ def describe(name: str, readable: Any) -> str:
         return f"{text}, traced>"
     array = np.asarray(value)
     return f"{text}, numpy={array.item() if array.ndim == 0 else repr(array)}>"
+
+
+def is_variable(value: Any) -> bool:
+    """Whether `value` is a variable, or a replica's copy of one; `jax.tree` would take its value."""
+    return isinstance(value, Readable)

@@ -111,7 +111,7 @@ class Variable(Readable, metaclass=_MadeByStrategy):
     Array(4.5, dtype=float32)
     """
 
-    __slots__ = ("__weakref__", "_array", "_cell", "_holder", "_loose", "_spec", "_strategy")
+    __slots__ = ("__weakref__", "_array", "_cell", "_holder", "_loose", "_spec", "_strategy", "was_written")
 
     # NumPy must leave the arithmetic to us: `np.float32(1) * v`.
     __array_priority__ = 100
@@ -124,6 +124,8 @@ class Variable(Readable, metaclass=_MadeByStrategy):
         self._cell: Cell | None = None
         self._holder: Holder | None = None
         self._loose = False
+        self.was_written = False
+        """Whether it may have another value than its first."""
 
     # What it is.
 
@@ -189,6 +191,10 @@ class Variable(Readable, metaclass=_MadeByStrategy):
         memo[id(self)] = copied = type(self)(self._spec, self._strategy, array)
         return copied
 
+    def __copy__(self) -> Variable:
+        """Likewise: a variable shares its state with no other."""
+        return self.__deepcopy__({})
+
     def ref(self) -> _Reference:
         """Something hashable that stands for this variable, for sets and dict keys."""
         return _Reference(self)
@@ -220,6 +226,7 @@ class Variable(Readable, metaclass=_MadeByStrategy):
         with waiting_for_steps(self.name):
             self._reclaim()
             self._cell, self._array, self._loose = cell, None, True
+            self.was_written = True
             state_version.count += 1
 
     def _reclaim(self) -> jax.Array | None:
