@@ -690,3 +690,18 @@ def test_whole_numbers_of_numpy_are_numbers_of_parts():
     w = rx.Variable(2.0)
     value, gradient = rx.value_and_grad(lambda x: jnp.mean(w * x), w, microbatches=np.int64(2))(jnp.ones(4))
     assert (float(value), float(gradient)) == (2.0, 1.0)
+
+
+def test_gradients_come_in_the_order_of_the_variables(two, mode):
+    with two.scope():
+        p = {"w": rx.Variable([1.0, 2.0]), "b": [{"z": rx.Variable([0.0, 0.0]), "a": rx.Variable(1.0)}]}
+
+    def replica_fn():
+        gradients = rx.grad(lambda: jnp.sum(p["w"] + 10.0 * p["b"][0]["z"]) * p["b"][0]["a"], p)()
+        assert list(gradients) == ["w", "b"]
+        assert list(gradients["b"][0]) == ["z", "a"]
+        return gradients["w"], gradients["b"][0]["z"]
+
+    w, z = two.local_results(mode(lambda: two.run(replica_fn))())[0]
+    close(w, [1.0, 1.0])
+    close(z, [10.0, 10.0])

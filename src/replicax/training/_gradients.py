@@ -25,7 +25,7 @@ from replicax.errors import TracingError, VariableError
 from replicax.topology import ReplicaMesh
 from replicax.training._microbatches import Microbatches
 from replicax.training._precision import MixedPrecision
-from replicax.training._pytrees import as_variable
+from replicax.training._pytrees import as_variable, ordered_like
 from replicax.values import Mirrored, PerReplica
 from replicax.variables import (
     Cell,
@@ -67,7 +67,7 @@ def value_and_grad(
 
     Returns:
         A function like `fn` that returns `(loss, gradients)`, or `((loss, aux), gradients)` with `has_aux`;
-        the gradients have the structure of `variables`.
+        the gradients have the structure of `variables`, and the order of its dicts.
 
     Raises:
         VariableError: `variables` holds something else, or a variable of whole numbers.
@@ -76,7 +76,7 @@ def value_and_grad(
     >>> def loss(x):
     ...     return jnp.sum(w * x) + b
     >>> rx.value_and_grad(loss, {"w": w, "b": b})(jnp.array([3.0, 4.0]))
-    (Array(11.5, dtype=float32), {'b': Array(1., dtype=float32), 'w': Array([3., 4.], dtype=float32)})
+    (Array(11.5, dtype=float32), {'w': Array([3., 4.], dtype=float32), 'b': Array(1., dtype=float32)})
     """
     leaves, treedef = _flatten_variables(variables)
     if isinstance(microbatches, bool) or not isinstance(microbatches, int | np.integer) or microbatches < 1:
@@ -92,7 +92,7 @@ def value_and_grad(
             (loss, aux), gradients = parts.accumulate(one)
         offer_rider(loss)
         result = (loss, aux) if has_aux else loss
-        return result, treedef.unflatten(gradients)
+        return result, ordered_like(variables, treedef.unflatten(gradients))
 
     return differentiated
 
@@ -144,7 +144,11 @@ def _flatten_variables(variables: Any) -> tuple[list[Variable], Any]:
             "is that of all its uses."
         )
     if not leaves:
-        raise VariableError("value_and_grad got no variables to differentiate with respect to.")
+        raise VariableError(
+            "value_and_grad got no variables to differentiate with respect to. A model whose layers are "
+            "made by its first call has none before: build it first (with Keras, `keras.Input` or "
+            "`model.build(shape)`)."
+        )
     return leaves, treedef
 
 

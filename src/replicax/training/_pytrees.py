@@ -11,7 +11,7 @@ from replicax.types import VariableAggregation
 from replicax.values import is_number
 from replicax.variables import Variable
 
-__all__ = ["as_variable", "values", "variables"]
+__all__ = ["as_variable", "ordered_like", "values", "variables"]
 
 
 def variables(
@@ -68,6 +68,15 @@ def as_variable(thing: Any) -> Any:
     It says so with an attribute `replicax_variable`.
     """
     return thing if isinstance(thing, Variable) else getattr(thing, "replicax_variable", thing)
+
+
+def ordered_like(like: Any, structure: Any) -> Any:
+    """`structure`, whose dicts JAX has sorted by key, in the order of the dicts in `like`."""
+    if type(like) is dict:
+        return {key: ordered_like(part, structure[key]) for key, part in like.items()}
+    if type(like) in (list, tuple):
+        return type(like)(ordered_like(a, b) for a, b in zip(like, structure, strict=True))
+    return structure
 
 
 def values(structure: Any) -> Any:
