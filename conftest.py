@@ -27,7 +27,8 @@ def _names_in_doctests(doctest_namespace):
 
 
 # Every strategy runs in both modes, but for some: two replicas show the same, and each number of replicas
-# is there in the other mode. Recorded cases of these kinds are run by the recorded programs.
+# is there in the other mode. Recorded cases of these kinds are run by the recorded programs. The rest take
+# long, and others like them are run.
 _LEFT_OUT = (
     ("mirrored_8", "eager"),
     ("mirrored_3", "compiled"),
@@ -35,11 +36,16 @@ _LEFT_OUT = (
     ("tpu_2x2", "eager"),
     ("test_oracle.py::test_case", "-central-"),
     ("test_oracle.py::test_case", "-onedev-"),
+    ("test_one_device_equals_many.py::test_eager", "[transformer"),
+    ("test_one_device_equals_many.py::test_exact", "[cnn-8"),
+    ("test_one_device_equals_many.py::test_other_strategies", "[cnn-default"),
+    ("test_one_device_equals_many.py::test_other_strategies", "-pad]"),
+    ("test_every_write.py::test_write", "[central-"),
 )
 
 
 def pytest_addoption(parser):
-    description = "run all strategies in all modes, and all recorded cases twice"
+    description = "run all strategies in all modes, all recorded cases twice, and what takes long"
     parser.addoption("--everything", action="store_true", help=description)
 
 

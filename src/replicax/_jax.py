@@ -9,6 +9,7 @@ Everything else in Replicax uses JAX's public API. What lives here, and why ther
 * an array made of parts in host memory without looking at everything twice (a fifth of the time that
   `jax.device_put` takes for a small batch);
 * a traced array whose type does not name the mesh that it came from;
+* forgetting a recording of the profiler that could not be written, without which JAX refuses all others;
 * messages between the processes of `jax.distributed`, which need no collective and so no fixed order.
 """
 
@@ -54,6 +55,7 @@ __all__ = [
     "current_trace",
     "eval_trace",
     "exchange_between_processes",
+    "forget_profile",
     "is_staging",
     "is_tracer",
     "is_transforming",
@@ -109,6 +111,14 @@ def exchange_between_processes(
         # All have sent this message, so all have read the one before.
         client.key_value_delete(f"{topic}/{number - 1}/{own}")
     return told
+
+
+def forget_profile() -> None:
+    """Let go of a recording of the profiler that could not be written."""
+    from jax._src.profiler import _profile_state
+
+    with _profile_state.lock:
+        _profile_state.reset()
 
 
 def put_parts(

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -72,6 +73,7 @@ def test_progress_is_a_bar_on_a_terminal():
 
     from rich.console import Console
 
+    threads = set(threading.enumerate())
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=120)
     progress = Progress(console, num_steps=10, batch_size=64)
@@ -82,6 +84,8 @@ def test_progress_is_a_bar_on_a_terminal():
     assert "━" in output and "5/10" in output
     assert "loss 0.4567" in output and "accuracy  50.0%" in output and "input wait 1.0%" in output
     assert progress.history.steps == [1, 2, 3, 4, 5]
+    for thread in set(threading.enumerate()) - threads:
+        thread.join(10)  # rich stops the thread of its bar, and does not wait for its end
 
 
 @pytest.mark.parametrize("num_wrong", [0, 3, 60])

@@ -2,11 +2,13 @@
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 import time
 
 import jax
+import numpy as np
 import pytest
 
 from replicax.cli import _check_computing, _check_devices, _check_packages, _doctor, main
@@ -137,6 +139,34 @@ def test_a_folder_that_can_not_be_written_is_found(monkeypatch, tmp_path):
     assert result.finding.status == "fail" and "TMPDIR" in result.finding.advice
 
 
+def test_missing_packages_are_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "optax", None)
+    monkeypatch.setitem(sys.modules, "orbax.checkpoint", None)
+    # As in a new process, where nothing is imported yet.
+    checks = {c.name: c for c in runpy.run_path(_check_computing.__file__)["computing_checks"]()}
+    finding = run_check(checks["training MirroredStrategy"]).finding
+    assert (finding.status, finding.detail) == ("fail", "optax is not installed")
+    assert finding.advice == "pip install --upgrade optax"
+    finding = run_check(checks["checkpoint"]).finding
+    assert (finding.status, finding.detail) == ("fail", "orbax.checkpoint is not installed")
+    assert finding.advice == "pip install --upgrade orbax-checkpoint"
+
+
+def test_platforms_that_are_not_there_are_named(monkeypatch):
+    def devices():
+        raise AssertionError
+
+    monkeypatch.setattr(jax, "devices", devices)
+    monkeypatch.setenv("JAX_PLATFORMS", "cuda")
+    finding = run_check(check_named("devices")).finding
+    assert (finding.status, finding.detail) == ("fail", "JAX_PLATFORMS is cuda, which JAX can't use here")
+    assert finding.advice.startswith("Unset JAX_PLATFORMS")
+    for name in ("TPU", "all-reduce int32", "training OneDeviceStrategy", "checkpoint", "input"):
+        finding = run_check(check_named(name)).finding
+        assert (finding.status, finding.detail) == ("fail", "JAX has no devices here")
+        assert "doctor --only devices" in finding.advice
+
+
 def test_gpus_that_jax_does_not_see_are_found(monkeypatch, tmp_path):
     (tmp_path / "0000:00:04.0").mkdir()
     monkeypatch.setattr(_check_devices, "_NVIDIA_DRIVER", tmp_path)
@@ -159,12 +189,27 @@ def test_clusters_in_the_environment(monkeypatch):
     finding = check_named("cluster in TF_CONFIG").find()
     assert finding.status == "pass"
     assert "worker 1 (127.0.0.1:2), process 1 of 2; all meet at localhost:1" in finding.detail
-    assert check_named("training MultiWorkerMirroredStrategy").find().status == "skipped"
+    finding = check_named("training MultiWorkerMirroredStrategy").find()
+    assert finding.status == "skipped" and "TF_CONFIG names 2 workers" in finding.detail
     monkeypatch.setenv("TF_CONFIG", cluster % "no-such-host.invalid")
     finding = check_named("cluster in TF_CONFIG").find()
     assert finding.status == "fail" and "no-such-host.invalid:2 is not known" in finding.detail
     monkeypatch.setenv("SLURM_PROCID", "0")
     assert run_check(check_named("cluster of Slurm")).finding.status == "fail"
+
+
+def test_a_cluster_of_one_worker_is_tried(monkeypatch):
+    weights = np.zeros(8)
+    monkeypatch.setattr(_check_computing, "_train", lambda strategy: weights)
+    monkeypatch.setattr(_check_computing, "_train_without_replicax", lambda: weights)
+    check = check_named("training MultiWorkerMirroredStrategy")
+    one = '{"cluster": {"worker": ["localhost:1"]}, "task": {"type": "worker", "index": 0}}'
+    for config in ("{}", one):
+        monkeypatch.setenv("TF_CONFIG", config)
+        assert check.find().status == "pass"
+    monkeypatch.setenv("TF_CONFIG", "{not JSON")
+    finding = check.find()
+    assert finding.status == "skipped" and "TF_CONFIG names no cluster that makes sense" in finding.detail
 
 
 def test_a_tpu_that_jax_does_not_see_is_found(monkeypatch):

@@ -1,5 +1,6 @@
 """Equinox models in replica functions train as plain Equinox and optax do."""
 
+import copy
 import importlib
 import sys
 
@@ -170,7 +171,50 @@ def test_what_is_not_chosen_is_constant():
     close(adopted(jnp.ones(4)), model.layers[-1].bias[0])
 
 
+@pytest.mark.parametrize("compiled", [True, False])
+def test_equinox_differentiates_an_adopted_model(compiled):
+    strategy = mirrored(2)
+    with strategy.scope():
+        model = rx_equinox.adopt(make_mlp())
+
+    def replica_fn(model, x, y):
+        def loss_fn(model):
+            return rx.compute_average_loss((jax.vmap(model)(x) - y) ** 2)
+
+        return eqx.filter_grad(loss_fn)(model).variables
+
+    def step(model, batch):
+        gradients = strategy.run(replica_fn, args=(model, *batch))
+        return [strategy.reduce("SUM", gradient, axis=None) for gradient in gradients]
+
+    step = rx.function(step) if compiled else step
+    x, y = data()
+    (batch,) = strategy.distribute_dataset(rx.from_arrays((x, y)).batch(ROWS))
+    _, plain = plain_gradients(make_mlp(), x, y)
+    for actual, expected in zip(step(model, batch), jax.tree.leaves(plain), strict=True):
+        close(actual, expected)
+
+
+def test_equinox_takes_an_adopted_model_for_its_values():
+    model, x = rx_equinox.adopt(make_mlp()), jnp.ones(4)
+    assert jax.tree.map(lambda v: v, model, is_leaf=lambda v: isinstance(v, rx.Variable)) is model
+    call = eqx.filter_jit(lambda model, x: model(x))
+    close(call(model, x), model(x))
+    model.variables[-1].assign(model.variables[-1] + 1.0)
+    close(call(model, x), make_mlp()(x) + 1.0)
+    close(eqx.filter_vmap(lambda m, x: m(x), in_axes=(None, 0))(model, x[None])[0], model(x))
+    doubled = jax.tree.map(lambda leaf: 2 * leaf, model)
+    close(doubled.model.layers[0].weight, 2 * model.model.layers[0].weight)
+    assert "leaves" in repr(doubled) and "variables" in repr(model)
+
+
 def test_errors():
+    model = rx_equinox.adopt(make_mlp())
+    with pytest.raises(AttributeError, match=r"Use `\.model\.layers`"):
+        model.layers  # noqa: B018
+    with pytest.raises(AttributeError, match=r"no attribute 'no_such_name'\.$"):
+        model.no_such_name  # noqa: B018
+    close(copy.copy(model)(jnp.ones(4)), model(jnp.ones(4)))
     with pytest.raises(rx.errors.VariableError, match="no arrays"):
         rx_equinox.adopt(eqx.nn.Identity())
     with pytest.raises(rx.errors.VariableError, match="another structure"):

@@ -372,6 +372,71 @@ def test_remat_that_writes_everything_is_refused_with_the_remedy():
         strategy.run(lambda: model(jnp.ones((2, 4))))
 
 
+class NoisyCell(nnx.GRUCell):
+    """With a mask of its own at each step, and a statistic."""
+
+    def __init__(self, *args, rngs):
+        super().__init__(*args, rngs=rngs)
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+        self.steps = nnx.BatchStat(jnp.zeros(()))
+
+    def __call__(self, carry, inputs):
+        self.steps[...] = self.steps[...] + 1
+        return super().__call__(carry, self.dropout(inputs))
+
+
+class Recurrent(nnx.Module):
+    def __init__(self, cell=nnx.GRUCell):
+        rngs = nnx.Rngs(0)
+        forward, backward = (nnx.RNN(cell(4, 3, rngs=rngs), rngs=rngs) for _ in range(2))
+        self.both = nnx.Bidirectional(forward, backward)
+        self.out = nnx.Linear(6, 1, rngs=rngs)
+
+    def __call__(self, x):
+        return self.out(self.both(x)[:, -1])[:, 0]
+
+
+@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "eager"])
+def test_recurrent_networks_train_like_plain_flax(compiled):
+    strategy = mirrored(2)
+    with strategy.scope():
+        model = rx_flax.adopt(Recurrent())
+        optimizer = rx.Optimizer(optax.sgd(0.1))
+    x = np.random.default_rng(0).normal(size=(6, 5, 4)).astype(np.float32)
+    y = x.sum((1, 2))
+    step = train_step(strategy, model, optimizer, compiled)
+    losses = [step(batch) for batch in strategy.distribute_dataset(rx.from_arrays((x, y)).batch(3))]
+
+    plain = Recurrent()
+    plain_optimizer = nnx.Optimizer(plain, optax.sgd(0.1), wrt=nnx.Param)
+    for i, loss in enumerate(losses):
+        rows = slice(3 * i, 3 * i + 3)
+
+        def loss_fn(model, rows=rows):
+            return jnp.mean((model(x[rows]) - y[rows]) ** 2)
+
+        expected, gradients = nnx.value_and_grad(loss_fn)(plain)
+        plain_optimizer.update(plain, gradients)
+        close(loss, expected)
+    states = [nnx.to_pure_dict(nnx.state(m, nnx.Param)) for m in (model, plain)]
+    jax.tree.map(close, *states)
+    close(nnx.view(model)(x), plain(x))
+    close(nnx.clone(model)(x), plain(x))
+
+
+def test_what_a_recurrent_network_counts_is_kept():
+    strategy = mirrored(2)
+    with strategy.scope():
+        model = rx_flax.adopt(Recurrent(NoisyCell))
+        rnn = model.both.forward_rnn
+        assert type(rx_flax.adopt(rnn)) is type(rnn) and isinstance(rnn, nnx.RNN)
+    x = jnp.ones((2, 5, 4))
+    step = rx.function(lambda: strategy.run(model, args=(x,)))
+    first, second = (strategy.local_results(step()) for _ in range(2))
+    assert not np.allclose(first[0], second[0]) and not np.allclose(first[0], first[1])
+    assert rnn.cell.steps[...] == 10, "two calls of five steps"
+
+
 def test_parameters_are_not_written_by_replicas(adopted):
     strategy, model = adopted
     optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)

@@ -1,5 +1,6 @@
 """`fit`, `evaluate` and `predict` give the numbers of one device, also where others are known to fail."""
 
+import contextlib
 import json
 
 import jax
@@ -133,6 +134,33 @@ def test_compiled_outside_of_the_scope_with_an_optimizer_from_outside():
     fit(ours)
     assert_same(weights_of(ours), one_device("mlp", "adam"))
     assert all(isinstance(v, DistributedVariable) for v in ours.optimizer.variables)
+
+
+@pytest.mark.filterwarnings("error:Detected a mix of local")
+@pytest.mark.parametrize(
+    ("metric", "where"), [("AUC", "outside"), ("BinaryAccuracy", "before"), ("BinaryAccuracy", "weighted")]
+)
+def test_metrics_from_outside_of_the_scope(metric, where):
+    labels = (Y > 0).astype(np.float32)
+
+    def trained(strategy):
+        keras.utils.set_random_seed(0)
+        scope = strategy.scope if strategy else contextlib.nullcontext
+        found = getattr(keras.metrics, metric)(name="found")
+        with scope():
+            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, "sigmoid")])
+            if where == "before":
+                model.compile("adam", "binary_crossentropy", metrics=[found])
+        if where != "before":
+            kind = "weighted_metrics" if where == "weighted" else "metrics"
+            model.compile("adam", "binary_crossentropy", **{kind: [found]})
+        options = {"batch_size": 4, "verbose": 0}
+        evaluated = model.evaluate(X, labels, **options)
+        history = model.fit(X, labels, shuffle=False, validation_data=(X, labels), epochs=2, **options)
+        on_batch = model.train_on_batch(X, labels)
+        return [evaluated, history.history["found"], history.history["val_found"], on_batch]
+
+    assert_same(trained(strategy_of_kind(2)), trained(None))
 
 
 def test_a_model_from_outside_becomes_the_strategys_in_its_scope():

@@ -67,6 +67,55 @@ def test_a_loop_with_rx_optimizer_equals_fit(compiled):
     assert_same(model.get_weights(), one_device("mlp", "sgd")[: len(model.weights)])
 
 
+def test_a_model_that_is_built_by_its_shape():
+    strategy = strategy_of_kind(2)
+    with strategy.scope():
+        model, optimizer = keras.Sequential([keras.layers.Dense(1)]), keras.optimizers.SGD(0.05)
+        model.build((None, 4))
+    losses = _train(strategy, model, optimizer, compiled=True)
+    assert losses[-1] < losses[0]
+
+
+@MODES
+def test_batch_norm_on_a_replica_without_rows(compiled):
+    strategy = strategy_of_kind(3)
+    with strategy.scope():
+        model = make_model("bn", "sgd")
+    assert np.isfinite(_train(strategy, model, model.optimizer, compiled)).all()  # 4, 4 and 2 rows
+    assert all(np.isfinite(w).all() for w in model.get_weights())
+    averages = model.layers[1].moving_mean.replicax_variable
+    before = [np.array(part) for part in strategy.local_results(averages)]
+
+    def replica_step(x):
+        return model(x, training=True)
+
+    step = lambda x: strategy.run(replica_step, args=(x,))  # noqa: E731
+    (batch,) = strategy.distribute_dataset([X[:2]])
+    results = strategy.local_results((rx.function(step) if compiled else step)(batch))
+    assert [part.shape for part in results] == [(1, 1), (1, 1), (0, 1)]
+    after = [np.array(part) for part in strategy.local_results(averages)]
+    assert [np.array_equal(a, b) for a, b in zip(after, before, strict=True)] == [False, False, True]
+
+
+def test_batch_norm_of_nothing_outside_of_replicas_is_keras_own():
+    layer = keras.layers.BatchNormalization()
+    assert layer(np.ones((0, 4), np.float32), training=True).shape == (0, 4)
+    assert np.isnan(layer.moving_mean.value).all()
+
+
+@MODES
+def test_an_optimizer_whose_slots_begin_with_python_numbers(compiled):
+    strategy = strategy_of_kind(2)
+    with strategy.scope():
+        model = make_model("mlp", "sgd")
+        optimizer = keras.optimizers.Adafactor(0.01)  # makes `Variable(0)` in its `build`
+    plain = make_model("mlp", "sgd")
+    plain.compile(keras.optimizers.Adafactor(0.01), "mse")
+    plain.fit(X, Y, batch_size=4, epochs=2, shuffle=False, verbose=0)
+    _train(strategy, model, optimizer, compiled)
+    assert_same(model.get_weights(), plain.get_weights(), tolerance=1e-4)
+
+
 def test_slots_stay_equal_and_are_made_once():
     strategy = strategy_of_kind(2)
     with strategy.scope():

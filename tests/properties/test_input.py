@@ -80,7 +80,7 @@ def has_known_batch_size(kind):
     return kind in ("arrays", "shuffled arrays", "files", "file iterators")
 
 
-@examples(110)
+@examples(60)
 @given(data=st.data(), kind=st.sampled_from(KINDS), sizes=SIZES, buffer_size=BUFFERS)
 def test_a_batch_is_split_evenly_in_order_over_all_pipelines(data, kind, sizes, buffer_size):
     arrays, batch_size = data.draw(rows()), data.draw(st.integers(1, 17))
@@ -102,7 +102,7 @@ def test_a_batch_is_split_evenly_in_order_over_all_pipelines(data, kind, sizes, 
         assert_same(joined(got), batch)
 
 
-@examples(80)
+@examples(50)
 @given(data=st.data(), kind=st.sampled_from(KINDS), sizes=SIZES, buffer_size=BUFFERS)
 def test_partial_batches_are_treated_as_asked(data, kind, sizes, buffer_size):
     total = sum(sizes)

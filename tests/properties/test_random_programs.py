@@ -90,7 +90,7 @@ def check_parts(expected, actual, what):
 
 
 @pytest.mark.timeout(0)  # exploring takes as long as it is told to
-@examples(120)
+@examples(60)
 @given(programs())
 def test_random_program(program):
     note(str(program))

@@ -87,6 +87,7 @@ SCALAR = rx.TensorSpec((), np.int32)
         ),
         (lambda: data.experimental.cardinality([1]), TypeError, "takes a tf.data.Dataset"),
         (lambda: data.experimental.assert_cardinality(-3), InputError, "at least -2"),
+        (lambda: D.assert_cardinality(-3), InputError, r"Dataset.assert_cardinality\(-3\).*at least -2"),
     ],
 )
 def test_bad_arguments(call, kind, message):
@@ -160,6 +161,7 @@ def stop(*_):
         (D.apply(data.experimental.assert_cardinality(3)), InputError, "has 3 elements, but it has more"),
         (D.apply(data.experimental.assert_cardinality(5)), InputError, "has 5 elements, but it has only 4"),
         (D.apply(data.experimental.assert_cardinality(-1)), InputError, "no end of elements"),
+        (D.assert_cardinality(3), InputError, "has 3 elements, but it has more"),
     ],
 )
 def test_errors_while_reading(dataset, kind, message):

@@ -1,6 +1,7 @@
 """`replicax.tf` as a namespace: functions, modules, checkpoints, devices, and names that it has not."""
 
 import importlib
+import importlib.metadata
 import logging
 import os
 import pkgutil
@@ -53,11 +54,14 @@ def test_everything_with_a_docstring():
         "RaggedTensor": "mask",
         "saved_model": "jax.export",
         "strings": "strings on the host",
-        "summary": "tensorboardX",
+        "summary": "rx.Tracker(tensorboard=",
         "py_function": "pure_callback",
         "custom_gradient": "custom_vjp",
         "distribute.ParameterServerStrategy": "MultiWorkerMirroredStrategy",
         "compat.v1.Session": "no graphs and sessions",
+        "compat.v1.data": "`tf.data`",
+        "debugging.set_log_device_placement": "x.devices()",
+        "io.TFRecordWriter": "ArrayRecordWriter",
         "train.AdamOptimizer": "rx.Optimizer",
         "nn.dropout": "rng",
         "data.FixedLengthRecordDataset": "np.memmap",
@@ -202,10 +206,53 @@ def test_memory_that_grows(caplog, monkeypatch):
     assert os.environ.pop("XLA_PYTHON_CLIENT_PREALLOCATE") == "false" and len(caplog.records) == 1
 
 
-def test_an_if_on_a_traced_value_says_what_to_use():
-    with pytest.raises(jax.errors.TracerBoolConversionError) as caught:
-        tf.function(lambda x: 1 if x > 0 else 2)(tf.constant(1.0))
-    assert "tf.cond" in caught.value.__notes__[0]
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda x: 1 if x > 0 else 2,
+        lambda x: [1, 2][tf.cast(x, tf.int32)],
+        lambda x: list(range(int(x))),
+        lambda x: np.asarray(x),
+        lambda x: tf.function(bool)(x),
+    ],
+    ids=["if", "index", "range", "array", "nested"],
+)
+def test_a_traced_value_in_python_says_what_to_use(use):
+    with pytest.raises(
+        rx.errors.TracedValueError, match=r"tf\.cond, tf\.while_loop or tf\.where.*JAX says: ."
+    ):
+        tf.function(use)(tf.constant(1.0))
+
+
+def test_a_traced_value_in_a_replicas_python_says_what_to_use():
+    strategy = tf.distribute.MirroredStrategy(DEVICES)
+
+    @tf.function
+    def step(x):
+        return strategy.run(lambda x: 1 if x > 0 else 2, args=(x,))
+
+    with pytest.raises(rx.errors.TracedValueError, match="replica function") as caught:
+        step(tf.constant(1.0))
+    assert [note for note in caught.value.__notes__ if "tf.cond" in note]
+    with pytest.raises(rx.errors.TracedValueError, match=r"tf\.cond"):
+        strategy.run(tf.function(lambda x: 1 if x > 0 else 2), args=(tf.constant(1.0),))
+
+
+def test_there_are_no_concrete_functions():
+    class Model(tf.Module):
+        @tf.function
+        def double(self, x):
+            return 2 * x
+
+    model = Model()
+    for function in (tf.function(lambda x: x), model.double):
+        with pytest.raises(NotImplementedError, match=r"jax\.export"):
+            function.get_concrete_function(tf.TensorSpec([], tf.float32))
+    assert float(model.double(tf.constant(2.0))) == 4.0
+
+
+def test_the_version_is_that_of_replicax():
+    assert tf.__version__ == importlib.metadata.version("replicax")
 
 
 # tf.train.

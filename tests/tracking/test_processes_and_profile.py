@@ -37,6 +37,26 @@ def test_profile_of_an_error_is_ended(tmp_path):
             1 / 0  # noqa: B018
 
 
+@pytest.mark.parametrize("folder", ["afile", "afile/trace"])
+def test_profile_refuses_a_bad_folder_first(tmp_path, folder):
+    (tmp_path / "afile").touch()
+    with (
+        pytest.raises(OSError, match=r"rx.profile\(.*can't write in .*Pass a folder"),
+        rx.profile(tmp_path / folder),
+    ):
+        pytest.fail("the block was run")
+
+
+def test_a_recording_that_can_not_be_written_does_not_stop_the_next(tmp_path):
+    folder = tmp_path / "trace"
+    with pytest.raises(OSError, match="could not write its recording"), rx.profile(folder):
+        folder.rmdir()
+        folder.touch()
+    with rx.profile(tmp_path / "other"):
+        jax.block_until_ready(jnp.ones(3) * 2)
+    assert list((tmp_path / "other").rglob("*.xplane.pb"))
+
+
 def test_profile_can_be_switched_off(monkeypatch, tmp_path):
     with rx.profile(None):
         pass

@@ -88,6 +88,9 @@ class _Late:
     def is_ready(self):
         return self.ready
 
+    def is_deleted(self):
+        return False
+
 
 def test_waits_only_for_what_is_far_behind(monkeypatch, tracker, written):
     monkeypatch.setattr(_tracker, "ArrayImpl", _Late)
@@ -120,6 +123,9 @@ def test_waits_only_for_what_is_far_behind(monkeypatch, tracker, written):
         ("0.5", TypeError, "takes numbers, but loss is '0.5' of type str"),
         (None, TypeError, "takes numbers, but loss is None"),
         (1j, TypeError, "takes numbers"),
+        (np.complex64(1j), TypeError, "takes numbers"),
+        (np.str_("0.5"), TypeError, "takes numbers"),
+        (jax.random.key(0), TypeError, "takes numbers, but loss is .*key"),
         (np.ones(3), ValueError, r"loss has the shape \(3,\)"),
         (jnp.ones((1, 1)), ValueError, r"loss has the shape \(1, 1\)"),
     ],
@@ -151,11 +157,78 @@ def test_refuses_a_senseless_interval(every):
         rx.Tracker(every=every)
 
 
+def test_takes_an_interval_of_numpy(written):
+    with rx.Tracker(writers=[lambda step, values: written.append(step)], every=np.int64(2)) as tracker:
+        tracker.log(1, loss=1.0)
+        tracker.log(2, loss=1.0)
+        assert written == [1, 2]
+
+
 def test_refuses_to_log_after_closing():
     tracker = rx.Tracker()
     tracker.close()
     with pytest.raises(ValueError, match="was closed"):
         tracker.log(1, loss=1.0)
+
+
+class _FailsOnce:
+    """A writer that raises at step 2, the first time."""
+
+    def __init__(self):
+        self.steps, self.has_failed = [], False
+
+    def __call__(self, step, values):
+        if step == 2 and not self.has_failed:
+            self.has_failed = True
+            raise OSError("no network")
+        self.steps.append(step)
+
+
+def test_a_writer_that_raises_gets_the_rest_the_next_time(written, tmp_path):
+    before, fails, after = (lambda step, values: written.append(step)), _FailsOnce(), _FailsOnce()
+    after.has_failed = True
+    tracker = rx.Tracker(tensorboard=tmp_path, writers=[before, fails, after], every=3)
+    tracker.log(1, loss=1.0)
+    tracker.log(2, loss=2.0)
+    with pytest.raises(OSError, match="no network"):
+        tracker.log(3, loss=3.0)
+    assert (written, fails.steps, after.steps) == ([1, 2], [1], [1])
+    tracker.flush()
+    tracker.close()
+    assert written == fails.steps == after.steps == [1, 2, 3]
+    (file,) = tmp_path.iterdir()
+    assert list(_points(file.read_bytes())) == [("loss", 1, 1.0), ("loss", 2, 2.0), ("loss", 3, 3.0)]
+
+
+def test_closing_again_writes_what_a_writer_has_refused():
+    writer = _FailsOnce()
+    tracker = rx.Tracker(writers=[writer])
+    for step in (1, 2, 3):
+        tracker.log(step, loss=1.0)
+    with pytest.raises(OSError, match="no network"):
+        tracker.close()
+    tracker.flush()
+    assert writer.steps == [1, 2, 3]
+
+
+def test_a_donated_array_is_named_and_the_others_are_written(tracker, written):
+    gone = jnp.float32(1) + 1
+    tracker.log(4, loss=gone, rate=0.5)
+    tracker.log(gone, loss=1.0)
+    gone.delete()
+    with pytest.raises(RuntimeError, match=r"loss of step 4, the step of loss: .*donated"):
+        tracker.log(5, loss=0.25)
+    assert written == [(4, {"rate": 0.5}), (5, {"loss": 0.25})]
+    tracker.flush()
+
+
+def test_a_step_that_is_no_number_stops_no_other(tracker, written):
+    tracker.log(float("nan"), loss=1.0)
+    tracker.log(2, loss=2.0)
+    with pytest.raises(ValueError, match="the step nan"):
+        tracker.flush()
+    tracker.flush()
+    assert written == [(2, {"loss": 2.0})]
 
 
 def test_other_processes_write_nothing(monkeypatch, written, tmp_path, capsys):
@@ -208,6 +281,27 @@ def test_a_missing_tensorboard_is_said_at_once(monkeypatch):
     monkeypatch.setitem(sys.modules, tensorboardX.__name__, None)
     with pytest.raises(ImportError, match=r"pip install 'replicax\[tensorboard\]'"):
         rx.Tracker(tensorboard="logs")
+
+
+@pytest.mark.parametrize("folder", ["afile", "afile/logs"])
+def test_a_bad_folder_is_said_at_once(tmp_path, folder):
+    (tmp_path / "afile").touch()
+    with pytest.raises(
+        NotADirectoryError, match=r"rx.Tracker\(tensorboard=.*afile is a file. Pass a folder"
+    ):
+        rx.Tracker(tensorboard=tmp_path / folder)
+
+
+def test_a_folder_without_permission_is_said_at_once_and_nothing_is_made(monkeypatch, tmp_path):
+    rx.Tracker(tensorboard=tmp_path / "a" / "b").close()
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    with pytest.raises(PermissionError, match=r"may not be written in"):
+        rx.Tracker(tensorboard=tmp_path / "a" / "b")
+
+
+def test_an_address_is_left_to_the_library():
+    rx.Tracker(tensorboard="gs://bucket/logs").close()
 
 
 def test_the_end_of_the_program_writes_what_was_not_closed():

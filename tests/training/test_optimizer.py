@@ -59,10 +59,15 @@ def with_optax(transformation, steps=STEPS, x=None):
     weights = [jnp.asarray(w) for w in initial()]
     x = rows() if x is None else x
     state = transformation.init(weights)
-    for _ in range(steps):
+
+    @jax.jit
+    def step(weights, state):
         gradients = jax.grad(loss_of)(weights, x)
         updates, state = transformation.update(gradients, state, weights)
-        weights = optax.apply_updates(weights, updates)
+        return optax.apply_updates(weights, updates), state
+
+    for _ in range(steps):
+        weights, state = step(weights, state)
     return weights
 
 

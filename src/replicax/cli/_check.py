@@ -11,6 +11,9 @@ from typing import Any, Literal, final
 
 __all__ = ["Check", "Finding", "Result", "failed", "passed", "run_check", "skipped"]
 
+# What brings the modules that a check needs; Replicax itself brings all others.
+_PACKAGES = {"optax": "optax", "orbax": "orbax-checkpoint"}
+
 Status = Literal["pass", "fail", "skipped"]
 
 
@@ -94,6 +97,9 @@ def run_check(check: Check) -> Result:
     began = time.perf_counter()
     try:
         finding = check.find()
+    except ModuleNotFoundError as error:
+        package = _PACKAGES.get(str(error.name).partition(".")[0], "replicax")
+        finding = failed(f"{error.name} is not installed", f"pip install --upgrade {package}")
     except Exception as error:
         place = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{place.filename.rpartition('/')[2]}:{place.lineno}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import tempfile
@@ -12,11 +13,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 import replicax as rx
 from replicax.cli._check import Check, Finding, failed, passed, skipped
-from replicax.cluster import ClusterSpec, SimpleClusterResolver
+from replicax.cli._check_devices import with_devices
+from replicax.cluster import ClusterSpec, SimpleClusterResolver, TFConfigClusterResolver, find_place
+from replicax.errors import ClusterError
 from replicax.topology import resolve_devices
 
 __all__ = ["computing_checks"]
@@ -29,7 +31,7 @@ _REPORT = "Report it, with what `python -m replicax doctor` prints."
 
 
 def computing_checks() -> list[Check]:
-    """All-reduces, training steps, a checkpoint, input."""
+    """All-reduces, training steps, a checkpoint, input; all of them need devices."""
     drivers = "Check drivers and the links between devices; NCCL_DEBUG=INFO tells more on GPUs."
     checks = [
         Check(f"all-reduce {dtype}", functools.partial(_check_all_reduce, dtype), 45, drivers)
@@ -40,7 +42,7 @@ def computing_checks() -> list[Check]:
     folder = f"Is there room and permission to write in {tempfile.gettempdir()}? TMPDIR chooses another."
     checks.append(Check("checkpoint", _check_checkpoint, 30, folder))
     checks.append(Check("input", _check_input, 30, _REPORT))
-    return checks
+    return [dataclasses.replace(check, find=with_devices(check.find)) for check in checks]
 
 
 # Collectives.
@@ -119,10 +121,8 @@ _STRATEGIES: dict[str, Callable[[], rx.Strategy]] = {
 
 
 def _check_training(make: Callable[[], rx.Strategy]) -> Finding:
-    if make is _one_worker_with_all_devices and os.environ.get("TF_CONFIG"):
-        return skipped(
-            "TF_CONFIG is set: it would wait for the other workers", "Unset TF_CONFIG to check it."
-        )
+    if make is _one_worker_with_all_devices and (reason := _why_not_alone()):
+        return skipped(reason, "Unset TF_CONFIG to check it.")
     strategy = make()
     count = strategy.num_replicas_in_sync
     where = "1 replica" if count == 1 else f"{count} replicas"
@@ -134,6 +134,19 @@ def _check_training(make: Callable[[], rx.Strategy]) -> Finding:
         replicas=count,
         difference=difference,
     )
+
+
+def _why_not_alone() -> str:
+    """Why a strategy of workers is not tried here; "" if this process is the only worker."""
+    if not os.environ.get("TF_CONFIG"):
+        return ""
+    try:
+        place = find_place(TFConfigClusterResolver())
+    except ClusterError:
+        return "TF_CONFIG names no cluster that makes sense: see the check of it"
+    if place is None or len(place.tasks) == 1:
+        return ""
+    return f"TF_CONFIG names {len(place.tasks)} workers, and they would wait for each other"
 
 
 def _examples() -> tuple[np.ndarray, np.ndarray]:
@@ -149,6 +162,8 @@ def _errors(weights: Any, x: Any, y: Any) -> Any:
 
 def _train(strategy: rx.Strategy) -> np.ndarray:
     """The weights that `strategy` comes to."""
+    import optax  # here, so that the others are checked without it
+
     with strategy.scope():
         weights = rx.variables(jnp.zeros(8), name="weights")
         optimizer = rx.Optimizer(optax.sgd(_LEARNING_RATE))

@@ -8,15 +8,17 @@ from __future__ import annotations
 import os
 import socket
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
 
 from replicax.cli._check import Check, Finding, failed, passed, skipped
+from replicax.cli._devices import INSTALL_JAX, NoDevicesError, all_devices
 from replicax.cluster import ClusterResolver, SlurmClusterResolver, TFConfigClusterResolver, find_place
 from replicax.topology import collectives_must_wait, prepare_cpu_pool, set_cpu_devices
 
-__all__ = ["ask_for_cpu_devices", "device_checks"]
+__all__ = ["ask_for_cpu_devices", "device_checks", "with_devices"]
 
 _NUM_CPU_DEVICES = 4
 _NVIDIA_DRIVER = Path("/proc/driver/nvidia/gpus")
@@ -33,17 +35,33 @@ def ask_for_cpu_devices() -> None:
 
 def device_checks() -> list[Check]:
     """Devices, CPU threads, and what each kind of resolver sees."""
-    reinstall = "Install the JAX that fits your hardware: https://docs.jax.dev/en/latest/installation.html"
     return [
-        Check("devices", _check_devices, limit_seconds=60, advice=reinstall),
-        Check("threads of CPU devices", _check_cpu_threads),
+        Check("devices", _check_devices, limit_seconds=60, advice=INSTALL_JAX),
+        Check("threads of CPU devices", with_devices(_check_cpu_threads)),
         Check("cluster in TF_CONFIG", _check_tf_config, advice="Correct TF_CONFIG, or unset it."),
         Check("cluster of Slurm", _check_slurm, advice="Start programs with `srun`, which sets SLURM_*."),
-        Check("TPU", _check_tpu),
+        Check("TPU", with_devices(_check_tpu)),
     ]
 
 
+def with_devices(find: Callable[[], Finding]) -> Callable[[], Finding]:
+    """A check that needs devices: without any it fails, and the check of the devices says why."""
+
+    def find_with_devices() -> Finding:
+        try:
+            all_devices()
+        except NoDevicesError:
+            return failed("JAX has no devices here", "`python -m replicax doctor --only devices` says why.")
+        return find()
+
+    return find_with_devices
+
+
 def _check_devices() -> Finding:
+    try:
+        all_devices()
+    except NoDevicesError as error:
+        return failed(error.detail, error.advice)
     kinds = Counter(f"{d.platform.upper()} ({d.device_kind})" for d in jax.devices())
     seen = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
     gpus = sorted(_NVIDIA_DRIVER.iterdir()) if _NVIDIA_DRIVER.is_dir() else []

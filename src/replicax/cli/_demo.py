@@ -16,16 +16,18 @@ import jax
 import numpy as np
 
 import replicax as rx
+from replicax.cli._devices import all_devices
 from replicax.cli._digits import load_digits
 from replicax.cli._extras import require_extra
+from replicax.cli._folders import make_folder
 from replicax.cli._picture import draw_picture
 from replicax.cli._progress import Progress
-from replicax.cli._trainer import Trainer
 from replicax.errors import DeviceError
-from replicax.topology import resolve_devices
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from replicax.cli._trainer import Trainer
 
 __all__ = ["DemoOptions", "run_demo"]
 
@@ -53,14 +55,22 @@ def run_demo(options: DemoOptions) -> int:
 
     Returns:
         The exit status: 1 if the model has learned too little.
+
+    Raises:
+        DeviceError: there are no devices, or too few.
+        FolderError: a folder can't be written in.
+        MissingExtraError: a package is not installed.
     """
+    require_extra("demo", optax="optax", orbax="orbax-checkpoint")
     require_extra("demo", sklearn="scikit-learn", matplotlib="matplotlib", rich="rich")
     if options.tensorboard is not None:
         require_extra("tensorboard", tensorboardX="tensorboardX")
     from rich.console import Console
 
     strategy = make_strategy(options)
-    options.output.mkdir(parents=True, exist_ok=True)
+    for option in ("output", "tensorboard", "profile"):
+        if (folder := getattr(options, option)) is not None:
+            make_folder(f"--{option}", folder)
     with tempfile.TemporaryDirectory(prefix="checkpoints_", dir=options.output) as folder:
         demo = _Demo(options, Console(highlight=False, soft_wrap=True), folder)
         demo.introduce(strategy)
@@ -82,7 +92,7 @@ def make_strategy(options: DemoOptions) -> rx.Strategy:
             f"--replicas {options.num_replicas}: the strategy one-device has one replica. Leave it out."
         )
     rx.set_cpu_devices(options.num_replicas or NUM_CPU_DEVICES)
-    devices = resolve_devices()
+    devices = all_devices()
     num_replicas = options.num_replicas or len(devices)
     if num_replicas > len(devices):
         raise DeviceError(
@@ -126,6 +136,8 @@ class _Demo:
 
     def make_trainer(self, strategy: rx.Strategy, seed: int) -> Trainer:
         """A new model with its optimizer and its input."""
+        from replicax.cli._trainer import Trainer  # here, after the packages were looked for
+
         return Trainer(
             strategy,
             self.digits,

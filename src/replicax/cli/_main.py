@@ -1,21 +1,26 @@
 """What can be asked on the command line, and who answers.
 
 Exit status: 0 if all went well; 1 if what was asked did not (a check failed, the demo learned too little);
-2 if it could not be tried, for a bad argument or a missing package.
+2 if it could not be tried, for a bad argument, a missing package or device, or a folder that it can't write
+in; 130 if it was interrupted; 141 if nobody read its output to the end, as with `| head`.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import sys
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
 from replicax.cli._extras import MissingExtraError
-from replicax.errors import DeviceError
+from replicax.errors import CheckpointError, DeviceError
 
 __all__ = ["main"]
+
+_MOST_REPLICAS = 64  # as many as a step has examples; virtual CPU devices take memory and threads
 
 _EPILOG = """\
 a first look:
@@ -35,6 +40,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit status.
     """
+    try:
+        try:
+            return _do(arguments)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        _write_nowhere()
+        return 141
+    except OSError as error:  # a disk that is full
+        _write_nowhere()
+        print(f"replicax: can't print: {error}", file=sys.stderr)
+        return 2
+
+
+def _write_nowhere() -> None:
+    """Drop what is left to print, which Python would complain about at its end."""
+    with contextlib.suppress(OSError):  # there need not be a file behind it
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        try:
+            os.dup2(nowhere, sys.stdout.fileno())
+        finally:
+            os.close(nowhere)
+
+
+def _do(arguments: Sequence[str] | None) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
     if options.command is None:
@@ -42,7 +72,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     try:
         return options.run(options)
-    except (MissingExtraError, DeviceError) as error:
+    except BrokenPipeError:
+        raise
+    except (OSError, MissingExtraError, DeviceError, CheckpointError) as error:
         print(f"replicax {options.command}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -88,9 +120,9 @@ def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     )
     demo.add_argument(
         "--replicas",
-        type=_positive,
+        type=_num_replicas,
         metavar="N",
-        help="how many devices compute; by default all GPUs, or 4 virtual CPU devices",
+        help=f"how many devices compute, at most {_MOST_REPLICAS}; by default all GPUs, or 4 virtual CPUs",
     )
     demo.add_argument(
         "--epochs", type=_positive, metavar="N", default=40, help="how often to go over the digits"
@@ -126,6 +158,15 @@ def _positive(text: str) -> int:
     number = int(text) if text.isdecimal() else 0
     if number < 1:
         raise argparse.ArgumentTypeError(f"expected a whole number, 1 or more, got {text!r}")
+    return number
+
+
+def _num_replicas(text: str) -> int:
+    number = _positive(text)
+    if number > _MOST_REPLICAS:
+        raise argparse.ArgumentTypeError(
+            f"expected {_MOST_REPLICAS} at most, got {text!r}: a step has {_MOST_REPLICAS} examples"
+        )
     return number
 
 

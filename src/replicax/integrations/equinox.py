@@ -2,12 +2,14 @@
 
 An Equinox model is a structure of arrays that can be called. `adopt` makes variables of the arrays; calling
 what it returns puts their values back into the structure and calls that. Inside `rx.function` this happens
-only while the step is traced.
+only while the step is traced. To JAX and Equinox it is a structure of its variables, each of which they
+take for its value, so that `eqx.filter_grad` differentiates it.
 """
 
 from __future__ import annotations
 
-from typing import Any, final
+import operator
+from typing import Any, NoReturn, final
 
 import jax
 import jax.numpy as jnp
@@ -83,12 +85,14 @@ def adopt_state(state: Any) -> AdoptedState:
 
 
 @final
+@jax.tree_util.register_pytree_node_class
 class AdoptedModel:
     """What `adopt` returns: called like the model, with the values that its variables have here."""
 
     def __init__(self, model: Any, filter_spec: Any) -> None:
         """Make the variables."""
         arrays, self._rest = eqx.partition(model, filter_spec)
+        self._adopted = self
         structure = make_variables(arrays)
         leaves, self._treedef = jax.tree.flatten(structure, is_leaf=lambda x: isinstance(x, Variable))
         self.variables: list[Variable] = leaves
@@ -99,15 +103,35 @@ class AdoptedModel:
     @property
     def model(self) -> Any:
         """The Equinox model, with the current values; in a replica function, with the replica's."""
-        arrays = self._treedef.unflatten([variable.read_value() for variable in self.variables])
-        return eqx.combine(arrays, self._rest)
+        arrays = [leaf.read_value() if isinstance(leaf, Variable) else leaf for leaf in self.variables]
+        return eqx.combine(self._treedef.unflatten(arrays), self._rest)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model."""
         return self.model(*args, **kwargs)
 
     def __repr__(self) -> str:
-        return f"<AdoptedModel of {len(self.variables)} variables: {self._rest!r}>"
+        held = "variables" if self._adopted is self else "leaves"
+        return f"<AdoptedModel of {len(self.variables)} {held}: {self._rest!r}>"
+
+    def __getattr__(self, name: str) -> NoReturn:
+        rest = vars(self).get("_rest")  # not there yet in a copy that is being made
+        hint = f" Use `.model.{name}`: `.model` is the Equinox model." if hasattr(rest, name) else ""
+        raise AttributeError(f"An AdoptedModel has no attribute {name!r}.{hint}")
+
+    def tree_flatten(self) -> tuple[list[Variable], AdoptedModel]:
+        """For JAX: its variables, which JAX takes for their values."""
+        return self.variables, self._adopted
+
+    @classmethod
+    def tree_unflatten(cls, adopted: AdoptedModel, leaves: Any) -> AdoptedModel:
+        """For JAX: the adopted model, or one of arrays (gradients, traced values) in place of variables."""
+        leaves = list(leaves)
+        if all(map(operator.is_, leaves, adopted.variables)):
+            return adopted
+        other = object.__new__(cls)
+        vars(other).update(vars(adopted), variables=leaves)
+        return other
 
     def checkpoint_items(self) -> dict[str, Any]:
         """What a checkpoint holds of it."""

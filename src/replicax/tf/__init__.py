@@ -4,7 +4,7 @@ It has what such code uses: `tf.distribute`, `tf.compat.v1.distribute`, `tf.Vari
 `tf.data`, `tf.train.Checkpoint`, `tf.keras` (Keras 3 on JAX), `tf.nest`, `tf.config` and the usual ops.
 Tensors are JAX arrays, and an op is a thin name for its equal in `jax.numpy`; arrays get one method more,
 `x.numpy()`. It is a bridge, not a second TensorFlow: what can't be had raises an AttributeError that names
-the alternative. `docs/porting.md` shows what changes.
+the alternative. `docs/porting.md` shows what changes. `tf.__version__` is Replicax's own version.
 
     import replicax.tf as tf
 
@@ -13,6 +13,7 @@ the alternative. `docs/porting.md` shows what changes.
         total = tf.Variable(0.0, aggregation=tf.VariableAggregation.SUM)
 """
 
+from importlib import metadata
 from typing import Any
 
 import jax
@@ -326,6 +327,8 @@ _refuse = refuse("tf", OF_TF)
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return metadata.version("replicax")
     if name == "keras":
         return load_keras()
     return getattr(load_keras(), name) if name in _OF_KERAS else _refuse(name)

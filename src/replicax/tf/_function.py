@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import logging
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 
 from replicax import execution
+from replicax.errors import TracedValueError
 from replicax.tf._tensors import convert_to_tensor
 from replicax.variables import Variable, VariableCopy
 
@@ -19,6 +20,11 @@ _logger = logging.getLogger("replicax")
 _NO_AUTOGRAPH = (
     "tf.function has no AutoGraph here: Python's `if`, `while` and `range` can't use a traced value. Use "
     "tf.cond, tf.while_loop or tf.where, or leave @tf.function out to see the values."
+)
+_NOT_A_NUMBER = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
 )
 
 _WITHOUT_MEANING = {
@@ -86,12 +92,30 @@ def _returning_tensors(func: Any) -> Any:
     def step(*args: Any, **kwargs: Any) -> Any:
         try:
             result = func(*args, **kwargs)
-        except jax.errors.ConcretizationTypeError as error:
-            error.add_note(_NO_AUTOGRAPH)
+        except TracedValueError as error:  # of a replica function, or of a tf.function in this one
+            if _NO_AUTOGRAPH not in "".join([str(error), *getattr(error, "__notes__", ())]):
+                error.add_note(_NO_AUTOGRAPH)
             raise
+        except _NOT_A_NUMBER as error:
+            raise TracedValueError(
+                "A tf.function used a traced value as a Python number or a NumPy array (in `if`, `while`, "
+                "`int()`, `range()`, `np.asarray()`, ...). What is computed from its arguments and from "
+                f"variables has no value yet. {_NO_AUTOGRAPH} JAX says: {str(error).splitlines()[0]}"
+            ) from error
         return jax.tree.map(_as_tensor, result, is_leaf=_is_variable)
 
+    with_attributes: Any = step
+    # An `rx.function` takes over the attributes of its function, and so do those that it makes for methods.
+    with_attributes.get_concrete_function = _no_concrete_function
     return step
+
+
+def _no_concrete_function(*_: Any, **__: Any) -> NoReturn:
+    raise NotImplementedError(
+        "tf.function(...).get_concrete_function: there are no graphs to look at. Call the function with "
+        "such arguments, which compiles it for them; pass input_signature to refuse others; use "
+        "`jax.export` to save a program."
+    )
 
 
 def _as_tensor(leaf: Any) -> Any:

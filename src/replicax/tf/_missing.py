@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NoReturn
 
-__all__ = ["OF_COMPAT_V1", "OF_DISTRIBUTE", "OF_TF", "refuse"]
+__all__ = ["OF_COMPAT_V1", "OF_DISTRIBUTE", "OF_TF", "WRITE_RECORDS", "refuse"]
 
 _LAX = "the function of that name in `jax.lax` or `jax.numpy`"
 _TEXT = "Python's own strings on the host: JAX has no string arrays"
 _GRAPH = "nothing: there are no graphs and sessions, every call does its work at once"
+
+WRITE_RECORDS = (
+    "`ArrayRecordWriter` of the package array_record, whose files Grain reads, or any other writer of "
+    "TFRecord files, which `tf.data.TFRecordDataset` reads"
+)
 
 OF_TF = {
     "GradientTape": (
@@ -49,7 +54,7 @@ OF_TF = {
     "signal": "`jax.scipy.signal` and `jnp.fft`",
     "sparse": "dense arrays, or `jax.experimental.sparse`",
     "strings": _TEXT,
-    "summary": "a writer such as `tensorboardX` or `clu.metric_writers`",
+    "summary": "`rx.Tracker(tensorboard=folder)`, and its `log(step, loss=...)`",
     "test": "pytest",
     "variable_creator_scope": "a function that makes your variables",
     "vectorized_map": "`jax.vmap`",
@@ -70,6 +75,7 @@ OF_DISTRIBUTE = {
 
 OF_COMPAT_V1 = {
     "Session": _GRAPH,
+    "data": "`tf.data`, and `iter(dataset)` in place of iterators that are made by a function",
     "global_variables_initializer": "nothing: a variable has its value from the start",
     "placeholder": "an argument of the function",
     "get_variable": "`tf.Variable`",

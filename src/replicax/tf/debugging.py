@@ -90,4 +90,11 @@ def enable_check_numerics() -> None:
     jax.config.update("jax_debug_nans", True)
 
 
-__getattr__ = refuse("tf.debugging", {})
+__getattr__ = refuse(
+    "tf.debugging",
+    {
+        "disable_check_numerics": '`jax.config.update("jax_debug_nans", False)`',
+        "get_log_device_placement": "`x.devices()`, which tells where an array is",
+        "set_log_device_placement": "`x.devices()`, which tells where an array is",
+    },
+)

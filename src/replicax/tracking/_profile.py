@@ -8,7 +8,9 @@ from collections.abc import Iterator
 
 import jax
 
+from replicax._jax import forget_profile
 from replicax.topology import prepare_cpu_pool
+from replicax.tracking._folders import make_folder
 from replicax.tracking._processes import on_first_process
 
 __all__ = ["profile"]
@@ -25,6 +27,10 @@ def profile(folder: str | os.PathLike[str] | None) -> Iterator[None]:
     Args:
         folder: where to put it, in a subfolder for each recording; None records nothing.
 
+    Raises:
+        OSError: the folder can't be written in, which is tried first; or the recording could not be written
+            at the end.
+
     >>> import pathlib, tempfile
     >>> folder = tempfile.mkdtemp()
     >>> with rx.profile(folder):
@@ -35,6 +41,19 @@ def profile(folder: str | os.PathLike[str] | None) -> Iterator[None]:
     if folder is None or not on_first_process():
         yield
         return
+    path = os.fspath(folder)
+    make_folder(f"rx.profile({path!r})", path)
     prepare_cpu_pool()  # the profiler starts JAX
-    with jax.profiler.trace(os.fspath(folder)):
+    jax.profiler.start_trace(path)
+    try:
         yield
+    finally:
+        _stop_trace(path)
+
+
+def _stop_trace(folder: str) -> None:
+    try:
+        jax.profiler.stop_trace()
+    except Exception as error:
+        forget_profile()
+        raise OSError(f"rx.profile({folder!r}) could not write its recording: {error}.") from error

@@ -11,6 +11,9 @@ import time
 from collections.abc import Mapping
 from typing import Any, final
 
+from replicax.tracking._folders import check_folder
+from replicax.tracking._processes import on_first_process
+
 __all__ = ["TensorBoardWriter"]
 
 _FLUSH_SECONDS = 5.0
@@ -22,7 +25,7 @@ class TensorBoardWriter:
     """Writes numbers into a new file in `folder`, which is made when there is something to write."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        """Raises `ImportError` if the library is missing, so that it is known before training begins."""
+        """Raises what is known before training begins: no library, or no folder to write in."""
         try:
             import tensorboardX  # noqa: F401  # pyright: ignore[reportUnusedImport]
         except ImportError as error:
@@ -31,6 +34,8 @@ class TensorBoardWriter:
                 "pip install 'replicax[tensorboard]'."
             ) from error
         self._folder = os.fspath(folder)
+        if on_first_process():  # the others may be on machines without that folder
+            check_folder(f"rx.Tracker(tensorboard={self._folder!r})", self._folder)
         self._file: Any = None
         self._next_flush = 0.0
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import collections
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, final
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from replicax._jax import ArrayImpl, is_tracer
@@ -31,18 +33,26 @@ Writer = Callable[[int, Mapping[str, float]], None]
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class _Entry:
     """What was logged for one step, as it came; the number of the step is the last of `numbers`."""
 
     names: tuple[str, ...]
     numbers: tuple[Any, ...]
     seconds: float
+    num_taken: int = 0  # how many of those who write have written it
 
     @property
     def is_ready(self) -> bool:
+        """Whether there is nothing to wait for."""
         arrays: list[Any] = [x for x in self.numbers if isinstance(x, ArrayImpl)]
-        return all(array.is_ready() for array in arrays)
+        # Asking a deleted array whether it is ready may end the process.
+        return all(array.is_deleted() or array.is_ready() for array in arrays)
+
+    @property
+    def deleted(self) -> list[int]:
+        """Which of its numbers can't be read any more."""
+        return [i for i, x in enumerate(self.numbers) if isinstance(x, ArrayImpl) and x.is_deleted()]
 
 
 @final
@@ -55,6 +65,8 @@ class Tracker:
 
     Close a tracker, or use it in a `with` block: that writes the rest. Otherwise the program's end does.
 
+    If a writer raises, that step and those after it are kept, and are written the next time.
+
     Args:
         tensorboard: a folder for TensorBoard's files; needs `pip install 'replicax[tensorboard]'`.
         console: whether to print a line each time, with the newest numbers.
@@ -63,6 +75,7 @@ class Tracker:
 
     Raises:
         ImportError: `tensorboard` was given, and tensorboardX is not installed.
+        OSError: `tensorboard` is a file, or a folder that can't be written in.
         ValueError: `every` is less than 1.
 
     >>> with rx.Tracker(console=True, every=10) as tracker:
@@ -82,14 +95,17 @@ class Tracker:
         every: int = 10,
     ) -> None:
         """Nothing is written, and JAX is not started, before the first `log`."""
-        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+        if isinstance(every, bool) or not isinstance(every, int | np.integer) or every < 1:
             raise ValueError(f"rx.Tracker(every={every!r}): pass a number of steps, 1 or more.")
         self._tensorboard = None if tensorboard is None else TensorBoardWriter(tensorboard)
         self._console = console
-        self._writers = tuple(writers)
-        self._every = every
+        self._writers = [_without_time(write) for write in writers]
+        if self._tensorboard is not None:
+            self._writers.insert(0, self._tensorboard.write)
+        self._every = int(every)
         self._num_logged = 0
         self._pending: collections.deque[_Entry] = collections.deque()
+        self._lost: list[str] = []
         self._closed = False
         atexit.register(self.close)
 
@@ -110,7 +126,7 @@ class Tracker:
 
         Raises:
             ContextError: it was called in a function that is being compiled.
-            TypeError: a value is no number, or has a part on each replica.
+            TypeError: a value is no real number, or has a part on each replica.
             ValueError: a value is no scalar.
 
         >>> with rx.Tracker(console=True) as tracker:
@@ -132,45 +148,96 @@ class Tracker:
     def flush(self) -> None:
         """Wait for everything that was logged, and write it.
 
+        Raises:
+            RuntimeError: an array was deleted before it was read; everything else was written.
+
         >>> tracker = rx.Tracker(console=True)
         >>> tracker.log(1, loss=0.5)
         >>> tracker.flush()
         step 1  loss 0.5
         >>> tracker.close()
         """
-        self._write(at_most_left=0)
+        if self._closed:
+            self.close()  # once more, if the first time failed
+        else:
+            self._write(at_most_left=0)
 
     def close(self) -> None:
-        """Wait for everything that was logged, write it, and close the files. A second time does nothing.
+        """Wait for everything that was logged, write it, and close the files.
+
+        A second time does nothing, unless a writer has raised the first time: then it writes the rest.
+
+        Raises:
+            RuntimeError: an array was deleted before it was read; everything else was written.
 
         >>> tracker = rx.Tracker()
         >>> tracker.close()
         """
-        if self._closed:
-            return
         self._closed = True
         atexit.unregister(self.close)
-        self._write(at_most_left=0)
-        if self._tensorboard is not None:
-            self._tensorboard.close()
+        try:
+            self._write(at_most_left=0)
+        finally:
+            if self._tensorboard is not None:
+                self._tensorboard.close()
 
     def _write(self, at_most_left: int) -> None:
         """Write the oldest entries: those whose numbers are there, and all but `at_most_left`."""
-        entries = []
+        entries: collections.deque[_Entry] = collections.deque()
         while self._pending and (len(self._pending) > at_most_left or self._pending[0].is_ready):
             entries.append(self._pending.popleft())
-        for entry, (*numbers, step) in zip(
-            entries, jax.device_get([e.numbers for e in entries]), strict=True
-        ):
-            values = {name: float(x) for name, x in zip(entry.names, numbers, strict=False)}
-            if self._tensorboard is not None:
-                self._tensorboard.write(int(step), values, entry.seconds)
-            for write in self._writers:
-                write(int(step), values)
-            if self._console and entry is entries[-1]:
-                print("  ".join([f"step {int(step)}", *(f"{name} {x:.4g}" for name, x in values.items())]))
+        try:
+            self._lost += _take_out_deleted(entries)
+            self._hand_over(entries)
+        finally:
+            self._pending.extendleft(reversed(entries))
         if self._tensorboard is not None:
             self._tensorboard.flush()
+        if self._lost:
+            lost, self._lost = ", ".join(self._lost), []
+            raise RuntimeError(
+                f"Tracker could not read {lost}: the array was deleted after Tracker.log had taken it, "
+                "as by a compiled function that it was donated to. Log what is not donated, such as "
+                "jnp.copy(x); everything else was written."
+            )
+
+    def _hand_over(self, entries: collections.deque[_Entry]) -> None:
+        """Give the entries to those who write, and take out each that all of them have."""
+        newest = entries[-1] if entries else None
+        for *numbers, step in jax.device_get([entry.numbers for entry in entries]):
+            entry = entries[0]
+            values = {name: float(x) for name, x in zip(entry.names, numbers, strict=False)}
+            if not math.isfinite(step):
+                entries.popleft()  # it would stop all others, time after time
+                raise ValueError(f"Tracker.log got the step {step}. Pass its number, such as 1.")
+            for write in self._writers[entry.num_taken :]:
+                write(int(step), values, entry.seconds)
+                entry.num_taken += 1
+            if self._console and entry is newest:
+                print("  ".join([f"step {int(step)}", *(f"{name} {x:.4g}" for name, x in values.items())]))
+            entries.popleft()
+
+
+def _without_time(write: Writer) -> Callable[[int, Mapping[str, float], float], None]:
+    return lambda step, values, _: write(step, values)
+
+
+def _take_out_deleted(entries: collections.deque[_Entry]) -> list[str]:
+    """Take out the numbers that can't be read any more. Returns what they were."""
+    lost = []
+    for entry in [entry for entry in entries if entry.deleted]:
+        *names, _ = entry.names
+        *numbers, step = entry.numbers
+        deleted = entry.deleted
+        if len(numbers) in deleted:  # without its step, the others have no place
+            lost.append(f"the step of {', '.join(names)}")
+            entries.remove(entry)
+            continue
+        lost += [f"{names[i]} of step {np.asarray(step)}" for i in deleted]
+        kept = [i for i in range(len(entry.names)) if i not in deleted]
+        entry.names = tuple(entry.names[i] for i in kept)
+        entry.numbers = tuple(entry.numbers[i] for i in kept)
+    return lost
 
 
 def _scalar(name: str, value: Any) -> Any:
@@ -189,7 +256,7 @@ def _scalar(name: str, value: Any) -> Any:
             f"Tracker.log was called while JAX traces (in rx.function or jax.jit), where {name} is no "
             "number yet. Return it from the compiled function, and log it outside."
         )
-    if not is_number(value) or isinstance(value, complex):
+    if not is_number(value) or not _is_real(value):
         raise TypeError(
             f"Tracker.log takes numbers, but {name} is {value!r} of type {type(value).__name__}."
         )
@@ -199,3 +266,11 @@ def _scalar(name: str, value: Any) -> Any:
             "entries under names of their own."
         )
     return value
+
+
+def _is_real(value: Any) -> bool:
+    """Whether `float` takes it: no complex number, no random key, no text."""
+    dtype = getattr(value, "dtype", None)
+    if dtype is None:
+        return not isinstance(value, complex)
+    return any(jnp.issubdtype(dtype, kind) for kind in (jnp.floating, jnp.integer, jnp.bool_))

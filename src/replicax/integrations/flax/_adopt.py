@@ -87,6 +87,9 @@ def adopt(model: M) -> M:
     for variable, link in links:
         object.__setattr__(variable, "__class__", _adopted_class(type(variable)))
         _HELD.__set__(variable, link)  # past the property, which would write
+    for _, part in list(nnx.iter_graph(model)):
+        if isinstance(part, nnx.RNN):
+            object.__setattr__(part, "__class__", _adopted_rnn(type(part)))
     return model
 
 
@@ -285,3 +288,32 @@ def _adopted_class(kind: Any) -> Any:
         return kind
     attributes = {"__slots__": (), "__module__": kind.__module__, "__qualname__": kind.__qualname__}
     return type(kind)(kind.__name__, (_Adopted, kind), attributes)
+
+
+# Recurrent networks.
+
+
+@functools.cache
+def _adopted_rnn(kind: Any) -> Any:
+    """The class of an adopted model's `nnx.RNN`s of a kind.
+
+    An RNN loops with a transformation of NNX's that takes only what was made in the trace that it is called
+    in, and writes back all that it is given, parameters too. So a copy is made for each call and called,
+    and what replicas may write is taken over from it.
+    """
+    if kind.__dict__.get("_is_adopted"):
+        return kind
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        links = [_link_of(variable) for _, variable in _find(self)]
+        if not any(links):
+            return kind.__call__(self, *args, **kwargs)
+        copied = nnx.clone(self)
+        result = kind.__call__(copied, *args, **kwargs)
+        for link, (_, variable) in zip(links, _find(copied), strict=True):
+            if link is not None and link.written_by_replicas:
+                link.write(variable.get_raw_value())
+        return result
+
+    attributes = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
+    return type(kind)(kind.__name__, (kind,), {"_is_adopted": True, "__call__": call, **attributes})

@@ -8,8 +8,9 @@ losses, metrics and optimizers work inside `strategy.run`.
     _variable    a Keras variable whose value an `rx.Variable` holds
     _layout      how batches lie on the devices
     _models      which strategy a model has, and what `fit` and its like do about it
-    _losses, _optimizers
-                 Keras' losses and optimizers in replica functions
+    _datasets    Replicax's datasets as the input of `fit` and its like
+    _layers, _losses, _optimizers
+                 Keras' layers, losses and optimizers in replica functions
     _hooks       where Keras' classes are told of all this
     _private     what is needed of Keras' private modules
 """

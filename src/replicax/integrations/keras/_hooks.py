@@ -1,8 +1,8 @@
 """Where Keras' classes are told of strategies.
 
 Keras has no way to be told by what a variable shall be made, or what shall happen around `fit`. So these
-few methods of its public classes are replaced, each by one that does what it did before wherever no
-strategy is involved.
+few methods of its public classes are replaced, each by one that does what it did before wherever neither
+a strategy nor a dataset of Replicax is involved.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ import keras
 from replicax.contexts import has_strategy
 from replicax.errors import CheckpointError
 from replicax.integrations.keras import _private
+from replicax.integrations.keras._datasets import adapting_datasets, building_from_a_look
+from replicax.integrations.keras._layers import normalizing_some_rows
 from replicax.integrations.keras._layout import StrategyLayout
 from replicax.integrations.keras._losses import scale_loss_for_distribution, unscale_loss_for_distribution
-from replicax.integrations.keras._models import in_scope, on_all_devices, remember
+from replicax.integrations.keras._models import in_scope, moving_what_was_built, on_all_devices, remember
 from replicax.integrations.keras._optimizers import adding_mirrored_slots, reducing_first
 from replicax.integrations.keras._variable import DistributedVariable
 
@@ -33,6 +35,9 @@ def install() -> None:
     _replace(keras.Model, "compile", in_scope)
     for name in _RUNS:
         _replace(keras.Model, name, on_all_devices)
+    _replace(keras.Model, "_symbolic_build", moving_what_was_built)
+    _replace(keras.Model, "_symbolic_build", building_from_a_look)
+    _replace(keras.layers.BatchNormalization, "call", normalizing_some_rows)
     for optimizer in (keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer):
         _replace(optimizer, "apply", reducing_first)
     _replace(keras.optimizers.Optimizer, "add_variable", adding_mirrored_slots)
@@ -40,6 +45,7 @@ def install() -> None:
         setattr(kind, "checkpoint_items", _checkpoint_items)  # noqa: B010
     _private.loss.scale_loss_for_distribution = scale_loss_for_distribution
     _private.loss.unscale_loss_for_distribution = unscale_loss_for_distribution
+    _private.data_adapters.get_data_adapter = adapting_datasets(_private.data_adapters.get_data_adapter)
     _private.trainer._distribute_data = _placed(_private.trainer._distribute_data)
 
 

@@ -12,7 +12,7 @@ from replicax.contexts import current, has_strategy
 from replicax.integrations.keras._layout import StrategyLayout
 from replicax.integrations.keras._variable import DistributedVariable, move, running
 
-__all__ = ["in_scope", "on_all_devices", "remember", "strategy_of"]
+__all__ = ["in_scope", "moving_what_was_built", "on_all_devices", "remember", "strategy_of"]
 
 _strategies: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
@@ -81,6 +81,22 @@ def on_all_devices(method: Callable[..., Any]) -> Callable[..., Any]:
                     if isinstance(variable, DistributedVariable):
                         variable._take_back()
                 raise
+
+    return call
+
+
+def moving_what_was_built(symbolic_build: Callable[..., Any]) -> Callable[..., Any]:
+    """Keras' building of a model at the beginning of a run.
+
+    Only then `compile` is carried out, and the model has the metrics that it was given, which may have been
+    made outside of the scope.
+    """
+
+    @functools.wraps(symbolic_build)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        symbolic_build(self, *args, **kwargs)
+        if running.get() is self:
+            _move(self, strategy_of(self))
 
     return call
 

@@ -10,6 +10,8 @@
   batch, which is often smaller, could not have another one.
 * `loss`: the module of losses. Two of its functions say what becomes of an average in a replica; they know
   TensorFlow's strategies only.
+* `data_adapters`, `DataAdapter`, `class_weight_to_sample_weights`: an adapter reads the input of `fit` and
+  its like, validation data too, and one function of the module chooses it. It takes no new kinds of input.
 """
 
 from __future__ import annotations
@@ -21,8 +23,19 @@ from keras.src.backend.common import global_state
 from keras.src.backend.common.stateless_scope import in_stateless_scope
 from keras.src.backend.jax import trainer
 from keras.src.losses import loss
+from keras.src.trainers import data_adapters
+from keras.src.trainers.data_adapters.data_adapter import DataAdapter
+from keras.src.trainers.data_adapters.data_adapter_utils import class_weight_to_sample_weights
 
-__all__ = ["in_stateless_scope", "loss", "outside_of_layers", "trainer"]
+__all__ = [
+    "DataAdapter",
+    "class_weight_to_sample_weights",
+    "data_adapters",
+    "in_stateless_scope",
+    "loss",
+    "outside_of_layers",
+    "trainer",
+]
 
 _NOTES = ("autocast_scope", "current_call_ctx", "name_scope_stack")
 

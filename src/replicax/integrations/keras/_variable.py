@@ -23,6 +23,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import keras
+import numpy as np
 
 from replicax._jax import at_trace, eval_trace
 from replicax.contexts import current
@@ -148,6 +149,13 @@ class DistributedVariable(keras.Variable):
 
     def _initialize_with_initializer(self, initializer: Callable[..., Any]) -> None:
         self._create(lambda: self._convert_to_tensor(initializer(self._shape, dtype=self._dtype)))
+
+    def _convert_to_tensor(self, value: Any, dtype: Any = None) -> Any:
+        if self._variable is None and isinstance(value, int | float | np.ndarray | np.generic):
+            # A first value such as 0 must not become part of the program that is being traced.
+            with at_trace(eval_trace):
+                return super()._convert_to_tensor(value, dtype)
+        return super()._convert_to_tensor(value, dtype)
 
     def _direct_assign(self, value: Any) -> None:
         self._value = value

@@ -30,6 +30,7 @@ from replicax.tf.data._options import Options
 from replicax.tf.data._orders import (
     Cached,
     Concatenated,
+    Counted,
     Prefetched,
     Repeated,
     Sharded,
@@ -592,6 +593,20 @@ class Dataset(GivesSource, metaclass=Helpful):
         """
         return self._node.cardinality
 
+    def assert_cardinality(self, expected_cardinality: Any, name: str | None = None) -> Dataset:
+        """The same dataset, known to have so many elements. Reading raises if it has not.
+
+        Args:
+            expected_cardinality: the number, or INFINITE_CARDINALITY or UNKNOWN_CARDINALITY.
+            name: no effect.
+
+        >>> from replicax import tf
+        >>> len(tf.data.Dataset.range(6).filter(lambda i: i % 2 == 0).assert_cardinality(3))
+        3
+        """
+        number = arguments.as_number(expected_cardinality, "Dataset.assert_cardinality(", least=-2)
+        return self._then(Counted(self._node, number))
+
     def __len__(self) -> int:
         count = self.cardinality()
         if count == INFINITE_CARDINALITY:
@@ -599,7 +614,7 @@ class Dataset(GivesSource, metaclass=Helpful):
         if count == UNKNOWN_CARDINALITY:
             raise TypeError(
                 "The length of the dataset is not known before it is read; if you know it, say so with "
-                "`.apply(tf.data.experimental.assert_cardinality(n))`."
+                "`.assert_cardinality(n)`."
             )
         return count
 

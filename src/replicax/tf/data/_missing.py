@@ -5,6 +5,8 @@ from __future__ import annotations
 import abc
 from typing import Any
 
+from replicax.tf._missing import WRITE_RECORDS
+
 __all__ = ["OF_DATA", "OF_EXPERIMENTAL", "Helpful", "of_dataset"]
 
 _MIX = "`grain.MapDataset.mix`, whose result a strategy distributes as it is"
@@ -65,7 +67,7 @@ OF_EXPERIMENTAL = {
     "RandomDataset": _METHODS["random"],
     "SHARD_HINT": "`strategy.distribute_datasets_from_function`, and `shard` by context.input_pipeline_id",
     "SqlDataset": "`Dataset.from_generator`",
-    "TFRecordWriter": "`array_record`, or any writer of TFRecord files",
+    "TFRecordWriter": WRITE_RECORDS,
     "bucket_by_sequence_length": _GROUP,
     "choose_from_datasets": _MIX,
     "dense_to_ragged_batch": "`padded_batch`",

@@ -16,7 +16,6 @@ from replicax.tf.data._options import (
     OptimizationOptions,
     ThreadingOptions,
 )
-from replicax.tf.data._orders import Counted
 
 __all__ = [
     "AUTOTUNE",
@@ -58,8 +57,4 @@ def assert_cardinality(expected_cardinality: Any) -> Callable[[Dataset], Dataset
     3
     """
     number = as_number(expected_cardinality, "tf.data.experimental.assert_cardinality(", least=-2)
-
-    def apply(dataset: Dataset) -> Dataset:
-        return dataset._then(Counted(dataset._node, number))
-
-    return apply
+    return lambda dataset: dataset.assert_cardinality(number)

@@ -1,6 +1,6 @@
 """`tf.io`: files, by their path."""
 
-from replicax.tf._missing import refuse
+from replicax.tf._missing import WRITE_RECORDS, refuse
 from replicax.tf.io import gfile
 
 __all__ = ["gfile"]
@@ -11,6 +11,8 @@ __getattr__ = refuse(
     "tf.io",
     {
         "FixedLenFeature": _PARSE,
+        "TFRecordOptions": WRITE_RECORDS,
+        "TFRecordWriter": WRITE_RECORDS,
         "VarLenFeature": _PARSE,
         "parse_example": _PARSE,
         "parse_single_example": _PARSE,

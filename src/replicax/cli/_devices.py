@@ -1,0 +1,44 @@
+"""JAX's devices, for commands that say in one line why there are none."""
+
+from __future__ import annotations
+
+import os
+from typing import final
+
+from replicax.errors import DeviceError
+from replicax.topology import resolve_devices
+from replicax.types import Device
+
+__all__ = ["INSTALL_JAX", "NoDevicesError", "all_devices"]
+
+_PAGE = "https://docs.jax.dev/en/latest/installation.html"
+INSTALL_JAX = f"Install the JAX that fits your hardware: {_PAGE}"
+
+
+@final
+class NoDevicesError(DeviceError):
+    """JAX has no devices: what is wrong, and what to do about it."""
+
+    def __init__(self, detail: str, advice: str) -> None:
+        """Keep both, and make one message of them."""
+        super().__init__(f"{detail}. {advice}")
+        self.detail = detail
+        self.advice = advice
+
+
+def all_devices() -> list[Device]:
+    """The devices that JAX computes with.
+
+    Raises:
+        NoDevicesError: JAX can't start; the message says what JAX_PLATFORMS has to do with it.
+    """
+    try:
+        return resolve_devices()
+    except (AssertionError, RuntimeError) as error:  # JAX only asserts that it has found something
+        said = f": {' '.join(str(error).split()).removesuffix('.')}" if str(error) else ""
+        if chosen := os.environ.get("JAX_PLATFORMS"):
+            raise NoDevicesError(
+                f"JAX_PLATFORMS is {chosen}, which JAX can't use here{said}",
+                f"Unset JAX_PLATFORMS to use what there is, or install the JAX for it: {_PAGE}",
+            ) from error
+        raise NoDevicesError(f"JAX could not start{said}", INSTALL_JAX) from error

@@ -1,0 +1,27 @@
+"""Keras' layers in replica functions: batch normalization on a replica without examples.
+
+The last batch of an epoch may have fewer rows than there are replicas. The mean of no rows is not a number,
+and would stay in the moving averages for ever.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from replicax.contexts import current, has_strategy
+
+__all__ = ["normalizing_some_rows"]
+
+
+def normalizing_some_rows(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Batch normalization that uses its averages, and leaves them alone, if a replica has no rows."""
+
+    @functools.wraps(call)
+    def call_some(self: Any, inputs: Any, training: Any = None, mask: Any = None) -> Any:
+        if has_strategy() and current().replica is not None and 0 in inputs.shape:
+            training = False
+        return call(self, inputs, training=training, mask=mask)
+
+    return call_some
