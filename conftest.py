@@ -27,13 +27,14 @@ def _names_in_doctests(doctest_namespace):
 
 
 # Every strategy runs in both modes, but for some: two replicas show the same, and each number of replicas
-# is there in the other mode. Recorded cases of these kinds are run by the recorded programs. The rest take
-# long, and others like them are run.
+# is there in the other mode. The recorded programs run with two eager replicas, and their cases with one
+# device and central storage. The rest take long, and others like them are run.
 _LEFT_OUT = (
     ("mirrored_8", "eager"),
     ("mirrored_3", "compiled"),
     ("mirrored_1", "eager"),
     ("tpu_2x2", "eager"),
+    ("tests/conformance/", "mirrored_2-eager"),
     ("test_oracle.py::test_case", "-central-"),
     ("test_oracle.py::test_case", "-onedev-"),
     ("test_one_device_equals_many.py::test_eager", "[transformer"),

@@ -152,7 +152,8 @@ def train_by_hand(
 
 
 def replicas(count: int) -> rx.MirroredStrategy:
-    return rx.MirroredStrategy([f"CPU:{i}" for i in range(count)])
+    """Replicas on the devices that `by_hand` takes: of a machine with one GPU, on that."""
+    return rx.MirroredStrategy(jax.devices()[:count])
 
 
 def shard(strategy: Any, array: np.ndarray) -> Any:

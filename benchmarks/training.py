@@ -17,7 +17,8 @@ filled in one of two ways (`--quick` leaves out the one that takes long to compi
 The tiny network's step is also shown beside one whose buffer has the loss at its end, where it moves no
 gradient off the alignment of the buffer.
 TensorFlow (`MirroredStrategy`, `tf.function`, a Keras optimizer) and PyTorch (`DistributedDataParallel`,
-gloo) run in processes beside, if they are installed.
+gloo) run in processes beside, if they are installed. On a machine with GPUs, one or two of those are used,
+and only JAX is compared.
 """
 
 from __future__ import annotations
@@ -216,7 +217,7 @@ def bench(name: str, quick: bool) -> list[Row]:
         peers = {
             peer: stack.enter_context(program_beside(program, workload=np.array(name)))
             for peer, (module, program) in PEERS.items()
-            if importlib.util.find_spec(module) is not None
+            if importlib.util.find_spec(module) is not None and jax.default_backend() == "cpu"
         }
         variants = [title for title in BY_HAND if not (quick and title == SLOW_TO_COMPILE)]
         steps = {title: train_by_hand(workload, BY_HAND[title]) for title in variants}

@@ -193,22 +193,23 @@ def uncommitted(array: Any) -> jax.Array:
 class FirstReplicaViews:
     """Makes `uncommitted` views of the first local copy of arrays that come again with the same type."""
 
-    __slots__ = ("_handlers",)
+    __slots__ = ("_handlers", "_several_devices")
 
-    def __init__(self) -> None:
+    def __init__(self, several_devices: bool) -> None:
         self._handlers: dict[int, Any] = {}
+        self._several_devices = several_devices
 
     def __call__(self, index: int, array: Any) -> jax.Array:
         """The view of the array that has this `index` among those of a program."""
         if not isinstance(array, ArrayImpl):
             return array  # random keys are not plain arrays, and mix as they are
-        first = array.addressable_data(0)
         handler = self._handlers.get(index)
         if handler is None:
+            first = array.addressable_data(0)
             handler = self._handlers[index] = _array_result_handler(
                 first.aval, first.sharding, committed=False, **_unchecked
             )
-        return handler([first])
+        return handler([array.addressable_data(0) if self._several_devices else array])
 
 
 _plain_p = Primitive("replicax_plain")

@@ -58,7 +58,7 @@ class AllReduce:
     def __call__(self, axis: str, *values: Any) -> list[Any]:
         """Reduce `values`, small ones of one dtype together."""
         arrays = [self._wide_enough(jnp.asarray(value)) for value in values]
-        sums: list[Any] = [None] * len(arrays)
+        sums = list(arrays)  # those without elements are no part of any pack
         for pack in self._packs(arrays):
             totals = self._sum_packed([arrays[i] for i in pack], axis)
             for i, total in zip(pack, totals, strict=True):
@@ -92,7 +92,8 @@ class AllReduce:
     def _packs(self, arrays: Sequence[Any]) -> list[list[int]]:
         by_dtype: dict[Any, list[int]] = {}
         for i, array in enumerate(arrays):
-            by_dtype.setdefault(array.dtype, []).append(i)
+            if array.size:
+                by_dtype.setdefault(array.dtype, []).append(i)
         packs: list[list[int]] = []
         for indices in by_dtype.values():
             sizes = [_num_bytes(arrays[i]) for i in indices]

@@ -75,15 +75,15 @@ class Outputs:
         if mesh is None or not (self.plain or self.apart):
             convert = None
         else:
-            convert = functools.partial(self._convert, mesh, FirstReplicaViews())
+            convert = functools.partial(self._convert, mesh, FirstReplicaViews(mesh.mesh.size > 1))
         whole = treedef.unflatten(range(len(static))) if len(static) == 1 else None
         if isinstance(whole, PerReplica) and whole.is_global:
             from_layout, lies = PerReplica.from_layout, whole.layout
             return lambda arrays: from_layout(arrays[0], lies)
         if len(dynamic) == len(static) and convert is None:
             return treedef.unflatten
-        if type(whole) is int and self.plain == [0] and not self.apart:
-            views = FirstReplicaViews()
+        if mesh is not None and type(whole) is int and self.plain == [0] and not self.apart:
+            views = FirstReplicaViews(mesh.mesh.size > 1)
             return lambda arrays: views(0, arrays[0])  # one plain array, such as a loss
 
         def rebuild(arrays: list[Any]) -> Any:
