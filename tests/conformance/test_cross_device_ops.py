@@ -308,3 +308,15 @@ def test_options_that_another_algorithm_would_need_are_refused(ops, options, say
     value = strategy.run(lambda: jnp.ones(2))
     with pytest.raises(ValueError, match=says):
         strategy.extended.reduce_to("SUM", value, value, rx.CommunicationOptions(**options))
+
+
+@pytest.mark.parametrize("op", ["SUM", "MEAN"])
+def test_a_function_of_ones_own_decides_about_the_dtype(op, mode):
+    ops = rx.ReductionToOneDevice(
+        accumulation_fn=lambda parts: sum(part.astype(jnp.float32) for part in parts)
+    )
+    strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"], ops)
+    halves = each(strategy, lambda i: jnp.full(2, 40000.0, jnp.float16))
+    total = mode(lambda x: strategy.reduce(op, x, axis=None))(halves)
+    assert total.dtype == jnp.float32
+    close(total, np.full(2, 80000.0 if op == "SUM" else 40000.0))

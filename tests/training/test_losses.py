@@ -135,3 +135,9 @@ def test_small_floats_are_added_in_float32():
     assert average.dtype == jnp.float16
     assert float(average) == 10.0
     assert float(rx.compute_average_loss(jnp.ones(70000, jnp.float16))) == 1.0
+
+
+def test_weights_decide_about_the_dtype_of_an_average():
+    losses = jnp.ones(4, jnp.float16)
+    assert rx.compute_average_loss(losses, sample_weight=jnp.ones(4, jnp.float32)).dtype == jnp.float32
+    assert rx.compute_average_loss(losses, sample_weight=jnp.ones(4, jnp.float16)).dtype == jnp.float16

@@ -222,11 +222,14 @@ class OneDeviceReduce:
 
     def __call__(self, axis: str, *values: Any) -> list[Any]:
         """Reduce each of `values`."""
-        return [_narrowed(self._reduce(jnp.asarray(value), axis), value) for value in values]
+        return [self._reduce(jnp.asarray(value), axis) for value in values]
 
     def _reduce(self, value: Any, axis: str) -> Any:
         if self.op is ReduceOp.MEAN and self.accumulate is None:
-            value = _for_mean(value)
+            return _narrowed(self._combine(_for_mean(value), axis), value)
+        return self._combine(value, axis)
+
+    def _combine(self, value: Any, axis: str) -> Any:
         gathered = lax.all_gather(value, axis)
 
         def total() -> Any:

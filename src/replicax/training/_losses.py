@@ -37,9 +37,6 @@ def compute_average_loss(
     [2.0, 5.0]
     """
     losses = jnp.asarray(per_example_loss)
-    dtype = losses.dtype
-    if dtype in (jnp.float16, jnp.bfloat16):
-        losses = losses.astype(jnp.float32)  # their sum may be too large for it, and so may their number
     if losses.ndim == 0:
         raise CollectiveError(
             "compute_average_loss takes one loss for each example, got a scalar. Leave out the mean in "
@@ -47,6 +44,10 @@ def compute_average_loss(
         )
     if sample_weight is not None:
         losses = losses * matched(sample_weight, losses, "sample_weight")
+    dtype = losses.dtype
+    is_small = dtype in (jnp.float16, jnp.bfloat16)
+    if is_small:
+        losses = losses.astype(jnp.float32)  # their sum may be too large for it, and so may their number
     mask = _mask_of(losses)
     if mask is not None:
         losses = jnp.where(mask.reshape(mask.shape + (1,) * (losses.ndim - 1)), losses, 0)
@@ -57,7 +58,7 @@ def compute_average_loss(
         total = total / jnp.where(weight == 0, 1, weight)
     count = _count_examples(losses.shape[0], mask) if global_batch_size is None else global_batch_size
     mean = total / jnp.maximum(jnp.asarray(count, total.dtype), 1)
-    return mean.astype(dtype) if jnp.issubdtype(dtype, jnp.inexact) else mean
+    return mean.astype(dtype) if is_small else mean
 
 
 def matched(value: Any, like: Any, what: str) -> Any:
