@@ -287,7 +287,7 @@ def test_a_missing_tensorboard_is_said_at_once(monkeypatch):
 def test_a_bad_folder_is_said_at_once(tmp_path, folder):
     (tmp_path / "afile").touch()
     with pytest.raises(
-        NotADirectoryError, match=r"rx.Tracker\(tensorboard=.*afile is a file. Pass a folder"
+        NotADirectoryError, match=r"rx.Tracker\(tensorboard=.*afile is a file. Name a folder"
     ):
         rx.Tracker(tensorboard=tmp_path / folder)
 

@@ -19,10 +19,10 @@ import replicax as rx
 from replicax.cli._devices import all_devices
 from replicax.cli._digits import load_digits
 from replicax.cli._extras import require_extra
-from replicax.cli._folders import make_folder
 from replicax.cli._picture import draw_picture
 from replicax.cli._progress import Progress
 from replicax.errors import DeviceError
+from replicax.tracking import make_folder
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -58,7 +58,7 @@ def run_demo(options: DemoOptions) -> int:
 
     Raises:
         DeviceError: there are no devices, or too few.
-        FolderError: a folder can't be written in.
+        OSError: a folder can't be written in.
         MissingExtraError: a package is not installed.
     """
     require_extra("demo", optax="optax", orbax="orbax-checkpoint")
@@ -70,7 +70,7 @@ def run_demo(options: DemoOptions) -> int:
     strategy = make_strategy(options)
     for option in ("output", "tensorboard", "profile"):
         if (folder := getattr(options, option)) is not None:
-            make_folder(f"--{option}", folder)
+            make_folder(f"--{option} {folder}", str(folder))
     with tempfile.TemporaryDirectory(prefix="checkpoints_", dir=options.output) as folder:
         demo = _Demo(options, Console(highlight=False, soft_wrap=True), folder)
         demo.introduce(strategy)

@@ -26,7 +26,8 @@ def make_folder(caller: str, folder: str) -> None:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise _refusal(type(error), caller, folder, error.strerror or str(error)) from error
+        reason = "it is a file" if Path(folder).is_file() else error.strerror or str(error)
+        raise _refusal(type(error), caller, reason) from error
 
 
 def check_folder(caller: str, folder: str) -> None:
@@ -44,10 +45,10 @@ def check_folder(caller: str, folder: str) -> None:
     path = Path(folder).absolute()
     existing = next(place for place in (path, *path.parents) if place.exists())
     if not existing.is_dir():
-        raise _refusal(NotADirectoryError, caller, folder, f"{existing} is a file")
+        raise _refusal(NotADirectoryError, caller, f"{existing} is a file")
     if not os.access(existing, os.W_OK | os.X_OK):
-        raise _refusal(PermissionError, caller, folder, f"{existing} may not be written in")
+        raise _refusal(PermissionError, caller, f"{existing} may not be written in")
 
 
-def _refusal(kind: type[OSError], caller: str, folder: str, reason: str) -> OSError:
-    return kind(f"{caller} can't write in {folder!r}: {reason}. Pass a folder that can be written in.")
+def _refusal(kind: type[OSError], caller: str, reason: str) -> OSError:
+    return kind(f"{caller}: can't write there: {reason}. Name a folder that can be written in.")
