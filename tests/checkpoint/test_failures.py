@@ -8,6 +8,7 @@ import random
 import shutil
 import subprocess
 import sys
+import time
 
 import jax.numpy as jnp
 import numpy as np
@@ -35,7 +36,15 @@ def mounted(*arguments):
     try:
         yield folder
     finally:
-        subprocess.run(["umount", str(folder)], check=True)
+        unmount(folder)
+
+
+def unmount(folder, patience=30.0):
+    """Tensorstore's threads close a file a moment after the read that they answered."""
+    end = time.monotonic() + patience
+    while (result := subprocess.run(["umount", str(folder)], capture_output=True, text=True)).returncode:
+        assert time.monotonic() < end, result.stderr
+        time.sleep(0.01)
 
 
 @pytest.fixture
