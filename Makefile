@@ -5,6 +5,10 @@
 PYTHON ?= python3
 WORKERS ?= 2
 
+# Half of the time of the tests is compiling, so XLA is asked to be quick about it; programs that the tests start
+# themselves compile as a user's do. `make test TEST_XLA_FLAGS=` compiles everything so.
+TEST_XLA_FLAGS ?= --xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0
+
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
@@ -27,7 +31,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	touch $@
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -n $(WORKERS)
+	XLA_FLAGS="$(TEST_XLA_FLAGS)" $(BIN)/python -m pytest -n $(WORKERS)
 	$(MAKE) check
 
 check: $(INSTALLED)
