@@ -225,3 +225,25 @@ def test_a_mean_over_many_small_floats():
     for dtype in (jnp.float16, jnp.bfloat16):
         ones = strategy.run(lambda dtype=dtype: jnp.ones(40001, dtype))
         assert float(strategy.reduce("MEAN", ones, axis=0)) == 1.0
+
+
+@pytest.mark.parametrize("op", ["SUM", "MEAN"])
+@pytest.mark.parametrize("shared", ["indices", "values", "both"])
+def test_rows_of_which_a_part_is_one_object_for_all_replicas(strategy, mode, op, shared):
+    n = strategy.num_replicas_in_sync
+    same_rows, same_indices = jnp.full((2, 3), 5.0), jnp.array([0, 2])
+
+    def replica_fn(x):
+        rows = same_rows if shared != "indices" else x
+        indices = same_indices if shared != "values" else jnp.stack([rid() * 0, rid() * 0 + 2])
+        return rx.IndexedSlices(rows, indices, dense_shape=(4, 3))
+
+    @mode
+    def step(x):
+        return strategy.reduce(op, strategy.run(replica_fn, args=(x,)), axis=None)
+
+    reduced = step(each(strategy, lambda i: np.full((2, 3), i + 1.0, np.float32)))
+    assert reduced.values.shape == (2 * n, 3) and reduced.indices.shape == (2 * n,)
+    row = sum(i + 1 for i in range(n)) if shared == "indices" else 5.0 * n
+    expected = np.array([row, 0, row, 0]) / (n if op == "MEAN" else 1)
+    close(reduced.to_dense(), np.repeat(expected[:, None], 3, axis=1).astype(np.float32))

@@ -1,5 +1,6 @@
 """Compiled steps whose variables, results or sizes are easy to get wrong."""
 
+import copy
 import logging
 
 import jax
@@ -202,3 +203,55 @@ def test_a_batch_is_compiled_for_once(make, caplog):
         total = sum(float(step(batch)) for batch in dataset)
     compiled = [r for r in caplog.records if "Compiling" in r.getMessage() and "_step" in r.getMessage()]
     assert total == 24.0 and len(compiled) == 1
+
+
+@pytest.mark.parametrize("write", ["function", "update"])
+def test_what_the_first_call_of_a_step_writes_by_way_of_others_is_written_once(strategy, write):
+    with strategy.scope():
+        counter = rx.Variable(0.0)
+    add = rx.function(lambda: counter.assign_add(1.0, read_value=False))
+    for _ in range(3):
+        add()
+    made = []
+
+    @rx.function
+    def step(x):
+        if not made:  # the initial value is traced: one eager call finds it, whose writes are undone
+            with strategy.scope():
+                made.append(rx.Variable(2 * x))
+        if write == "function":
+            add()
+        else:
+            strategy.extended.update(counter, lambda copy: copy.assign_add(1.0))
+        return made[0].read_value()
+
+    assert step(jnp.float32(4)) == 8
+    assert counter.numpy() == 4
+    step(jnp.float32(4))
+    assert counter.numpy() == 5
+
+
+def test_compiled_function_in_the_update_of_a_copy_writes_that_copy(strategy):
+    with strategy.scope():
+        v = rx.Variable(1.0)
+        add = rx.function(lambda: v.assign_add(5.0, read_value=False))
+        add()
+        strategy.extended.update(v, lambda copy: add())
+    assert v.numpy() == 11
+    assert [float(copy) for copy in strategy.local_results(v)] == [11] * strategy.num_replicas_in_sync
+
+
+def test_complex_constants_that_differ_in_the_sign_of_zero_or_are_not_numbers():
+    sign = rx.function(lambda c: jnp.float32(np.copysign(1, c.imag)))
+    assert [float(sign(complex(0, x))) for x in (0.0, -0.0)] == [1, -1]
+    assert sign.num_programs == 2
+    for _ in range(2):
+        sign(complex(float("nan"), 0))
+    assert sign.num_programs == 3
+
+
+def test_copy_of_a_variable_in_a_compiled_step_is_refused(strategy):
+    with strategy.scope():
+        v = rx.Variable(1.0)
+    with pytest.raises(rx.errors.TracingError, match="copied while a step is traced"):
+        rx.function(lambda: copy.deepcopy(v).read_value())()

@@ -17,7 +17,7 @@ import numpy as np
 
 from replicax._jax import ArrayImpl, eval_trace, plain, trace_state
 from replicax.collectives import await_result, collect_step_timeouts
-from replicax.contexts import context_stack
+from replicax.contexts import context_stack, current, enter
 from replicax.errors import TracingError, VariableError
 from replicax.execution._outputs import Outputs, distributed_in
 from replicax.execution._program import (
@@ -29,7 +29,15 @@ from replicax.execution._program import (
 from replicax.execution._state import StepState
 from replicax.topology import ReplicaMesh
 from replicax.values import Layout, PerReplica, free, is_array, on_first_replica
-from replicax.variables import Variable, is_variable, journal, state_lock, state_version, use_frame
+from replicax.variables import (
+    Variable,
+    is_variable,
+    journal,
+    note_before_write,
+    state_lock,
+    state_version,
+    use_frame,
+)
 
 __all__ = ["CompiledStep", "OtherArguments", "leaf_key"]
 
@@ -48,8 +56,8 @@ def leaf_key(leaf: Any) -> Any:
         return leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False)
     if isinstance(leaf, np.ndarray | np.generic):
         return leaf.shape, jax.numpy.result_type(leaf), False
-    if isinstance(leaf, float):
-        return float, repr(leaf)  # 0.0 == -0.0, and a NaN is not equal to itself
+    if isinstance(leaf, float | complex):
+        return type(leaf), repr(leaf)  # 0.0 == -0.0, and a NaN is not equal to itself
     return leaf.ref() if isinstance(leaf, Variable) else (type(leaf), leaf)
 
 
@@ -91,7 +99,9 @@ class CompiledStep:
             except FreshTraceNeeded:
                 self._fresh = True
             except EagerCallNeeded:
-                with journal(keep=False):
+                # A context of its own keeps functions that this one calls from their quick way, which
+                # knows nothing of journals.
+                with journal(keep=False), enter(current()):
                     args, kwargs = self._treedef.unflatten(leaves)
                     self._fn(*args, **kwargs)
             else:
@@ -185,6 +195,7 @@ class CompiledStep:
 
     def _run(self, arrays: list[Any]) -> list[Any]:
         state = self._state
+        note_before_write(state.written)
         read = self._brought(state.arrays_to_read(), self._moved_read)
         written = state.check_out()
         try:

@@ -158,8 +158,9 @@ class Function(Generic[_P, _R]):
     def _call_slowly(self, args: Any, kwargs: Any) -> Any:
         here = current()
         in_replica = here.replica is not None and here.strategy.num_replicas_in_sync > 1
-        if in_replica or is_transforming():
-            # Part of a larger trace, or of one eager replica, which has to take turns with others.
+        if in_replica or here.update_replica_id is not None or is_transforming():
+            # Part of a larger trace, of one eager replica, which has to take turns with others, or of the
+            # update of one copy of a variable.
             self._check_signature(args, kwargs)
             python_function: Callable[..., Any] = self.python_function
             return python_function(*args, **kwargs)
@@ -252,5 +253,5 @@ def _show(leaf_key: Any) -> str:
     if isinstance(leaf_key, tuple) and len(leaf_key) == 3:
         return f"{leaf_key[1]}{list(leaf_key[0])}"
     if isinstance(leaf_key, tuple):
-        return leaf_key[1] if leaf_key[0] is float else repr(leaf_key[1])
+        return leaf_key[1] if leaf_key[0] in (float, complex) else repr(leaf_key[1])
     return "another variable"

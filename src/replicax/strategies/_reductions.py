@@ -61,7 +61,9 @@ def _delivered(rows: IndexedSlices, where: Any) -> IndexedSlices:
 
 
 def _reduce_rows(communicator: Communicator, op: ReduceOp, rows: IndexedSlices) -> IndexedSlices:
-    values, indices = (communicator.gather(part, 0)[0] for part in (rows.values, rows.indices))
+    # Rows, or only their numbers, that are the same for all replicas come from each of them.
+    parts = [communicator.mirrored(part) for part in (rows.values, rows.indices)]
+    values, indices = (communicator.gather(part, 0)[0] for part in parts)
     if op is ReduceOp.MEAN:
         scale = 1 / communicator.num_replicas
         values = (

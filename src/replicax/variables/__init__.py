@@ -2,7 +2,15 @@
 
 from replicax.variables._copy import VariableCopy
 from replicax.variables._creation import NewVariable, awaiting_values, made_beside, prepare_variable
-from replicax.variables._frames import Cell, Frame, RecordingFrame, current_frame, journal, use_frame
+from replicax.variables._frames import (
+    Cell,
+    Frame,
+    RecordingFrame,
+    current_frame,
+    journal,
+    note_before_write,
+    use_frame,
+)
 from replicax.variables._mirrored import MirroredVariable
 from replicax.variables._readable import is_variable
 from replicax.variables._single import AggregatingVariable, PlainVariable
@@ -29,6 +37,7 @@ __all__ = [
     "is_variable",
     "journal",
     "made_beside",
+    "note_before_write",
     "prepare_variable",
     "state_lock",
     "state_version",

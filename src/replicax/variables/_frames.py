@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, final
 
@@ -22,7 +22,7 @@ from replicax.values import Mirrored, PerReplica
 if TYPE_CHECKING:
     from replicax.variables._variable import Variable
 
-__all__ = ["Cell", "Frame", "RecordingFrame", "current_frame", "journal", "use_frame"]
+__all__ = ["Cell", "Frame", "RecordingFrame", "current_frame", "journal", "note_before_write", "use_frame"]
 
 Cell = Mirrored | PerReplica
 
@@ -75,9 +75,7 @@ class _EagerFrame(Frame):
     def store(self, variable: Variable, cell: Cell) -> None:
         if is_staging() or _holds_tracer(cell):
             raise TracingError(_baked_in(variable, "written"))
-        changes = _journal.get()
-        if changes is not None:
-            changes.setdefault(variable.ref(), variable._get_cell())
+        note_before_write([variable])
         variable._set_cell(cell)
 
     def adopt(self, variable: Variable) -> None:
@@ -143,6 +141,7 @@ def use_frame(frame: Frame) -> Iterator[None]:
 def journal(*, keep: bool) -> Iterator[None]:
     """Undo the eager writes made during a `with` block: if it fails, or always unless `keep`."""
     changes: dict[Any, Cell] = {}
+    outer = _journal.get()
     token = _journal.set(changes)
     done = False
     try:
@@ -153,3 +152,15 @@ def journal(*, keep: bool) -> Iterator[None]:
         if not done:
             for ref, cell in changes.items():
                 ref.deref()._set_cell(cell)
+        elif outer is not None:
+            # What stays for now may be undone by the block around this one.
+            for ref, cell in changes.items():
+                outer.setdefault(ref, cell)
+
+
+def note_before_write(variables: Iterable[Variable]) -> None:
+    """Let the journal, if there is one, know the values of variables that are about to be written."""
+    changes = _journal.get()
+    if changes is not None:
+        for variable in variables:
+            changes.setdefault(variable.ref(), variable._get_cell())

@@ -28,7 +28,7 @@ import numpy as np
 
 from replicax._jax import is_tracer
 from replicax.contexts import current, has_strategy
-from replicax.errors import ContextError, VariableError
+from replicax.errors import ContextError, TracingError, VariableError
 from replicax.topology import ReplicaMesh
 from replicax.types import VariableAggregation, VariableSynchronization
 from replicax.values import IndexedSlices, Mirrored, PerReplica, forward_operators, is_number
@@ -186,8 +186,13 @@ class Variable(Readable, metaclass=_MadeByStrategy):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Variable:
         """A new variable of the same strategy with the same value."""
-        cell = current_frame().load(self)
-        array = jnp.copy(self._unwrap(cell))
+        array = self._unwrap(current_frame().load(self))
+        if is_tracer(array):
+            raise TracingError(
+                f"The variable {self.name!r} is copied while a step is traced, so that the copy would have "
+                "no value afterwards. Copy it outside of the step, or take its value, `v.read_value()`."
+            )
+        array = jnp.copy(array)
         memo[id(self)] = copied = type(self)(self._spec, self._strategy, array)
         return copied
 
