@@ -543,3 +543,38 @@ def test_print_a_variable_in_a_step(strategy, mode):
     texts = []
     mode(lambda: strategy.run(lambda: texts.append(repr(v))))()
     assert texts and all("weights" in text for text in texts)
+
+
+def test_a_method_of_an_instance_that_nobody_keeps(two):
+    class Model:
+        def __init__(self, scale):
+            self.scale = scale
+
+        @rx.function
+        def step(self, x):
+            return x * self.scale
+
+    class Doubled(Model):
+        @rx.function
+        def step(self, x):
+            return 2 * super().step(x)
+
+    assert Model(3.0).step(jnp.float32(2)) == 6
+    assert Doubled(3.0).step(jnp.float32(2)) == 12
+    close(two.local_results(two.run(Model(5.0).step, args=(jnp.float32(2),))), [10, 10])
+    model = Model(1.0)
+    model.step(jnp.float32(2))
+    assert model.step == model.step and hash(model.step) == hash(model.step)
+    assert model.step.num_programs == 1 and model.step != Model(1.0).step
+
+
+def test_generators_and_coroutines_are_refused():
+    def generator(x):
+        yield x
+
+    async def coroutine(x):
+        return x
+
+    for fn in (generator, coroutine):
+        with pytest.raises(TypeError, match="returns its results"):
+            rx.function(fn)

@@ -8,6 +8,7 @@ arguments to JAX, which has to look at them anyway.
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 import weakref
 from collections.abc import Callable, Sequence
@@ -98,10 +99,19 @@ class Function(Generic[_P, _R]):
     (Array([2., 2.], dtype=float32), Array([2., 2., 2.], dtype=float32), 2)
     """
 
+    # A method's function is kept beside the class, with a weak reference to the instance. What an access
+    # `instance.method` gives shares its `__dict__` and keeps the instance alive, as a bound method does.
+    __slots__ = ("__dict__", "__weakref__", "_instance")
+
     def __init__(self, fn: Callable[_P, _R], input_signature: Sequence[Any] | None = None) -> None:
         """Compile `fn` when it is first called."""
         if not callable(fn):
             raise TypeError(f"rx.function takes a function, got {fn!r}.")
+        if inspect.isgeneratorfunction(fn) or inspect.iscoroutinefunction(fn):
+            raise TypeError(
+                f"rx.function takes a function that returns its results; {fn!r} would run only after it was "
+                "traced. Compile the step, and call it from the generator or coroutine."
+            )
         functools.update_wrapper(self, fn)
         self._signature = None if input_signature is None else tuple(input_signature)
         self.python_function = fn
@@ -122,7 +132,16 @@ class Function(Generic[_P, _R]):
         key = id(instance)
         if key not in self._bound:
             self._bound[key] = self._bind(instance)
-        return self._bound[key]
+        method: Function[..., _R] = object.__new__(Function)
+        method.__dict__ = self._bound[key].__dict__
+        method._instance = instance
+        return method
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Function) and other.__dict__ is self.__dict__
+
+    def __hash__(self) -> int:
+        return hash((Function, id(self.python_function)))
 
     def _bind(self, instance: Any) -> Function[..., _R]:
         key = id(instance)
@@ -188,11 +207,12 @@ class Function(Generic[_P, _R]):
     def in_replicas(self, strategy: Any) -> Function[..., Any]:
         """The step "run this function in every replica of `strategy`", compiled as a whole."""
         if strategy not in self._for_strategy:
+            fn = self.python_function  # and not `self`, which may keep an instance alive
 
             def step(*args: Any, **kwargs: Any) -> Any:
-                return strategy.run(self.python_function, args, kwargs)
+                return strategy.run(fn, args, kwargs)
 
-            step = functools.wraps(self.python_function)(step)
+            step = functools.wraps(fn)(step)
             self._for_strategy[strategy] = Function(step, self._signature)
         return self._for_strategy[strategy]
 
