@@ -275,3 +275,44 @@ def test_what_is_given_to_the_checkpoint_now_is_restored_whatever_it_holds(tmp_p
     b.assign(5.0)
     checkpoint.b = b
     assert float(b.read_value()) == 2.0
+
+
+def test_a_number_that_the_user_set_after_restoring_is_what_is_saved(tmp_path, caplog):
+    w = rx.Variable(1.0)
+    path = rx.Checkpoint(w=w, epoch=2).save(tmp_path)
+    checkpoint = rx.Checkpoint(w=w)
+    status = checkpoint.restore(path)
+    checkpoint.epoch = 5
+    assert status.unused == ["epoch"]
+    path = checkpoint.save(tmp_path)
+    assert checkpoint.epoch == 5
+    assert "epoch was in use before" in caplog.text
+    assert rx.Checkpoint(w=w, epoch=0).restore(path).assert_consumed()
+
+
+def test_an_iterator_that_came_late_and_was_read_from_is_not_turned_back(tmp_path, caplog):
+    """Only what is given to the checkpoint itself is surely new."""
+
+    class Counter:
+        def __init__(self, n):
+            self.n = n
+
+        def state(self):
+            return self.n
+
+        def restore(self, state):
+            self.n = state
+
+    path = rx.Checkpoint(trainer={"w": rx.Variable(1.0), "data": Counter(3)}).save(tmp_path)
+    trainer = {"w": rx.Variable(0.0)}
+    checkpoint = rx.Checkpoint(trainer=trainer)
+    status = checkpoint.restore(path)
+    trainer["data"] = Counter(7)
+    checkpoint.save(tmp_path)
+    assert trainer["data"].n == 7
+    assert "trainer/data was in use before" in caplog.text
+    with pytest.raises(CheckpointMismatchError, match="trainer/data"):
+        status.assert_consumed()
+    checkpoint.trainer = trainer
+    assert trainer["data"].n == 3
+    status.assert_consumed()

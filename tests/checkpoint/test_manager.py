@@ -467,3 +467,18 @@ def test_saving_from_two_threads_is_safe(checkpoint, tmp_path):
             thread.join()
     assert not errors
     assert manager.checkpoints == list(range(8))
+
+
+@pytest.mark.parametrize("prefix", ["ckpt-", "ckpt", "run1", "0", "a.b_"])
+def test_a_checkpoint_with_any_prefix_is_found_by_its_path(checkpoint, w, prefix, tmp_path):
+    with rx.CheckpointManager(checkpoint, tmp_path, prefix=prefix) as manager:
+        manager.save(20)
+    assert manager.checkpoints == [20]
+    w.assign(-1.0)
+    checkpoint.restore(manager.latest_checkpoint).assert_consumed()
+    assert w.numpy().tolist() == [0, 0, 0]
+
+
+def test_a_prefix_is_no_folder(checkpoint, tmp_path):
+    with pytest.raises(CheckpointError, match="Put the folder into `directory`"):
+        rx.CheckpointManager(checkpoint, tmp_path, prefix="sub/")

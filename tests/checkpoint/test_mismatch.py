@@ -321,3 +321,24 @@ def test_a_compiled_step_is_no_place_for_checkpoints(tmp_path):
     with pytest.raises(ContextError, match="between steps"):
         rx.function(lambda: manager.save())()
     assert manager.latest_checkpoint is None
+
+
+def test_nothing_changes_if_one_of_several_objects_refuses_its_state(tmp_path):
+    class Counter:
+        def __init__(self, n, limit=10):
+            self.n, self.limit = n, limit
+
+        def state(self):
+            return self.n
+
+        def restore(self, state):
+            if state > self.limit:
+                raise ValueError("too far")
+            self.n = state
+
+    path = saved(tmp_path, v=rx.Variable(1.0), a=Counter(3), b=Counter(4), c=Counter(5))
+    here = {"v": rx.Variable(0.0), "a": Counter(0), "b": Counter(0, limit=2), "c": Counter(0)}
+    with pytest.raises(CheckpointMismatchError, match="b could not be restored: too far"):
+        rx.Checkpoint(**here).restore(path)
+    assert [here[name].n for name in "abc"] == [0, 0, 0]
+    assert float(here["v"].read_value()) == 0.0

@@ -338,3 +338,37 @@ def test_a_checkpoint_can_be_copied():
 def test_an_empty_checkpoint_can_be_saved_and_restored(tmp_path):
     checkpoint = rx.Checkpoint()
     checkpoint.restore(checkpoint.save(tmp_path)).assert_consumed()
+
+
+def test_an_attribute_called_state_is_an_attribute():
+    class Trainer:
+        def __init__(self):
+            self.state = {"w": rx.Variable(1.0)}
+
+        def restore(self, path):
+            raise AssertionError(path)
+
+    assert paths(trainer=Trainer()) == ["trainer/state/w"]
+
+
+def test_numbers_in_structures_are_not_lost_in_silence(tmp_path, caplog):
+    state = {"params": [jnp.ones(2)], "w": rx.Variable(1.0), "epoch": 3}
+    checkpoint = rx.Checkpoint(state=state, history=[], epoch=3)
+    checkpoint.save(tmp_path)
+    (record,) = caplog.records
+    assert "does not hold state/params/0, state/epoch" in record.getMessage()
+    checkpoint.history.append(0.5)
+    checkpoint.save(tmp_path)
+    assert "does not hold history/0" in caplog.records[-1].getMessage()
+    checkpoint.history.append(0.25)
+    checkpoint.save(tmp_path)
+    assert len(caplog.records) == 2  # once for each object
+
+
+def test_numbers_that_are_attributes_of_objects_are_their_own_affair(tmp_path, caplog):
+    class Model:
+        def __init__(self):
+            self.sizes, self.table, self.w = [2, 3], np.ones(3), rx.Variable(1.0)
+
+    rx.Checkpoint(model=Model(), layers=[Model()]).save(tmp_path)
+    assert not caplog.records

@@ -23,7 +23,7 @@ import numpy as np
 
 from replicax._jax import is_transforming
 from replicax.checkpoint._store import Content, Store
-from replicax.checkpoint._tracking import track
+from replicax.checkpoint._tracking import left_out, track
 from replicax.contexts import has_strategy, in_cross_replica_context
 from replicax.errors import CheckpointError, CheckpointMismatchError, ContextError
 from replicax.types import VariableAggregation
@@ -57,6 +57,7 @@ class Checkpoint:
     def __init__(self, **objects: Any) -> None:
         """Take note of the objects; nothing is looked at yet."""
         self._status: RestoreStatus | None = None
+        self._told: set[str] = set()
         for name, value in objects.items():
             if name.startswith("_"):
                 raise CheckpointError(f"Checkpoint({name}=...): choose another name.")
@@ -109,6 +110,7 @@ class Checkpoint:
         _require_outside("save")
         if self._status is not None:
             self._status.attach()
+        self._tell_left_out()
         arrays: dict[str, np.ndarray] = {}
         entries: dict[str, Any] = {}
         for path, thing in track(self._objects()).items():
@@ -116,6 +118,19 @@ class Checkpoint:
             if array is not None and array.size:
                 arrays[path] = array
         return Content(arrays, {"format": 1, "entries": entries})
+
+    def _tell_left_out(self) -> None:
+        """Warn, once for each object, of numbers that the user may think are saved."""
+        new = {name: thing for name, thing in self._objects().items() if name not in self._told}
+        paths = left_out(new)
+        if paths:
+            self._told |= {path.partition("/")[0] for path in paths}
+            _logger.warning(
+                "%r does not hold %s: arrays and numbers in structures are not saved. Make variables of "
+                "them (`rx.variables`), or give each to the checkpoint by a name of its own.",
+                self,
+                _few(paths),
+            )
 
     # Restoring.
 
@@ -153,14 +168,26 @@ class Checkpoint:
         saved: Mapping[str, Any] = content.document["entries"]
         things = track(self._objects())
         _check_fit(things, saved, where)
-        # What can refuse a state comes first.
-        ordered = sorted(things.items(), key=lambda item: _kind(item[1]) != "state")
-        for path, thing in ordered:
-            if path in saved:
+        both = {path: thing for path, thing in things.items() if path in saved}
+        states = {path: thing for path, thing in both.items() if _kind(thing) == "state"}
+        self._restore_states(states, content)
+        for path, thing in both.items():
+            if path not in states:
                 self._restore_one(path, thing, saved[path], content)
         missing = [path for path in things if path not in saved]
         self._status = RestoreStatus(self, content, where, missing)
         return self._status
+
+    def _restore_states(self, things: Mapping[str, Any], content: Content) -> None:
+        """Restore things that may refuse their states; if one does, the others go back to theirs."""
+        before = [(thing, copy.deepcopy(thing.state())) for thing in things.values()]
+        for i, (path, thing) in enumerate(things.items()):
+            try:
+                self._restore_one(path, thing, content.document["entries"][path], content)
+            except CheckpointMismatchError:
+                for other, state in before[:i]:
+                    other.restore(state)
+                raise
 
     def _restore_one(self, path: str, thing: Any, entry: Any, content: Content) -> None:
         if isinstance(thing, Variable):
@@ -189,7 +216,7 @@ def read_content(path: str | os.PathLike[str]) -> Content:
 
 def _located(path: str | os.PathLike[str]) -> tuple[Store, int]:
     folder = pathlib.Path(path).absolute()
-    number = re.fullmatch(r"((?:.*-)?)(\d+)", folder.name)
+    number = re.fullmatch(r"(.*?)(0|[1-9]\d*)", folder.name)
     if number is not None and not Store(folder).steps():
         return Store(folder.parent, prefix=number[1]), int(number[2])
     store = Store(folder)
@@ -419,8 +446,9 @@ class RestoreStatus:
     def attach(self, root: str | None = None) -> None:
         """Restore what has come to a place of the checkpoint since.
 
-        What has been written in the meantime keeps its value, and is reported; except if it is in the
-        object called `root`, which has just been given to the checkpoint.
+        What has been written in the meantime keeps its value, and is reported; so does what can't tell:
+        a number is what the user made it, and an iterator may have been read from. Except if it is in
+        the object called `root`, which has just been given to the checkpoint.
         """
         things = track(self._checkpoint._objects())
         late = {path: things[path] for path in self._entries if path not in self._used and path in things}
@@ -428,19 +456,20 @@ class RestoreStatus:
             _check_fit(late, self._entries, self._where)
         for path, thing in late.items():
             asked = path.partition("/")[0] == root
-            if isinstance(thing, Variable) and thing.was_written and not asked:
-                self._leave(path)
+            if not asked and (not isinstance(thing, Variable) or thing.was_written):
+                self._leave(path, "written" if isinstance(thing, Variable) else "in use")
                 continue
             self._used.add(path)
             self._checkpoint._restore_one(path, thing, self._entries[path], self._content)
 
-    def _leave(self, path: str) -> None:
+    def _leave(self, path: str, how: str) -> None:
         if path not in self._too_late:
             self._too_late.add(path)
             _logger.warning(
-                "%s was written before its value in the checkpoint %s could be restored, and stays as it "
+                "%s was %s before its value in the checkpoint %s could be restored, and stays as it "
                 "is. Restore after it was made, or give it a name of its own.",
                 path,
+                how,
                 self._where,
             )
 

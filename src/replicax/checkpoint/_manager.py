@@ -73,6 +73,11 @@ class CheckpointManager:
             )
         if save_interval < 1:
             raise CheckpointError(f"CheckpointManager(save_interval={save_interval}): pass 1 or more.")
+        if os.path.basename(prefix) != prefix:
+            raise CheckpointError(
+                f"CheckpointManager(prefix={prefix!r}): it begins a name, and can't be a folder. Put the "
+                "folder into `directory`."
+            )
         self._checkpoint = checkpoint
         self._store = Store(directory, max_to_keep, prefix)
         self._interval = save_interval

@@ -24,7 +24,7 @@ from replicax.strategies import Strategy
 from replicax.values import is_number
 from replicax.variables import Variable
 
-__all__ = ["HasItems", "Stateful", "track"]
+__all__ = ["HasItems", "Stateful", "left_out", "track"]
 
 
 @runtime_checkable
@@ -103,8 +103,29 @@ def _walk(path: str, thing: Any, seen: dict[int, Any]) -> Iterator[tuple[str, An
         yield from _walk(f"{path}/{name}", part, seen)
 
 
+def left_out(roots: Mapping[str, Any]) -> list[str]:
+    """The paths of arrays and numbers in structures among `roots`, which `track` does not find.
+
+    Those in attributes of other objects belong to their programs: sizes, tables, settings.
+    """
+    return [
+        path for name, root in roots.items() if not is_number(root) for path in _numbers_in(name, root, {})
+    ]
+
+
+def _numbers_in(path: str, thing: Any, seen: dict[int, Any]) -> Iterator[str]:
+    if is_number(thing):
+        yield path
+    elif isinstance(thing, dict | list | tuple) and not _is_stateful(thing) and id(thing) not in seen:
+        seen[id(thing)] = thing
+        for name, part in _parts(thing):
+            yield from _numbers_in(f"{path}/{name}", part, seen)
+
+
 def _is_stateful(thing: Any) -> bool:
-    return isinstance(thing, Stateful) and not isinstance(thing, type)
+    # A protocol asks for the names alone; an attribute `state` may be anything.
+    is_one = isinstance(thing, Stateful) and not isinstance(thing, type)
+    return is_one and callable(thing.state) and callable(thing.restore)
 
 
 def _parts(thing: Any) -> list[tuple[str, Any]]:
