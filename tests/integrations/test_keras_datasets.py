@@ -209,6 +209,17 @@ def test_distributed_datasets_are_refused():
             model.fit(data, verbose=0)
 
 
+def test_values_per_replica_are_refused():
+    strategy = strategy_of_kind(2)
+    with strategy.scope():
+        model = make_model()
+    parts = strategy.distribute_values_from_function(lambda context: X)
+    with pytest.raises(rx.errors.InputError, match="Got a PerReplica"):
+        model.predict(parts, verbose=0)
+    with pytest.raises(rx.errors.InputError, match="Got a PerReplica"):
+        model.fit(X, parts, verbose=0)
+
+
 def test_empty_datasets_are_refused():
     rows = rx.from_arrays((X, Y))
     with pytest.raises(rx.errors.InputError, match="no batches"):

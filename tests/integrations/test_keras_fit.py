@@ -176,6 +176,21 @@ def test_a_model_from_outside_becomes_the_strategys_in_its_scope():
         fit(ours)
 
 
+@pytest.mark.parametrize("name", ["compile", "fit", "predict"])
+def test_methods_for_all_replicas_are_refused_in_steps(name):
+    strategy = strategy_of_kind(2)
+    with strategy.scope():
+        ours = make_model("mlp", "sgd")
+
+    def call():
+        getattr(ours, name)(*(() if name == "compile" else (X,)))
+
+    with pytest.raises(rx.errors.ContextError, match=f"`{name}` of .* was called in a replica function"):
+        strategy.run(call)
+    with pytest.raises(rx.errors.ContextError, match=f"`{name}` of .* that is being compiled"):
+        rx.function(call)()
+
+
 def test_a_model_of_two_strategies_is_refused():
     with strategy_of_kind(2).scope():
         layer = keras.layers.Dense(1)
@@ -183,7 +198,7 @@ def test_a_model_of_two_strategies_is_refused():
     with strategy_of_kind(3).scope():
         model = keras.Sequential([keras.Input((4,)), layer])
         model.compile("sgd", "mse")
-    with pytest.raises(rx.errors.ContextError, match="was made in the scope of"):
+    with pytest.raises(rx.errors.ContextError, match="was made in the scope of another strategy"):
         fit(model)
 
 

@@ -376,6 +376,33 @@ def test_what_was_made_outside_is_refused():
         rx.Checkpoint(model=model).save("nowhere")
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_what_was_made_outside_is_not_written_by_replicas(compiled):
+    strategy, metric = strategy_of_kind(2), keras.metrics.Mean()
+    model = keras.Sequential([keras.Input((4,)), keras.layers.BatchNormalization()])
+    before = model.get_weights()
+    for write in (lambda: metric.update_state([1.0]), lambda: model(X, training=True)):
+
+        def step(write=write):
+            strategy.run(lambda: (write(), None)[1])
+
+        with pytest.raises(rx.errors.ContextError, match="was made outside of that strategy's scope"):
+            (rx.function(step) if compiled else step)()
+    assert_same(model.get_weights(), before)
+    metric.update_state([3.0])  # as without a strategy
+    assert float(metric.result()) == 3
+
+
+def test_an_optimizer_from_outside_in_a_compiled_step():
+    strategy, optimizer = strategy_of_kind(2), keras.optimizers.SGD(0.1)
+    with strategy.scope():
+        w = keras.Variable([1.0, 2.0])
+    step = rx.function(lambda: strategy.run(lambda: optimizer.apply([w.value], [w])))
+    with pytest.raises(rx.errors.ContextError, match=r"'sgd.*/iteration' would be written in a step of"):
+        step()
+    assert_same([w.value], [[1.0, 2.0]])
+
+
 def test_the_value_in_a_compiled_step_is_not_a_constant():
     strategy = strategy_of_kind(2)
     with strategy.scope():

@@ -18,6 +18,7 @@ from replicax.contexts import enter_default
 from replicax.errors import InputError
 from replicax.input import Batch, DistributedDataset, DistributedIterator, GivesSource, Reader
 from replicax.integrations.keras import _private
+from replicax.values import DistributedValues
 
 __all__ = ["adapting_datasets", "building_from_a_look"]
 
@@ -36,6 +37,13 @@ def adapting_datasets(get_data_adapter: Callable[..., Any]) -> Callable[..., Any
                 "`evaluate` and `predict` split them themselves. Pass the dataset that was given to "
                 "`strategy.distribute_dataset`, with batches for all replicas together."
             )
+        for value in keras.tree.flatten((x, y, sample_weight)):
+            if isinstance(value, DistributedValues):
+                raise InputError(
+                    f"Got a {type(value).__name__}, which holds a value for each replica, but `fit`, "
+                    "`evaluate` and `predict` split batches themselves. Pass the whole array; "
+                    "`strategy.gather(value, axis=0)` puts it together."
+                )
         if not isinstance(x, GivesSource):
             return get_data_adapter(x, y, sample_weight, **options)
         for name, value in {"y": y, "sample_weight": sample_weight}.items():

@@ -21,7 +21,7 @@ from replicax.integrations.keras._layout import StrategyLayout
 from replicax.integrations.keras._losses import scale_loss_for_distribution, unscale_loss_for_distribution
 from replicax.integrations.keras._models import in_scope, moving_what_was_built, on_all_devices, remember
 from replicax.integrations.keras._optimizers import adding_mirrored_slots, reducing_first
-from replicax.integrations.keras._variable import DistributedVariable
+from replicax.integrations.keras._variable import DistributedVariable, writing_outside_of_steps
 
 __all__ = ["install"]
 
@@ -31,6 +31,7 @@ _RUNS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predi
 def install() -> None:
     """Replace the methods; once."""
     keras.Variable.__new__ = staticmethod(_new_variable)
+    _replace(keras.Variable, "_direct_assign", writing_outside_of_steps)
     keras.Model.__new__ = staticmethod(_remembered(keras.Model.__new__))
     _replace(keras.Model, "compile", in_scope)
     for name in _RUNS:

@@ -8,7 +8,9 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from replicax._jax import is_transforming
 from replicax.contexts import current, has_strategy
+from replicax.errors import ContextError
 from replicax.integrations.keras._layout import StrategyLayout
 from replicax.integrations.keras._variable import DistributedVariable, move, running
 
@@ -56,6 +58,7 @@ def in_scope(method: Callable[..., Any]) -> Callable[..., Any]:
         strategy = strategy_of(self)
         if strategy is None:
             return method(self, *args, **kwargs)
+        _check_place(self, strategy, method.__name__)
         with strategy.scope():
             return method(self, *args, **kwargs)
 
@@ -70,6 +73,7 @@ def on_all_devices(method: Callable[..., Any]) -> Callable[..., Any]:
         strategy = strategy_of(self)
         if strategy is None or running.get() is self:
             return method(self, *args, **kwargs)
+        _check_place(self, strategy, method.__name__)
         # Keras wants what it predicts as NumPy arrays: of other processes' parts it could not make any.
         split = strategy.mesh.is_local or not method.__name__.startswith("predict")
         with strategy.scope(), StrategyLayout(strategy.mesh, split=split).scope(), _run(self):
@@ -99,6 +103,27 @@ def moving_what_was_built(symbolic_build: Callable[..., Any]) -> Callable[..., A
             _move(self, strategy_of(self))
 
     return call
+
+
+def _check_place(model: Any, strategy: Any, name: str) -> None:
+    """Raise unless a method of a model of `strategy` may be called here."""
+    here, what = current(), f"`{name}` of the Keras model {model.name!r}"
+    if has_strategy() and here.strategy is not strategy:
+        raise ContextError(
+            f"{what}, which was made in the scope of {strategy!r}, was called under another strategy, "
+            f"{here.strategy!r}. Only one strategy can be in use at a time: call it outside of that one's "
+            "scope, or save the model and load it there."
+        )
+    if has_strategy() and here.replica is not None:
+        raise ContextError(
+            f"{what} was called in a replica function, but it is for all replicas together. Call it "
+            "outside; in a step of your own, call the model: `model(x, training=True)`."
+        )
+    if is_transforming():
+        raise ContextError(
+            f"{what} was called in a function that is being compiled or differentiated, but it compiles by "
+            "itself. Call it outside; in a step of your own, call the model: `model(x, training=True)`."
+        )
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ What Keras does not say about a variable is decided here:
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
@@ -25,15 +26,15 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
-from replicax._jax import at_trace, eval_trace
-from replicax.contexts import current
+from replicax._jax import at_trace, eval_trace, is_tracer
+from replicax.contexts import current, has_strategy
 from replicax.errors import ContextError, TracingError
 from replicax.integrations.keras._private import in_stateless_scope, outside_of_layers
 from replicax.types import VariableAggregation, VariableSynchronization
 from replicax.values import Mirrored
 from replicax.variables import MirroredVariable, Variable
 
-__all__ = ["DistributedVariable", "move", "running"]
+__all__ = ["DistributedVariable", "move", "running", "writing_outside_of_steps"]
 
 running: ContextVar[Any] = ContextVar("replicax_keras_running", default=None)
 """The model whose `fit`, `evaluate` or `predict` runs here."""
@@ -196,14 +197,32 @@ def _on_all_devices(variable: Variable) -> Any:
     return variable.distribute_strategy.mesh.replicate(variable.read_value())
 
 
+def writing_outside_of_steps(direct_assign: Callable[..., Any]) -> Callable[..., Any]:
+    """How Keras writes variables of its own: not by each replica, and not by compiled steps."""
+
+    @functools.wraps(direct_assign)
+    def call(self: Any, value: Any) -> None:
+        here = current()
+        if has_strategy() and (here.replica is not None or is_tracer(value)):
+            raise ContextError(
+                f"The Keras variable {self.path!r} would be written in a step of {here.strategy!r}, but it "
+                "was made outside of that strategy's scope, so it has no copies on the replicas. Make the "
+                "model, its optimizer and its metrics inside `with strategy.scope():`."
+            )
+        direct_assign(self, value)
+
+    return call
+
+
 def move(variable: Any, strategy: Any) -> bool:
     """Let `strategy` lay out a variable that was made outside of its scope; whether it was."""
     if isinstance(variable, DistributedVariable):
         if variable._distribute_strategy is not strategy:
             raise ContextError(
-                f"The Keras variable {variable.path!r} was made in the scope of "
-                f"{variable._distribute_strategy!r} and can't be used by {strategy!r}. Make the model, its "
-                "optimizer and its metrics in one scope, or save the model and load it in the other scope."
+                f"The Keras variable {variable.path!r} was made in the scope of another strategy, "
+                f"{variable._distribute_strategy!r}, and can't be used by this {strategy!r}. Make the "
+                "model, its optimizer and its metrics in scopes of one strategy, or save the model and "
+                "load it in the other scope."
             )
         return False
     if type(variable) is not keras.Variable:
