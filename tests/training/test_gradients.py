@@ -1,6 +1,8 @@
 """`rx.value_and_grad` and `rx.grad`: gradients with respect to variables, and writes inside."""
 
+import collections
 import functools
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -705,3 +707,22 @@ def test_gradients_come_in_the_order_of_the_variables(two, mode):
     w, z = two.local_results(mode(lambda: two.run(replica_fn))())[0]
     close(w, [1.0, 1.0])
     close(z, [10.0, 10.0])
+
+
+class Layers(NamedTuple):
+    table: Any
+
+
+@pytest.mark.parametrize(
+    "around", [Layers, lambda d: collections.defaultdict(list, d), lambda d: [(d, None)]]
+)
+def test_the_order_of_dicts_in_other_structures_stays_too(around):
+    """A program that pairs `.values()` of both would else exchange gradients."""
+    table = {"z": rx.Variable(1.0), "a": rx.Variable(2.0)}
+    structure = around(table)
+    gradients = rx.grad(lambda: 10 * table["z"] + 20 * table["a"], structure)()
+    assert jax.tree.structure(gradients) == jax.tree.structure(around({"z": 0, "a": 0}))
+    found = gradients.table if isinstance(gradients, Layers) else gradients
+    found = found[0][0] if isinstance(found, list) else found
+    assert {name: float(g) for name, g in found.items()} == {"z": 10.0, "a": 20.0}
+    assert list(found) == ["z", "a"]

@@ -680,3 +680,39 @@ def test_a_schedule_that_reads_a_variable_in_an_eager_step_says_what_to_do():
     assert "inject_hyperparams" in "".join(caught.value.__notes__)
     rx.function(lambda: optimizer.apply_gradients([(1.0, w)]))()
     assert float(w.read_value()) == 0.5
+
+
+@pytest.mark.parametrize(
+    "names",
+    [["w_3", "w", "w_a", "w"], ["a/b", "a.b"], ["a.b_1", "a/b", "a.b"], ["w"] * 4, ["w", "w_1", "w"]],
+)
+def test_slots_of_variables_called_alike_have_places_of_their_own(names):
+    variables = [rx.Variable(0.0, name=name) for name in names]
+    optimizer = rx.Optimizer(optax.trace(0.9))
+    optimizer.build(variables)
+    assert len(optimizer.checkpoint_items()["slots"]) == len(names)
+
+
+def test_no_variables_are_refused():
+    with pytest.raises(VariableError, match="no variables"):
+        rx.Optimizer(optax.sgd(1.0)).build([])
+
+
+@pytest.mark.parametrize("gradient", [[1.0], (1.0, 2.0), 1.0])
+def test_a_list_of_another_shape_is_no_gradient(gradient):
+    w = rx.Variable(jnp.ones(3), name="w")
+    with pytest.raises(VariableError, match="'w:0' has shape"):
+        rx.Optimizer(optax.sgd(1.0)).apply_gradients([(gradient, w)])
+    rx.Optimizer(optax.sgd(1.0)).apply_gradients([([1.0, 2.0, 3.0], w)])
+    close(w.read_value(), [0.0, -1.0, -2.0])
+
+
+def test_gradients_of_all_replicas_do_not_belong_into_a_replica_function(two, mode):
+    with two.scope():
+        w = rx.Variable(0.0, name="w")
+        optimizer = rx.Optimizer(optax.sgd(1.0))
+    gradient = each(two, lambda i: 1.0 + i)
+    with pytest.raises(VariableError, match="The gradients of w:0 are those of all replicas"):
+        mode(lambda: two.run(lambda: optimizer.apply_gradients([(gradient, w)])))()
+    mode(lambda g: two.run(lambda g: optimizer.apply_gradients([(g, w)]), args=(g,)))(gradient)
+    close(w.read_value(), -3.0)

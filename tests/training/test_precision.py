@@ -6,8 +6,9 @@ import optax
 import pytest
 
 import replicax as rx
+from replicax.errors import ContextError
 
-from .helpers import close, mirrored, rid
+from .helpers import close, mirrored, parts, rid
 
 # Mixed precision.
 
@@ -322,3 +323,27 @@ def test_the_decision_is_made_on_what_was_reduced(mode):
     close(w.value, [1.0, 2.0])
     assert loss_scale.scale.value == 512.0
     assert jnp.isfinite(large).all()
+
+
+def test_minimize_scales_the_loss_and_returns_it_unscaled(strategy, mode):
+    with strategy.scope():
+        w = rx.Variable(4.0)
+        optimizer = rx.Optimizer(optax.sgd(0.5), reduce="MEAN", loss_scale=rx.DynamicLossScale())
+    loss = mode(lambda: strategy.run(lambda: optimizer.minimize(lambda: 0.5 * w**2, [w])))()
+    assert [float(part) for part in parts(strategy, loss)] == [8.0] * strategy.num_replicas_in_sync
+    close(w.read_value(), 2.0)
+
+
+def test_a_loss_is_not_scaled_twice_by_minimize():
+    w = rx.Variable(4.0)
+    optimizer = rx.Optimizer(optax.sgd(0.5), loss_scale=rx.DynamicLossScale())
+    with pytest.raises(ContextError, match="scales the loss by itself"):
+        optimizer.minimize(lambda: optimizer.scale_loss(0.5 * w**2), [w])
+    assert float(optimizer.scale_loss(1.0)) == 2.0**15
+
+
+def test_complex_gradients_keep_their_imaginary_part_with_a_scale(mode):
+    w = rx.Variable(jnp.complex64(1 + 1j))
+    optimizer = rx.Optimizer(optax.sgd(1.0), loss_scale=rx.DynamicLossScale(initial_scale=2.0))
+    mode(lambda: optimizer.apply_gradients([(jnp.complex64(2 + 4j), w)]))()
+    close(w.read_value(), 0 - 1j)

@@ -74,7 +74,7 @@ class DynamicLossScale:
     def judge(self, gradients: list[Any], held: tuple[Any, Any]) -> tuple[list[Any], Any, tuple[Any, Any]]:
         """Gradients of the loss itself, whether all are finite, and the new scale and count."""
         scale, good = held
-        gradients = [g.astype(jnp.float32) / scale for g in gradients]
+        gradients = [g.astype(jnp.promote_types(g.dtype, jnp.float32)) / scale for g in gradients]
         finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(g)) for g in gradients]))
         good = jnp.where(finite, good + 1, 0)
         grown = good >= self._growth_interval

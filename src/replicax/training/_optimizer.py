@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterable, Sequence
+from contextvars import ContextVar
 from typing import Any, final
 
 import jax
@@ -18,7 +19,7 @@ import numpy as np
 
 from replicax._jax import is_tracer
 from replicax.collectives import CommunicationOptions, map_each
-from replicax.contexts import current
+from replicax.contexts import current, has_strategy
 from replicax.errors import ContextError, TracingError, VariableError
 from replicax.strategies import reduce_leaves
 from replicax.training._gradients import value_and_grad
@@ -29,6 +30,9 @@ from replicax.values import IndexedSlices, Mirrored, PerReplica, is_key, is_numb
 from replicax.variables import SyncOnReadVariable, Variable, current_frame, made_beside
 
 __all__ = ["Optimizer"]
+
+_minimizing: ContextVar[Any] = ContextVar("replicax_minimizing", default=None)
+"""The optimizer that computes gradients of a scaled loss by itself."""
 
 
 @final
@@ -121,6 +125,8 @@ class Optimizer:
         ['optimizer/0/count:0', 'optimizer/0/mu/w:0', 'optimizer/0/nu/w:0']
         """
         variables = list(map(as_variable, variables))
+        if not variables:
+            raise VariableError(f"{self!r} got no variables to make slots for.")
         if self._variables:
             self._check_variables(variables)
             return
@@ -203,7 +209,13 @@ class Optimizer:
         gradients, variables = _checked_pairs(grads_and_vars)
         apply = functools.partial(self._apply, variables)
         here = current()
-        if here.replica is not None and not any(map(_is_distributed, gradients)):
+        distributed = [v.name for g, v in zip(gradients, variables, strict=True) if _is_distributed(g)]
+        if here.replica is not None and has_strategy() and distributed:
+            raise VariableError(
+                f"The gradients of {', '.join(distributed)} are those of all replicas, in a replica "
+                "function, where each has its own. Pass them as arguments of `strategy.run`, or apply them outside."
+            )
+        if here.replica is not None and not distributed:
             gradients = [_in_reduction_dtype(g, self._reduce_dtype) for g in gradients]
             here.replica.merge_call(apply, args=(gradients, True))
         else:
@@ -213,7 +225,8 @@ class Optimizer:
         """Compute the gradients of `loss_fn` and apply them; returns the loss.
 
         Args:
-            loss_fn: a function without arguments that returns a scalar.
+            loss_fn: a function without arguments that returns a scalar; a loss scale is put on it and taken
+                off again here.
             variables: a list of variables.
 
         >>> import optax
@@ -224,9 +237,25 @@ class Optimizer:
         >>> w.read_value()
         Array(2., dtype=float32)
         """
-        loss, gradients = value_and_grad(loss_fn, list(variables))()
+        if self.loss_scale is None:
+            loss, gradients = value_and_grad(loss_fn, list(variables))()
+        else:
+            (_, loss), gradients = value_and_grad(self._scaled(loss_fn), list(variables), has_aux=True)()
         self.apply_gradients(zip(gradients, variables, strict=True))
         return loss
+
+    def _scaled(self, loss_fn: Any) -> Any:
+        """A function that returns the scaled loss of `loss_fn`, and the loss."""
+
+        def scaled() -> Any:
+            token = _minimizing.set(self)
+            try:
+                loss = loss_fn()
+            finally:
+                _minimizing.reset(token)
+            return self.scale_loss(loss), loss
+
+        return scaled
 
     def scale_loss(self, loss: Any) -> Any:
         """`loss` times the loss scale, to be differentiated; `apply_gradients` divides again.
@@ -236,7 +265,11 @@ class Optimizer:
         >>> optimizer.scale_loss(jnp.float32(2.0))
         Array(16., dtype=float32)
         """
-        return loss if self.loss_scale is None else loss * self.loss_scale.scale.read_value()
+        if self.loss_scale is None:
+            return loss
+        if _minimizing.get() is self:
+            raise ContextError("Optimizer.minimize scales the loss by itself: return it as it is.")
+        return loss * self.loss_scale.scale.read_value()
 
     def _apply(self, variables: list[Variable], strategy: Any, gradients: list[Any], shared: bool) -> None:
         self.build(variables)
@@ -325,7 +358,8 @@ def _checked_pairs(grads_and_vars: Iterable[tuple[Any, Variable]]) -> tuple[list
     if names:
         raise VariableError(f"apply_gradients got {', '.join(names)} more than once. Add up its gradients.")
     for gradient, variable in pairs:
-        shape = np.shape(gradient) if is_number(gradient) else getattr(gradient, "shape", None)
+        plain = is_number(gradient) or isinstance(gradient, list | tuple)
+        shape = np.shape(gradient) if plain else getattr(gradient, "shape", None)
         if isinstance(gradient, IndexedSlices) and hasattr(gradient.values, "shape"):
             width = tuple(gradient.values.shape[1:])
             if width != variable.shape[1:]:
@@ -402,8 +436,12 @@ def _unique_names(variables: Sequence[Variable]) -> dict[str, str]:
     names: dict[str, str] = {}
     for i, variable in enumerate(variables):
         name = variable.name.removesuffix(":0")
-        taken = sum(other == name or other.startswith(f"{name}_") for other in names.values())
-        names[str(i)] = f"{name}_{taken}" if name in names.values() else name
+        # Compared as parts of a path, which slots are found by in a checkpoint.
+        taken = set(map(_key, names.values()))
+        number = sum(other == name or other.startswith(f"{name}_") for other in names.values()) or 1
+        while _key(name) in taken:
+            name, number = f"{variable.name.removesuffix(':0')}_{number}", number + 1
+        names[str(i)] = name
     return names
 
 

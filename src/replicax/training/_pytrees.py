@@ -72,11 +72,17 @@ def as_variable(thing: Any) -> Any:
 
 def ordered_like(like: Any, structure: Any) -> Any:
     """`structure`, whose dicts JAX has sorted by key, in the order of the dicts in `like`."""
-    if type(like) is dict:
-        return {key: ordered_like(part, structure[key]) for key, part in like.items()}
-    if type(like) in (list, tuple):
-        return type(like)(ordered_like(a, b) for a, b in zip(like, structure, strict=True))
-    return structure
+    if isinstance(as_variable(like), Variable):
+        return structure
+    if isinstance(like, dict):
+        ordered = {key: ordered_like(part, structure[key]) for key, part in like.items()}
+        if type(like) is dict:
+            return ordered
+        structure.clear()  # one of JAX's own, such as a defaultdict: nobody else has it
+        structure.update(ordered)
+        return structure
+    parts, treedef = jax.tree.flatten(like, is_leaf=lambda part: part is not like)
+    return treedef.unflatten(map(ordered_like, parts, treedef.flatten_up_to(structure)))
 
 
 def values(structure: Any) -> Any:
