@@ -213,7 +213,8 @@ class Optimizer:
         if here.replica is not None and has_strategy() and distributed:
             raise VariableError(
                 f"The gradients of {', '.join(distributed)} are those of all replicas, in a replica "
-                "function, where each has its own. Pass them as arguments of `strategy.run`, or apply them outside."
+                "function, where each has its own. Pass them as arguments of `strategy.run`, or apply them "
+                "outside."
             )
         if here.replica is not None and not distributed:
             gradients = [_in_reduction_dtype(g, self._reduce_dtype) for g in gradients]
