@@ -208,6 +208,18 @@ def test_equinox_takes_an_adopted_model_for_its_values():
     assert "leaves" in repr(doubled) and "variables" in repr(model)
 
 
+def test_inference_mode_is_for_the_model_inside():
+    key = jax.random.key(0)
+    layers = [eqx.nn.Linear(4, 4, key=key), eqx.nn.Dropout(0.5)]
+    model = rx_equinox.adopt(eqx.nn.Sequential(layers))
+    for structure in (model, {"model": model}):
+        with pytest.raises(rx.errors.VariableError, match=r"inference_mode\(adopted\.model\)"):
+            eqx.nn.inference_mode(structure)
+    close(eqx.nn.inference_mode(model.model)(jnp.ones(4)), layers[0](jnp.ones(4)))
+    without = rx_equinox.adopt(make_mlp())
+    close(eqx.nn.inference_mode(without)(jnp.ones(4)), without(jnp.ones(4)))
+
+
 def test_errors():
     model = rx_equinox.adopt(make_mlp())
     with pytest.raises(AttributeError, match=r"Use `\.model\.layers`"):

@@ -487,6 +487,31 @@ def test_what_becomes_of_each_kind(adopted):
     assert kinds["dropout/rngs/count:0"] == (False, "ON_READ", "ONLY_FIRST_REPLICA")
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_metrics_of_nnx_count_all_examples(compiled):
+    values = np.array([0.0, 1.0, 5.0], np.float32)
+    strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+    before = nnx.metrics.Average("loss")
+    before.update(loss=jnp.array([2.0]))
+    with strategy.scope():
+        metrics = rx_flax.adopt(nnx.MultiMetric(loss=before, accuracy=nnx.metrics.Accuracy()))
+    assert float(metrics.compute()["loss"]) == 2
+
+    def update(x):
+        metrics.update(loss=x, logits=jnp.stack([x, 1.5 - x], 1), labels=jnp.ones(x.shape, jnp.int32))
+
+    def step(batch):
+        strategy.run(update, args=(batch,))
+
+    (batch,) = strategy.distribute_dataset(rx.from_arrays(values).batch(3))  # two examples, and one
+    (rx.function(step) if compiled else step)(batch)
+    computed = metrics.compute()
+    np.testing.assert_allclose([computed["loss"], computed["accuracy"]], [8 / 4, 1 / 3], rtol=1e-6)
+    metrics.reset()
+    step(batch)
+    np.testing.assert_allclose(metrics.compute()["loss"], values.mean(), rtol=1e-6)
+
+
 def test_adopting_again_changes_nothing_and_other_strategies_are_refused(adopted):
     strategy, model = adopted
     before = rx_flax.variables(model, ...)
@@ -505,6 +530,8 @@ def test_what_can_not_be_adopted():
         rx_flax.variables(Net())
     with pytest.raises(rx.errors.VariableError, match=r"nnx\.merge"):
         rx_flax.adopt(nnx.eval_shape(Net))
+    with pytest.raises(rx.errors.VariableError, match=r"nnx\.metrics\.Average"):
+        rx_flax.adopt({"a": nnx.metrics.Welford()})
     for options in ({"ref": True}, {"hijax": True}):
         with pytest.raises(rx.errors.VariableError, match="ref=False"):
             rx_flax.adopt(nnx.List([nnx.Param(jnp.ones(2), **options)]))

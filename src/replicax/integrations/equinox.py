@@ -116,6 +116,13 @@ class AdoptedModel:
 
     def __getattr__(self, name: str) -> NoReturn:
         rest = vars(self).get("_rest")  # not there yet in a copy that is being made
+        if name == "inference" and _has_flags(rest):
+            # Asked by `eqx.nn.inference_mode`, which would leave the model as it is and say nothing.
+            raise VariableError(
+                "eqx.nn.inference_mode can't change an AdoptedModel, which is fixed but for its variables. "
+                "Use `eqx.nn.inference_mode(adopted.model)` where the model is called, in the step: it has "
+                "the values of here and now."
+            )
         hint = f" Use `.model.{name}`: `.model` is the Equinox model." if hasattr(rest, name) else ""
         raise AttributeError(f"An AdoptedModel has no attribute {name!r}.{hint}")
 
@@ -167,6 +174,12 @@ class AdoptedState:
     def checkpoint_items(self) -> dict[str, Any]:
         """What a checkpoint holds of it."""
         return {str(i): variable for i, variable in enumerate(self.variables)}
+
+
+def _has_flags(model: Any) -> bool:
+    """Whether a model has parts that know an inference mode."""
+    leaves = jax.tree.leaves(model, is_leaf=lambda part: hasattr(part, "inference"))
+    return any(hasattr(leaf, "inference") for leaf in leaves)
 
 
 def _own_part(value: Any, name: str) -> Variable:

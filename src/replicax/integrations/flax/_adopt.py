@@ -10,6 +10,7 @@ What a variable becomes depends on its kind:
 
     nnx.Param                  mirrored, trainable; written by optimizers, not in replica functions
     random keys                mirrored; every replica reads a key of its own, folded with its id
+    nnx.metrics.MetricState    ON_READ, SUM: totals and counts of the replicas' own examples
     other floating numbers     ON_READ, MEAN: each replica has its own, as statistics have in tf.distribute
     other numbers (counts)     ON_READ, ONLY_FIRST_REPLICA
 """
@@ -62,7 +63,8 @@ def adopt(model: M) -> M:
 
     Raises:
         TypeError: there is no `nnx.Variable` in `model`.
-        VariableError: one of them can't be adopted, since it holds a `jax.Ref` or only a shape.
+        VariableError: one of them can't be adopted, since it holds a `jax.Ref` or only a shape, or is that
+            of an `nnx.metrics.Welford`, whose numbers can't be added up.
         ContextError: one of them was adopted in the scope of another strategy.
 
     >>> from flax import nnx
@@ -78,6 +80,7 @@ def adopt(model: M) -> M:
     found = list(_find(model))
     if not found:
         raise TypeError(f"adopt takes a Flax NNX model, got {type(model)}, in which is no nnx.Variable.")
+    _check_metrics(model)
     links = []
     for path, variable in found:
         if (link := _link_of(variable)) is not None:
@@ -153,6 +156,15 @@ def _is_adoptable(path: tuple[Any, ...], variable: Any) -> bool:
     return _holds_numbers(variable)
 
 
+def _check_metrics(model: Any) -> None:
+    for _, part in nnx.iter_graph(model):
+        if isinstance(part, nnx.metrics.Welford):
+            raise VariableError(
+                "adopt got an nnx.metrics.Welford, whose numbers can't be added up over the replicas. Use "
+                "nnx.metrics.Average, of the values and of their squares, or an rx.Metric of your own."
+            )
+
+
 def _check_strategy(variable: Variable) -> None:
     if variable.distribute_strategy is not current().strategy:
         raise ContextError(
@@ -209,15 +221,23 @@ def _make_link(path: tuple[Any, ...], variable: Any) -> _Link:
         return _Link(_mirrored(path, data, trainable=False), impl, written_by_replicas=False)
     if isinstance(variable, nnx.Param):
         return _Link(_mirrored(path, value, trainable=True), written_by_replicas=False)
+    if isinstance(variable, nnx.metrics.MetricState):
+        total = _own_part(path, value, VariableAggregation.SUM)
+        if current().replica is None:
+            total.assign(value)  # in all, where each replica began with it
+        return _Link(total)
     floating = jnp.issubdtype(jnp.result_type(value), jnp.inexact)
-    return _Link(
-        current().strategy.create_variable(
-            value,
-            name=_name(path),
-            trainable=False,
-            synchronization=VariableSynchronization.ON_READ,
-            aggregation=VariableAggregation.MEAN if floating else VariableAggregation.ONLY_FIRST_REPLICA,
-        )
+    how = VariableAggregation.MEAN if floating else VariableAggregation.ONLY_FIRST_REPLICA
+    return _Link(_own_part(path, value, how))
+
+
+def _own_part(path: tuple[Any, ...], value: Any, aggregation: VariableAggregation) -> Variable:
+    return current().strategy.create_variable(
+        value,
+        name=_name(path),
+        trainable=False,
+        synchronization=VariableSynchronization.ON_READ,
+        aggregation=aggregation,
     )
 
 
