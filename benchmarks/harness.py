@@ -171,7 +171,7 @@ class Row:
 
 def shown(seconds: float) -> str:
     if seconds < 1e-3:
-        return f"{seconds * 1e6:.0f} us"
+        return f"{seconds * 1e6:.0f} µs"
     return f"{seconds * 1e3:.2f} ms" if seconds < 0.1 else f"{seconds * 1e3:.0f} ms"
 
 
@@ -192,7 +192,7 @@ def table(rows: Sequence[Row]) -> str:
     for row in rows:
         target, verdict = "", ""
         if row.at_most is not None:
-            target, verdict = f"<= {row.at_most:.2f}", "ok" if row.passed else "MISSED"
+            target, verdict = f"≤{row.at_most:.2f}", "ok" if row.passed else "MISSED"
         cells.append((row.what, row.baseline, row.ours, f"{row.ratio:.3f}", target, verdict))
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = [" | ".join(map(str.ljust, line, widths)) for line in cells]
