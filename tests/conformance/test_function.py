@@ -90,6 +90,13 @@ def test_unhashable_arguments():
         step({1})
 
 
+def test_text_in_the_arguments(two):
+    texts = two.distribute_values_from_function(lambda ctx: np.array(["some", "text"]))
+    for argument in (np.array(["some", "text"]), {"text": texts}):
+        with pytest.raises(TypeError, match=r"'text'.*arrays of numbers.*host"):
+            rx.function(lambda batch: batch)(argument)
+
+
 def test_traced_for_each_context(placed):
     """What a function sees of the strategy must not depend on who called it first."""
     name = rx.function(lambda: (rx.has_strategy(), rx.in_cross_replica_context()))

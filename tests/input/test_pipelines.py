@@ -256,6 +256,40 @@ def test_a_pipeline_without_any_data_says_so():
         pipelines.steps(datasets)
 
 
+def test_the_failure_of_one_pipeline_reaches_the_others():
+    pipelines = Pipelines(1, 1)
+
+    def dataset_fn(context):
+        yield np.arange(2)
+        if context.input_pipeline_id == 1:
+            raise OSError("the disk is gone")
+        while True:
+            yield np.arange(2)
+
+    iterators = [iter(dataset) for dataset in pipelines.from_function(dataset_fn)]
+
+    def errors(index):
+        with iterators[index] as iterator, pytest.raises((OSError, InputError)) as raised:
+            for _ in iterator:
+                pass
+        return str(raised.value)
+
+    first, second = pipelines.together(errors)
+    assert second == "the disk is gone"
+    assert "Input pipeline 1 failed" in first and "OSError: the disk is gone" in first
+
+
+def test_padding_of_a_pipeline_that_has_no_rows_left_is_a_true_row():
+    pipelines = Pipelines(1, 1)
+    for datasets in (
+        pipelines.distribute(lambda: rx.from_arrays(np.array([7, 8, 9])).batch(2), partial_batch="pad"),
+        pipelines.from_function(lambda c: [np.full(1, 7)] * (c.input_pipeline_id + 1), partial_batch="pad"),
+    ):
+        last = pipelines.steps(datasets)[-1]
+        assert sorted(part.size for part in last) == [0, 1]
+        assert all(0 not in part.value for part in last)
+
+
 def test_files_without_any_data_give_no_steps():
     pipelines = Pipelines(1, 2)
     assert pipelines.steps(pipelines.distribute(lambda: files_of([[], []]).batch(2))) == []

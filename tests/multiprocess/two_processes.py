@@ -83,6 +83,19 @@ def check_reduce_an_axis(strategy, mode):
     equal(step(), 2.5)
 
 
+def check_reduce_rows(strategy, mode):
+    """Rows, and row numbers, that are the same for all replicas come from each of them."""
+    indices = jnp.array([2, 0])
+    for make in (lambda: strategy.run(lambda: jnp.ones(2)), lambda: jnp.ones(2)):
+
+        @mode
+        def step(make=make):
+            rows = rx.IndexedSlices(make(), indices, dense_shape=(3,))
+            return strategy.reduce("SUM", rows, axis=None)
+
+        equal(step().to_dense(), [4, 0, 4])
+
+
 def check_gather(strategy, mode):
     @mode
     def step():
@@ -329,6 +342,24 @@ def check_processes_with_their_own_data(strategy, mode):
     total = mode(lambda batch: strategy.reduce("SUM", batch, axis=0))
     # The second process has data for one step only, and takes part in the other with empty batches.
     assert [int(total(batch)) for batch in dataset] == [6 + 406, 22]
+
+
+def check_a_reader_that_fails_in_one_process(strategy, mode):
+    def dataset_fn(context):
+        yield np.arange(2)
+        yield np.arange(2)
+        if process() == 1:
+            raise OSError("no disk")
+        while True:
+            yield np.arange(2)
+
+    try:
+        for _ in strategy.distribute_datasets_from_function(dataset_fn):
+            pass
+    except (OSError, rx.errors.InputError) as error:
+        assert str(error) == "no disk" or "pipeline 1 failed" in str(error), error
+    else:
+        raise AssertionError("no error")
 
 
 def passes(name, mode_name, mode, strategy):

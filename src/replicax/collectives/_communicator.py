@@ -14,7 +14,7 @@ from typing import Any, final
 import jax.numpy as jnp
 import numpy as np
 
-from replicax._jax import is_tracer
+from replicax._jax import is_transforming
 from replicax.collectives._cross_device_ops import CrossDeviceOps, place
 from replicax.collectives._local import AllGather, FirstReplica
 from replicax.collectives._options import CommunicationOptions
@@ -87,7 +87,9 @@ class Communicator:
         """A value that is the same for all replicas, on each of them."""
         if isinstance(value, Mirrored | PerReplica) or self.num_replicas == 1:
             return value
-        return Mirrored.from_whole(value if is_tracer(value) else self.mesh.replicate(value), self.mesh)
+        # In a program, what is known already is a constant of it.
+        whole = jnp.asarray(value) if is_transforming() else self.mesh.replicate(value)
+        return Mirrored.from_whole(whole, self.mesh)
 
     def _reduce_same(self, op: ReduceOp, value: Any) -> Any:
         if isinstance(value, Mirrored) and value.mesh is None:

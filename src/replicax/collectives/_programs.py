@@ -21,7 +21,7 @@ from replicax._jax import is_tracer, plain
 from replicax.collectives._local import STACK_AXIS, AllReduce, Recipe
 from replicax.errors import CollectiveError
 from replicax.topology import REPLICA_AXIS, ReplicaMesh
-from replicax.values import Mirrored, PerReplica
+from replicax.values import Mirrored, PerReplica, is_number
 
 __all__ = ["combine", "map_each", "spread"]
 
@@ -63,6 +63,10 @@ def _require_uniform(values: Sequence[PerReplica]) -> None:
     for value in values:
         if value.uniform is None:
             parts = ", ".join(_describe(component) for component in value.values)
+            if not all(map(is_number, value.components)):
+                raise CollectiveError(
+                    f"Only arrays of numbers can be combined across replicas, got {parts}."
+                )
             raise CollectiveError(
                 f"The replicas hold values that can't be combined element by element: {parts}. "
                 "They must have one shape and dtype; reduce over the axis that differs "

@@ -186,11 +186,11 @@ class Function(Generic[_P, _R]):
         leaves, treedef = jax.tree.flatten((args, kwargs), is_leaf=is_variable)
         if any(isinstance(leaf, ReadInPython) for leaf in leaves):
             return self._call_as_loop(args, kwargs)
-        key = (here.strategy, here.replica is None, treedef, *map(leaf_key, leaves))
         try:
+            key = (here.strategy, here.replica is None, treedef, *map(leaf_key, leaves))
             step = self._programs.get(key)
         except TypeError as error:
-            raise TypeError(_unhashable(self, leaves)) from error
+            raise TypeError(_unusable(self, leaves)) from error
         if step is None:
             self._check_signature(args, kwargs)
             step = self._compile(key, leaves, treedef)
@@ -235,18 +235,19 @@ class Function(Generic[_P, _R]):
         return step
 
 
-def _unhashable(function: Function[..., Any], leaves: list[Any]) -> str:
-    def hashable(leaf: Any) -> bool:
+def _unusable(function: Function[..., Any], leaves: list[Any]) -> str:
+    def usable(leaf: Any) -> bool:
         try:
             hash(leaf_key(leaf))
         except TypeError:
             return False
         return True
 
-    odd = next((leaf for leaf in leaves if not hashable(leaf)), None)
+    odd = next((leaf for leaf in leaves if not usable(leaf)), None)
     return (
         f"{function!r} got an argument of type {type(odd).__name__}: {odd!r}. Arguments of a compiled "
-        "step are arrays, per-replica values, structures of them, or hashable constants."
+        "step are arrays of numbers, per-replica values, structures of them, or hashable constants; text "
+        "stays on the host, so take it out of a batch before."
     )
 
 

@@ -141,7 +141,10 @@ def _are_contiguous(pieces: Sequence[Piece]) -> bool:
 def _filled_up(pieces: Sequence[Piece], size: int) -> list[Any]:
     """The rows of all pieces, each filled up to `size` with rows of the batch, which are surely valid."""
     by_piece = [piece.batch.rows(piece.start, piece.stop) for piece in pieces]
-    spare = next(([np.asarray(r[:1]) for r in rows] for rows in by_piece if len(rows[0])), None)
+    spare: list[Any] | None = None
+    if not all(piece.size for piece in pieces):
+        # Of the batch, not of the pieces: this process may have no rows of it at all.
+        spare = next((piece.batch.rows(0, 1) for piece in pieces if piece.batch.num_rows), None)
     columns = []
     names = leaf_names(pieces[0].batch.treedef)
     for i, (name, *parts) in enumerate(zip(names, *by_piece, strict=True)):
@@ -159,6 +162,6 @@ def _filled_up(pieces: Sequence[Piece], size: int) -> list[Any]:
             if count:
                 column[start + count : start + size] = array[-1:]
             else:
-                column[start : start + size] = 0 if spare is None else spare[i]
+                column[start : start + size] = 0 if spare is None else np.asarray(spare[i])
         columns.append(column)
     return columns

@@ -9,6 +9,7 @@ one that has run dry takes part with empty batches until all have.
 from __future__ import annotations
 
 import abc
+import contextlib
 import dataclasses
 import threading
 from collections import deque
@@ -220,6 +221,13 @@ class DealtStream(Stream):
 
     def next(self) -> Step | None:
         """One part for each replica."""
+        try:
+            return self._next()
+        except Exception as error:
+            self._tell_of_failure(error)
+            raise
+
+    def _next(self) -> Step | None:
         num_own = len(self._pipeline.own)
         hands = self._hands if len(self._hands) > 1 else self._hands * num_own
         dealt = [hand.deal() for hand in hands]
@@ -237,16 +245,30 @@ class DealtStream(Stream):
         """The sizes of all replicas, by replica; None when no pipeline has anything left."""
         if self._pipeline.num_pipelines == 1:
             return own
-        told = self._pipeline.tell(self._topic, self._num_steps, [own, single], self._cancelled.is_set)
-        self._num_steps += 1
-        left = [sizes for sizes, _ in told]
-        if not any(left) or (None in left and any(is_single for _, is_single in told)):
+        number, self._num_steps = self._num_steps, self._num_steps + 1
+        told = self._pipeline.tell(self._topic, number, [own, single, None], self._cancelled.is_set)
+        for pipeline, (_, _, failure) in enumerate(told):
+            if failure is not None:
+                raise InputError(
+                    f"Input pipeline {pipeline} failed, so there are no more steps: {failure}. Its own "
+                    "process has the traceback."
+                )
+        left = [sizes for sizes, _, _ in told]
+        if not any(left) or (None in left and any(is_single for _, is_single, _ in told)):
             return None
         sizes = [0] * self._pipeline.num_replicas
         for replicas, message in zip(self._pipeline.replicas, left, strict=True):
             for replica, size in zip(replicas, message or [0] * len(replicas), strict=True):
                 sizes[replica] = size
         return sizes
+
+    def _tell_of_failure(self, error: Exception) -> None:
+        """Let the other pipelines know, which would wait for the next step of this one; wait for none."""
+        if self._pipeline.num_pipelines == 1 or self._cancelled.is_set():
+            return
+        message = [None, False, f"{type(error).__name__}: {error}"]
+        with contextlib.suppress(Exception):  # nobody has to listen
+            self._pipeline.tell(self._topic, self._num_steps, message, lambda: True)
 
     def _empty(self, index: int) -> Piece:
         first = index if len(self._hands) > 1 else 0

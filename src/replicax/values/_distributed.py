@@ -41,8 +41,10 @@ __all__ = [
 
 
 def is_array(value: Any) -> bool:
-    """Whether `value` is a JAX or NumPy array (a tracer is one)."""
-    return isinstance(value, jax.Array | np.ndarray | np.generic)
+    """Whether `value` is a JAX or NumPy array (a tracer is one) of numbers; text stays on the host."""
+    if isinstance(value, jax.Array):
+        return True
+    return isinstance(value, np.ndarray | np.generic) and value.dtype.kind not in "OSUMm"
 
 
 def is_key(value: Any) -> bool:
