@@ -135,6 +135,21 @@ def test_refuses_what_is_no_scalar(tracker, value, error, message):
         tracker.log(1, loss=value)
 
 
+@pytest.mark.parametrize("values", [[1.0], 1.0, {1: 1.0}])
+def test_refuses_what_has_no_name(tracker, values, written):
+    with pytest.raises(TypeError, match="takes numbers by name"):
+        tracker.log(1, values)
+    tracker.log(2, loss=1.0)  # nothing is left behind
+    tracker.flush()
+    assert written == [(2, {"loss": 1.0})]
+
+
+@pytest.mark.parametrize("writers", [print, [1], "logs"])
+def test_refuses_writers_that_can_not_write(writers):
+    with pytest.raises(TypeError, match="a list of functions"):
+        rx.Tracker(writers=writers)
+
+
 def test_refuses_a_value_for_each_replica(tracker):
     strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
     with pytest.raises(TypeError, match=r'strategy.reduce\("MEAN", loss, axis=None\)'):

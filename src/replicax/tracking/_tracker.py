@@ -97,6 +97,9 @@ class Tracker:
         """Nothing is written, and JAX is not started, before the first `log`."""
         if isinstance(every, bool) or not isinstance(every, int | np.integer) or every < 1:
             raise ValueError(f"rx.Tracker(every={every!r}): pass a number of steps, 1 or more.")
+        writers = list(writers) if isinstance(writers, Iterable) else [None]
+        if not all(map(callable, writers)):
+            raise TypeError("rx.Tracker(writers=...): pass a list of functions of (step, numbers).")
         self._tensorboard = None if tensorboard is None else TensorBoardWriter(tensorboard)
         self._console = console
         self._writers = [_without_time(write) for write in writers]
@@ -126,7 +129,7 @@ class Tracker:
 
         Raises:
             ContextError: it was called in a function that is being compiled.
-            TypeError: a value is no real number, or has a part on each replica.
+            TypeError: a value is no real number or has no name, or has a part on each replica.
             ValueError: a value is no scalar.
 
         >>> with rx.Tracker(console=True) as tracker:
@@ -135,7 +138,10 @@ class Tracker:
         """
         if self._closed:
             raise ValueError("This tracker was closed; make another one.")
-        numbers = {**(values or {}), **more}
+        values = {} if values is None else values
+        if not isinstance(values, Mapping) or not all(isinstance(name, str) for name in values):
+            raise TypeError(f'Tracker.log takes numbers by name, {{"train/loss": loss}}, got {values!r}.')
+        numbers = {**values, **more}
         names = (*numbers, "step")
         scalars = tuple(_scalar(name, x) for name, x in zip(names, (*numbers.values(), step), strict=True))
         if not on_first_process():
