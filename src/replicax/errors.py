@@ -134,9 +134,9 @@ class TracingError(ReplicaxError, RuntimeError):
 
 
 class TracedValueError(ReplicaxError, TypeError):
-    """A compiled replica function used a value, often its replica id, as a Python number.
+    """A compiled step or replica function used a traced value, often the replica id, as a Python number.
 
-    One program serves all replicas, so there is no number yet when it is traced.
+    There is no number yet when a step is traced, and one program serves all replicas.
     """
 
 

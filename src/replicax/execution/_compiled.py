@@ -27,6 +27,7 @@ from replicax.execution._program import (
     layout,
 )
 from replicax.execution._state import StepState
+from replicax.execution._traced_values import explain_traced_values
 from replicax.topology import ReplicaMesh
 from replicax.values import Layout, PerReplica, free, is_array, on_first_replica
 from replicax.variables import (
@@ -44,6 +45,14 @@ __all__ = ["CompiledStep", "OtherArguments", "leaf_key"]
 # JAX keeps traces by function and by this value: a new one makes it trace nested functions anew.
 _trace_token = jax.make_user_context(None)
 _tokens = itertools.count()
+
+
+_NO_VALUES = (
+    "A compiled step used a traced value as a Python number or a NumPy array (in `if`, `while`, "
+    "`float()`, `range()`, `np.asarray()`, ...). While it is traced, its arguments and variables and what "
+    "is computed from them have no values yet. Choose with `jnp.where` or `jax.lax.cond`, show with "
+    "`jax.debug.print`, do it to what the step returns, or leave out `rx.function` to run eagerly."
+)
 
 
 class OtherArguments(Exception):
@@ -143,7 +152,9 @@ class CompiledStep:
             if self._fresh:
                 frame.on_write = lambda: tokens.enter_context(_trace_token(next(_tokens)))
                 frame.on_write()
-            return self._outputs.take(self._fn(*args, **kwargs))
+            with explain_traced_values(_NO_VALUES):
+                result = self._fn(*args, **kwargs)
+            return self._outputs.take(result)
 
     # Where things are.
 

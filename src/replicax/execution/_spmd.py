@@ -18,8 +18,8 @@ from jax.sharding import PartitionSpec
 from replicax._jax import plain
 from replicax.collectives import Riders, taking_riders
 from replicax.contexts import Context, ReplicaContext, enter
-from replicax.errors import TracedValueError
 from replicax.execution._program import ProgramFrame, ReplicaFrame
+from replicax.execution._traced_values import explain_traced_values
 from replicax.topology import REPLICA_AXIS
 from replicax.values import (
     Component,
@@ -95,24 +95,16 @@ def _call(strategy: Any, fn: Callable[..., Any], args: Any, kwargs: Any, masks: 
     replica_id = lax.axis_index(REPLICA_AXIS)
     merge_point = _SpmdReplica(strategy, [PerReplica.from_local(mask, mesh) for mask in masks])
     context = ReplicaContext(strategy, replica_id, merge_point=merge_point, devices=names, masks=masks)
-    with enter(Context(strategy, replica=context)):
-        try:
-            return fn(*args, **kwargs)
-        except _NOT_A_NUMBER as error:
-            raise TracedValueError(
-                "A compiled replica function used a traced value as a Python number (in `if`, `int()`, "
-                "`range()`, an index of a list, ...). One program serves all replicas, so the replica id "
-                "and everything computed from arguments has no value yet. Choose with `jnp.where` or "
-                "`jax.lax.cond`, pass what differs between replicas as an argument made by "
-                "`strategy.distribute_values_from_function`, or leave out `rx.function` to run eagerly. "
-                f"JAX says: {str(error).splitlines()[0]}"
-            ) from error
+    with enter(Context(strategy, replica=context)), explain_traced_values(_NO_VALUES):
+        return fn(*args, **kwargs)
 
 
-_NOT_A_NUMBER = (
-    jax.errors.ConcretizationTypeError,
-    jax.errors.TracerArrayConversionError,
-    jax.errors.TracerIntegerConversionError,
+_NO_VALUES = (
+    "A compiled replica function used a traced value as a Python number (in `if`, `int()`, `range()`, an "
+    "index of a list, ...). One program serves all replicas, so the replica id and everything computed "
+    "from arguments has no value yet. Choose with `jnp.where` or `jax.lax.cond`, pass what differs between "
+    "replicas as an argument made by `strategy.distribute_values_from_function`, or leave out "
+    "`rx.function` to run eagerly."
 )
 
 

@@ -21,10 +21,10 @@ _NO_AUTOGRAPH = (
     "tf.function has no AutoGraph here: Python's `if`, `while` and `range` can't use a traced value. Use "
     "tf.cond, tf.while_loop or tf.where, or leave @tf.function out to see the values."
 )
-_NOT_A_NUMBER = (
-    jax.errors.ConcretizationTypeError,
-    jax.errors.TracerArrayConversionError,
-    jax.errors.TracerIntegerConversionError,
+_NO_VALUES = (
+    "A tf.function used a traced value as a Python number or a NumPy array (in `if`, `while`, `int()`, "
+    "`range()`, `np.asarray()`, ...). What is computed from its arguments and from variables has no value "
+    f"yet. {_NO_AUTOGRAPH}"
 )
 
 _WITHOUT_MEANING = {
@@ -91,17 +91,12 @@ def _returning_tensors(func: Any) -> Any:
     @functools.wraps(func)
     def step(*args: Any, **kwargs: Any) -> Any:
         try:
-            result = func(*args, **kwargs)
-        except TracedValueError as error:  # of a replica function, or of a tf.function in this one
+            with execution.explain_traced_values(_NO_VALUES):
+                result = func(*args, **kwargs)
+        except TracedValueError as error:  # perhaps of a replica function in this one
             if _NO_AUTOGRAPH not in "".join([str(error), *getattr(error, "__notes__", ())]):
                 error.add_note(_NO_AUTOGRAPH)
             raise
-        except _NOT_A_NUMBER as error:
-            raise TracedValueError(
-                "A tf.function used a traced value as a Python number or a NumPy array (in `if`, `while`, "
-                "`int()`, `range()`, `np.asarray()`, ...). What is computed from its arguments and from "
-                f"variables has no value yet. {_NO_AUTOGRAPH} JAX says: {str(error).splitlines()[0]}"
-            ) from error
         return jax.tree.map(_as_tensor, result, is_leaf=_is_variable)
 
     with_attributes: Any = step
