@@ -16,7 +16,7 @@ EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.stem
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_example_runs(path):
     result = subprocess.run(
-        [sys.executable, path], capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, path], capture_output=True, text=True, timeout=240, check=False
     )
     assert result.returncode == 0, result.stderr
     assert result.stdout
@@ -24,7 +24,7 @@ def test_example_runs(path):
 
 def _output(path):
     return subprocess.run(
-        [sys.executable, path], capture_output=True, text=True, timeout=100, check=True
+        [sys.executable, path], capture_output=True, text=True, timeout=240, check=True
     ).stdout
 
 

@@ -53,7 +53,7 @@ def run_steps(start, num_steps, **environment):
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=60,
+        timeout=240,
     )
     assert finished.returncode == 0, finished.stdout
     return finished.stdout

@@ -243,7 +243,7 @@ def test_a_program_that_ends_after_saving_has_saved(num_floats, tmp_path):
         manager.save(1)
     """
     ended = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=240
     )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"], ended.stderr
     assert ended.returncode == 0

@@ -155,7 +155,7 @@ def test_the_program_says_what_is_wrong_with_its_checkpoint(tmp_path):
         [sys.executable, str(PROGRAM), str(tmp_path), "mirrored2", "3", "3", "0"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
     )
     assert ended.returncode == 1
     assert "CheckpointMismatchError" in ended.stderr

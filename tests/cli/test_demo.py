@@ -18,7 +18,7 @@ def run_demo(tmp_path, *arguments):
     command = [sys.executable, "-m", "replicax", "demo", "--output", str(tmp_path), *arguments]
     environment = {name: x for name, x in os.environ.items() if name not in ("PJRT_NPROC", "XLA_FLAGS")}
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=100, check=False, env=environment
+        command, capture_output=True, text=True, timeout=240, check=False, env=environment
     )
 
 

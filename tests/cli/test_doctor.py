@@ -36,7 +36,7 @@ def run_doctor(*arguments, **environment):
     command = [sys.executable, "-m", "replicax", "doctor", *arguments]
     kept = {name: x for name, x in os.environ.items() if name not in ("PJRT_NPROC", "XLA_FLAGS")}
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=100, check=False, env=kept | environment
+        command, capture_output=True, text=True, timeout=240, check=False, env=kept | environment
     )
 
 

@@ -161,6 +161,12 @@ def test_output_that_nobody_reads_as_a_program():
     buffered = {name: x for name, x in os.environ.items() if name != "PYTHONUNBUFFERED"}
     with os.fdopen(write) as closed:
         result = subprocess.run(
-            command, stdout=closed, stderr=subprocess.PIPE, text=True, timeout=60, check=False, env=buffered
+            command,
+            stdout=closed,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=240,
+            check=False,
+            env=buffered,
         )
     assert (result.returncode, result.stderr) == (141, "")

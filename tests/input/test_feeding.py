@@ -262,7 +262,7 @@ def test_closing_does_not_wait_for_ever_for_a_reader_that_hangs(two, monkeypatch
     next(iterator)
     began = time.monotonic()
     iterator.close()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20
     release.set()
     assert wait_until(lambda: not feeders())
 
@@ -566,7 +566,7 @@ def test_a_process_ends_with_a_live_iterator(ending, buffer_size):
         {ending}
     """
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=240
     )
     assert done.stdout.split() == ["read", "closed"]
     assert done.returncode == {"": 0, "raise": 1, "sys.e": 3}[ending[:5]]
@@ -594,6 +594,6 @@ def test_a_process_ends_although_its_reader_hangs():
         print("read")
     """
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=240
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "read\n", "")

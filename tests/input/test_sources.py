@@ -218,7 +218,7 @@ def test_no_library_is_imported_to_recognise_a_dataset():
         print([name for name in ("grain", "tensorflow", "torch", "datasets") if name in sys.modules])
     """
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=100
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=240
     )
     assert (done.stdout, done.returncode) == ("[]\n", 0), done.stderr
 

@@ -31,7 +31,7 @@ def join_cluster(devices_per_process):
     jax.distributed.initialize(coordinator, int(num_processes), int(process))
 
 
-def launch(program, num_processes=2, timeout=90):
+def launch(program, num_processes=2, timeout=240):
     """Run `program`, a file, in `num_processes` processes; what each of them printed.
 
     Raises:

@@ -94,9 +94,9 @@ def test_a_worker_that_never_comes_is_an_error_within_the_timeout(task):
         env=os.environ | mine,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
     )
-    assert time.monotonic() - start < 30
+    assert time.monotonic() - start < 100  # JAX alone waits for 300
     assert result.returncode == 0, result.stderr
     timeout, alone = result.stdout.splitlines()
     other = 1 - task

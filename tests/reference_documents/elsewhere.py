@@ -22,7 +22,7 @@ def run_with_one_device(names):
         env=os.environ | {"JAX_PLATFORMS": "cpu"},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=240,
     )
     assert done.returncode == 0, done.stderr
     return _found(done.stdout)

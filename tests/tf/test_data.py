@@ -488,7 +488,7 @@ except ImportError as error:
 else:
     raise AssertionError
 """
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=100)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=240)
 
 
 def test_grain_is_not_imported_before_a_dataset_is_opened():
@@ -500,4 +500,4 @@ assert "grain" not in sys.modules and "tensorflow" not in sys.modules
 list(dataset)
 assert "grain" in sys.modules
 """
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=100)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=240)

@@ -24,7 +24,7 @@ def run_python(code, **environment):
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=100,
+        timeout=240,
     )
     assert finished.returncode == 0, finished.stdout
     return finished.stdout
