@@ -109,8 +109,8 @@ class Function(Generic[_P, _R]):
             raise TypeError(f"rx.function takes a function, got {fn!r}.")
         if inspect.isgeneratorfunction(fn) or inspect.iscoroutinefunction(fn):
             raise TypeError(
-                f"rx.function takes a function that returns its results; {fn!r} would run only after it was "
-                "traced. Compile the step, and call it from the generator or coroutine."
+                f"rx.function takes a function that returns its results; {fn!r} would run only after "
+                "it was traced. Compile the step, and call it from the generator or coroutine."
             )
         functools.update_wrapper(self, fn)
         self._signature = None if input_signature is None else tuple(input_signature)
