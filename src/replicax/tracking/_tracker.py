@@ -97,8 +97,7 @@ class Tracker:
         """Nothing is written, and JAX is not started, before the first `log`."""
         if isinstance(every, bool) or not isinstance(every, int | np.integer) or every < 1:
             raise ValueError(f"rx.Tracker(every={every!r}): pass a number of steps, 1 or more.")
-        writers = list(writers) if isinstance(writers, Iterable) else [None]
-        if not all(map(callable, writers)):
+        if not isinstance(writers, Iterable) or not all(map(callable, writers := list(writers))):
             raise TypeError("rx.Tracker(writers=...): pass a list of functions of (step, numbers).")
         self._tensorboard = None if tensorboard is None else TensorBoardWriter(tensorboard)
         self._console = console
