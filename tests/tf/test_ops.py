@@ -1,5 +1,8 @@
 """The ops of `replicax.tf`: thin names, with TensorFlow's arguments and results."""
 
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,6 +18,12 @@ I = np.array([[1, 2, 3], [4, 5, 6]], np.int32)  # noqa: E741
 SAME = {
     "abs": (lambda: tf.abs(X), np.abs(X)),
     "add": (lambda: tf.add(x=X, y=1.0), X + 1),
+    "subtract by name": (lambda: tf.subtract(y=X, x=1.0), 1 - X),
+    "pow by name": (lambda: tf.pow(y=2.0, x=X), X**2),
+    "where lists": (lambda: tf.where([True, False], 1.0, [2.0, 3.0]), [1.0, 3.0]),
+    "boolean_mask": (lambda: tf.boolean_mask(X, [False, True]), X[1:]),
+    "boolean_mask axis": (lambda: tf.boolean_mask(X, [True, False, True], axis=1), X[:, ::2]),
+    "boolean_mask of elements": (lambda: tf.boolean_mask(X, X > 0), X[X > 0]),
     "add_n": (lambda: tf.add_n([X, X, X]), 3 * X),
     "argmax": (lambda: tf.argmax(X, axis=1), X.argmax(1)),
     "argmax default": (lambda: tf.argmax(X), X.argmax(0)),
@@ -38,8 +47,11 @@ SAME = {
     "matmul transpose_a": (lambda: tf.matmul(X, X, transpose_a=True), X.T @ X),
     "maximum": (lambda: tf.maximum(X, 0.0), np.maximum(X, 0)),
     "norm": (lambda: tf.norm(X), np.sqrt((X**2).sum())),
+    "norm 1": (lambda: tf.norm(X, ord=1), np.abs(X).sum()),
+    "norm inf": (lambda: tf.norm(X, ord=np.inf, keepdims=True), [[4.0]]),
     "norm axis": (lambda: tf.norm(X, axis=1), np.linalg.norm(X, axis=1)),
     "one_hot": (lambda: tf.one_hot([0, 2], 3), [[1, 0, 0], [0, 0, 1]]),
+    "one_hot dtype of values": (lambda: tf.one_hot([1], 2, on_value=5, off_value=-1), np.int32([[-1, 5]])),
     "one_hot values": (lambda: tf.one_hot([1], 2, on_value=5, off_value=-1, dtype=tf.int32), [[-1, 5]]),
     "ones": (lambda: tf.ones([2, 3]), np.ones((2, 3))),
     "ones scalar": (lambda: tf.ones([]), 1.0),
@@ -167,6 +179,44 @@ def test_split_and_unstack():
         tf.unstack(X, num=3)
 
 
+def test_one_hot_has_the_dtype_of_its_values():
+    assert tf.one_hot([1], 2).dtype == tf.float32
+    assert tf.one_hot([1], 2, on_value=5, off_value=-1).dtype == tf.int32
+    assert tf.one_hot([1], 2, on_value=5, dtype=tf.float16).dtype == tf.float16
+
+
+def test_the_sizes_of_a_split():
+    parts = tf.split(np.arange(5), [-1, 2])
+    assert [part.tolist() for part in parts] == [[0, 1, 2], [3, 4]]
+    assert [part.tolist() for part in tf.split(np.arange(4), np.int64(2))] == [[0, 1], [2, 3]]
+    for sizes in ([2, 2], [2, 4], [-1, -1], [6, -1]):
+        with pytest.raises(ValueError, match="add up"):
+            tf.split(np.arange(5), sizes)
+
+
+def test_shapes_have_values_in_compiled_functions():
+    @tf.function
+    def f(x):
+        rows = tf.shape(x)[0]
+        zeros = tf.zeros([rows, tf.rank(x)])
+        return tf.reshape(x, [tf.size(x)]), zeros, tf.range(rows), tf.broadcast_to(x[0], tf.shape(x))
+
+    flat, zeros, numbers, repeated = f(X)
+    np.testing.assert_array_equal(flat, X.ravel())
+    np.testing.assert_array_equal(repeated, [X[0], X[0]])
+    assert zeros.shape == (2, 2) and numbers.tolist() == [0, 1]
+    assert tf.shape(X).numpy().tolist() == [2, 3]
+
+
+def test_a_loop_over_numbers_up_to_a_traced_one():
+    @tf.function
+    def triangle(n, at_most=None):
+        return tf.while_loop(lambda i, s: i < n, lambda i, s: (i + 1, s + i), [0, 0], at_most)
+
+    assert [int(x) for x in triangle(tf.constant(5))] == [5, 10]
+    assert [int(x) for x in triangle(tf.constant(5), 3)] == [3, 3]
+
+
 def test_moments_and_normalization():
     mean, variance = tf.nn.moments(X, axes=[0])
     np.testing.assert_allclose(mean, X.mean(0))
@@ -181,6 +231,12 @@ def test_clipping_by_norms():
     assert clipped[0].tolist() == [2.0] and clipped[2].values.tolist() == [1.5]
     assert tf.clip_by_norm([3.0, 4.0], 10.0).tolist() == [3.0, 4.0]
     np.testing.assert_allclose(tf.clip_by_norm([3.0, 4.0], 1.0), [0.6, 0.8], rtol=1e-6)
+
+
+def test_clipping_what_has_no_direction_or_no_norm():
+    np.testing.assert_array_equal(jax.grad(lambda t: tf.clip_by_norm(t, 1.0).sum())(jnp.zeros(2)), [1, 1])
+    clipped, norm = tf.clip_by_global_norm([jnp.array([np.inf, 1.0]), jnp.ones(1)], 1.0)
+    assert np.isinf(norm) and np.isnan(clipped[0]).all() and np.isnan(clipped[1]).all()
 
 
 @pytest.mark.parametrize("padding", ["SAME", "VALID"])
@@ -290,6 +346,12 @@ def test_the_stream_of_the_process():
         tf.random.uniform([2], dtype=tf.int32)
     with pytest.raises(RuntimeError, match="the same in every step"):
         tf.function(lambda: tf.random.uniform([2]))()
+
+
+def test_a_seed_of_its_own_gives_the_same_numbers_in_every_run():
+    program = "import replicax.tf as tf; print(tf.random.uniform([3], seed=5).tolist())"
+    runs = [subprocess.run([sys.executable, "-c", program], capture_output=True, text=True) for _ in "ab"]
+    assert runs[0].stdout and runs[0].stdout == runs[1].stdout, runs
 
 
 def test_stateless_numbers():

@@ -65,9 +65,14 @@ def while_loop(
     """
     names, count = type(loop_vars), 0
     state = tuple(loop_vars)
-    if any(is_tracer(leaf) for leaf in jax.tree.leaves(state)):
-        return names(_traced_loop(cond, body, state, maximum_iterations))
-    while cond(*state) and (maximum_iterations is None or count < maximum_iterations):
+    while maximum_iterations is None or count < maximum_iterations:
+        going = cond(*state)
+        if is_tracer(array(going)) or any(map(is_tracer, jax.tree.leaves(state))):
+            # Also one that was given numbers, and meets what it refers to now.
+            left = None if maximum_iterations is None else maximum_iterations - count
+            return names(_traced_loop(cond, body, state, left))
+        if not going:
+            break
         new = body(*state)
         state = tuple(new) if isinstance(new, list | tuple) else (new,)
         count += 1

@@ -94,50 +94,70 @@ __all__ = [
 ]
 
 
-def _as(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """An op that is a function of JAX, with the same positional arguments."""
+def _unary(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """An op that is a function of JAX with one argument."""
 
-    def thin(*args: Any, **named: Any) -> Any:
-        return fn(*map(array, (*args, *named.values())))
+    def unary(x: Any) -> Any:
+        return fn(array(x))
 
+    return _named_after(fn, unary)
+
+
+def _binary(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """An op that is a function of JAX with two arguments."""
+
+    def binary(x: Any, y: Any) -> Any:
+        return fn(array(x), array(y))
+
+    return _named_after(fn, binary)
+
+
+def _named_after(fn: Callable[..., Any], thin: Callable[..., Any]) -> Callable[..., Any]:
     thin.__doc__ = f"`{fn.__module__}.{fn.__name__}`, element by element."
     thin.__name__ = thin.__qualname__ = fn.__name__
     return op(thin)
 
 
-abs, acos, asin, atan = _as(jnp.abs), _as(jnp.arccos), _as(jnp.arcsin), _as(jnp.arctan)
+abs, acos, asin, atan = _unary(jnp.abs), _unary(jnp.arccos), _unary(jnp.arcsin), _unary(jnp.arctan)
 ceil, cos, erf, exp, expm1 = (
-    _as(jnp.ceil),
-    _as(jnp.cos),
-    _as(jax.scipy.special.erf),
-    _as(jnp.exp),
-    _as(jnp.expm1),
+    _unary(jnp.ceil),
+    _unary(jnp.cos),
+    _unary(jax.scipy.special.erf),
+    _unary(jnp.exp),
+    _unary(jnp.expm1),
 )
 floor, log, log1p, negative, round = (
-    _as(jnp.floor),
-    _as(jnp.log),
-    _as(jnp.log1p),
-    _as(jnp.negative),
-    _as(jnp.round),
+    _unary(jnp.floor),
+    _unary(jnp.log),
+    _unary(jnp.log1p),
+    _unary(jnp.negative),
+    _unary(jnp.round),
 )
-rsqrt, sigmoid, sign, sin = _as(jax.lax.rsqrt), _as(jax.nn.sigmoid), _as(jnp.sign), _as(jnp.sin)
-sqrt, square, tan, tanh = _as(jnp.sqrt), _as(jnp.square), _as(jnp.tan), _as(jnp.tanh)
-reciprocal, stop_gradient = _as(jnp.reciprocal), _as(jax.lax.stop_gradient)
+rsqrt, sigmoid, sign, sin = _unary(jax.lax.rsqrt), _unary(jax.nn.sigmoid), _unary(jnp.sign), _unary(jnp.sin)
+sqrt, square, tan, tanh = _unary(jnp.sqrt), _unary(jnp.square), _unary(jnp.tan), _unary(jnp.tanh)
+reciprocal = _unary(jnp.reciprocal)
 is_finite, is_inf, is_nan, logical_not = (
-    _as(jnp.isfinite),
-    _as(jnp.isinf),
-    _as(jnp.isnan),
-    _as(jnp.logical_not),
+    _unary(jnp.isfinite),
+    _unary(jnp.isinf),
+    _unary(jnp.isnan),
+    _unary(jnp.logical_not),
 )
 
-add, subtract, multiply, divide, truediv = (
-    _as(jnp.add), _as(jnp.subtract), _as(jnp.multiply), _as(jnp.divide), _as(jnp.true_divide)
-)  # fmt: skip
-floordiv, floormod, mod, pow = _as(jnp.floor_divide), _as(jnp.mod), _as(jnp.mod), _as(jnp.power)
-maximum, minimum = _as(jnp.maximum), _as(jnp.minimum)
-equal, not_equal, less, less_equal = _as(jnp.equal), _as(jnp.not_equal), _as(jnp.less), _as(jnp.less_equal)
-greater, greater_equal = _as(jnp.greater), _as(jnp.greater_equal)
-logical_and, logical_or, logical_xor = _as(jnp.logical_and), _as(jnp.logical_or), _as(jnp.logical_xor)
+add, subtract, multiply = _binary(jnp.add), _binary(jnp.subtract), _binary(jnp.multiply)
+divide, truediv, floordiv = _binary(jnp.divide), _binary(jnp.true_divide), _binary(jnp.floor_divide)
+floormod, mod, pow = _binary(jnp.mod), _binary(jnp.mod), _binary(jnp.power)
+maximum, minimum = _binary(jnp.maximum), _binary(jnp.minimum)
+equal, not_equal = _binary(jnp.equal), _binary(jnp.not_equal)
+less, less_equal = _binary(jnp.less), _binary(jnp.less_equal)
+greater, greater_equal = _binary(jnp.greater), _binary(jnp.greater_equal)
+logical_and, logical_or = _binary(jnp.logical_and), _binary(jnp.logical_or)
+logical_xor = _binary(jnp.logical_xor)
+
+
+@op
+def stop_gradient(input: Any) -> jax.Array:
+    """The same value, which does not change as far as a gradient is concerned."""
+    return jax.lax.stop_gradient(array(input))
 
 
 @op
@@ -244,14 +264,16 @@ def cumsum(x: Any, axis: int = 0, exclusive: bool = False, reverse: bool = False
 @op
 def clip_by_value(t: Any, clip_value_min: Any, clip_value_max: Any) -> Any:
     """Elements within bounds."""
-    return jnp.clip(array(t), clip_value_min, clip_value_max)
+    return jnp.clip(array(t), array(clip_value_min), array(clip_value_max))
 
 
 @op
 def clip_by_norm(t: Any, clip_norm: Any, axes: Any = None) -> jax.Array:
     """An array scaled down so that its norm is at most `clip_norm`."""
     t = array(t)
-    length = jnp.sqrt(jnp.sum(jnp.square(t), axis=_axes(axes), keepdims=True))
+    squares = jnp.sum(jnp.square(t), axis=_axes(axes), keepdims=True)
+    # The slope of a root is infinite at 0, which would make the gradient there not a number.
+    length = jnp.where(squares > 0, jnp.sqrt(jnp.where(squares > 0, squares, 1)), 0)
     return t * (clip_norm / jnp.maximum(length, clip_norm))
 
 
@@ -265,9 +287,12 @@ def global_norm(t_list: Sequence[Any]) -> jax.Array:
 def clip_by_global_norm(
     t_list: Sequence[Any], clip_norm: Any, use_norm: Any = None
 ) -> tuple[list[Any], Any]:
-    """Arrays scaled down so that their common norm is at most `clip_norm`, and that norm."""
-    length = global_norm(t_list) if use_norm is None else use_norm
-    scale = clip_norm / jnp.maximum(length, clip_norm)
+    """Arrays scaled down so that their common norm is at most `clip_norm`, and that norm.
+
+    If the norm is infinite or not a number, neither are the arrays, so that it shows.
+    """
+    length = array(global_norm(t_list) if use_norm is None else use_norm)
+    scale = jnp.where(jnp.isfinite(length), clip_norm / jnp.maximum(length, clip_norm), jnp.nan)
     return [None if t is None else _scaled(t, scale) for t in t_list], length
 
 
@@ -311,11 +336,12 @@ def einsum(equation: str, *inputs: Any) -> jax.Array:
 
 @op
 def norm(tensor: Any, ord: Any = "euclidean", axis: Any = None, keepdims: bool = False) -> jax.Array:
-    """The norm, by default of all elements together."""
+    """The norm, by default of all elements together, as of one vector."""
     x = array(tensor)
-    if axis is None and ord == "euclidean":
-        return jnp.sqrt(jnp.sum(jnp.square(jnp.abs(x)), keepdims=keepdims))
-    return jnp.linalg.norm(x, None if ord == "euclidean" else ord, _axes(axis), keepdims)
+    if axis is not None:
+        return jnp.linalg.norm(x, None if ord == "euclidean" else ord, _axes(axis), keepdims)
+    length = jnp.linalg.norm(x.ravel(), None if ord in ("euclidean", "fro") else ord)
+    return length.reshape((1,) * x.ndim) if keepdims else length
 
 
 @op

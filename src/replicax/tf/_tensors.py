@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax._jax import add_array_method
+from replicax._jax import add_array_method, is_staging
 from replicax.tf import dtypes
 from replicax.tf._op import array, op
 
@@ -180,12 +180,14 @@ def linspace(start: Any, stop: Any, num: int, axis: int = 0) -> jax.Array:
 
 @op
 def one_hot(
-    indices: Any, depth: int, on_value: Any = 1.0, off_value: Any = 0.0, axis: int = -1, dtype: Any = None
+    indices: Any, depth: int, on_value: Any = None, off_value: Any = None, axis: int = -1, dtype: Any = None
 ) -> jax.Array:
-    """Ones where an index says so."""
+    """Ones where an index says so, or other values; without a `dtype`, of theirs."""
     hot = jax.nn.one_hot(array(indices), depth, axis=axis, dtype=jnp.bool_)
-    chosen = jnp.where(hot, on_value, off_value)
-    return chosen.astype(dtypes.float32 if dtype is None else dtypes.on_device(dtype))
+    given = [_strong(value, None).dtype for value in (on_value, off_value) if value is not None]
+    found = jnp.result_type(*(given or [dtypes.float32])) if dtype is None else dtypes.on_device(dtype)
+    on, off = 1 if on_value is None else on_value, 0 if off_value is None else off_value
+    return jnp.where(hot, on, off).astype(found)
 
 
 @op
@@ -240,9 +242,17 @@ def split(value: Any, num_or_size_splits: Any, axis: int = 0, num: int | None = 
     whole = array(value)
     if num is not None and num != np.size(num_or_size_splits):
         raise ValueError(f"tf.split(num={num}): there are {np.size(num_or_size_splits)} sizes.")
-    if isinstance(num_or_size_splits, int):
-        return jnp.split(whole, num_or_size_splits, axis)
-    return jnp.split(whole, np.cumsum(num_or_size_splits)[:-1].tolist(), axis)
+    if np.ndim(num_or_size_splits) == 0:
+        return jnp.split(whole, int(num_or_size_splits), axis)
+    sizes, total = np.asarray(num_or_size_splits).tolist(), whole.shape[axis]
+    if sizes.count(-1) == 1:
+        sizes[sizes.index(-1)] = total - sum(sizes) - 1  # what the others leave
+    if sum(sizes) != total or min(sizes) < 0:
+        raise ValueError(
+            f"tf.split({num_or_size_splits}): the array has size {total} along axis {axis}, and the sizes "
+            "do not add up to that."
+        )
+    return jnp.split(whole, np.cumsum(sizes)[:-1].tolist(), axis)
 
 
 @op
@@ -277,7 +287,8 @@ def gather_nd(params: Any, indices: Any, batch_dims: int = 0) -> jax.Array:
 @op
 def boolean_mask(tensor: Any, mask: Any, axis: int = 0) -> jax.Array:
     """The elements where `mask` is true. In a compiled function their number is not known: use tf.where."""
-    return jnp.compress(np.asarray(mask).ravel(), array(tensor), axis=axis)
+    tensor = array(tensor)
+    return tensor[(*[_slice(None)] * (axis % tensor.ndim), np.asarray(mask, bool))]
 
 
 @op
@@ -287,7 +298,7 @@ def where(condition: Any, x: Any = None, y: Any = None) -> jax.Array:
         return jnp.argwhere(array(condition))
     if x is None or y is None:
         raise ValueError("tf.where takes the condition alone, or both x and y.")
-    return jnp.where(array(condition), x, y)
+    return jnp.where(array(condition), array(x), array(y))
 
 
 @op
@@ -327,15 +338,23 @@ def broadcast_to(input: Any, shape: Any) -> jax.Array:
 
 
 @op
-def shape(input: Any, out_type: Any = dtypes.int32) -> jax.Array:
+def shape(input: Any, out_type: Any = dtypes.int32) -> Any:
     """The shape, as an array; `x.shape` is the tuple."""
-    return jnp.asarray(jnp.shape(array(input)), dtypes.on_device(out_type))
+    return _known(jnp.shape(array(input)), out_type)
+
+
+def _known(numbers: Any, dtype: Any) -> Any:
+    """Numbers that have a value in compiled functions too, where they are often used to make shapes.
+
+    What is taken from a JAX array there would be traced, so they are a NumPy array.
+    """
+    return (np if is_staging() else jnp).asarray(numbers, dtypes.on_device(dtype))
 
 
 @op
-def size(input: Any, out_type: Any = dtypes.int32) -> jax.Array:
+def size(input: Any, out_type: Any = dtypes.int32) -> Any:
     """The number of elements, as an array."""
-    return jnp.asarray(jnp.size(array(input)), dtypes.on_device(out_type))
+    return _known(jnp.size(array(input)), out_type)
 
 
 @op
@@ -351,6 +370,6 @@ def ensure_shape(x: Any, shape: Any) -> jax.Array:
 
 
 @op
-def rank(input: Any) -> jax.Array:
+def rank(input: Any) -> Any:
     """The number of axes, as an array."""
-    return jnp.asarray(jnp.ndim(array(input)))
+    return _known(jnp.ndim(array(input)), dtypes.int32)

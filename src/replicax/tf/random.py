@@ -43,18 +43,21 @@ class _Stream:
 
     def set_seed(self, seed: int | None) -> None:
         """Begin anew; without a seed, somewhere at random."""
+        self._is_random = seed is None
         self._seed = np.random.SeedSequence().generate_state(1)[0] if seed is None else seed
         self._count = 0
 
-    def next_key(self, what: str) -> jax.Array:
-        """Another key."""
+    def next_key(self, what: str, seed: int | None) -> jax.Array:
+        """Another key; `seed` makes a stream of its own, the same in every run of the program."""
         if is_transforming():
             raise ContextError(
                 f"tf.random.{what} in a compiled function would be drawn once, when it is traced, and be "
                 "the same in every step. Use a tf.random.Generator, or tf.random.stateless_uniform."
             )
         self._count += 1
-        return jax.random.fold_in(jax.random.key(int(self._seed) % 2**32), self._count)
+        base = 0 if self._is_random and seed is not None else self._seed
+        key = jax.random.fold_in(jax.random.key(int(base) % 2**32), self._count)
+        return key if seed is None else jax.random.fold_in(key, seed)
 
 
 _stream = _Stream()
@@ -94,18 +97,12 @@ def _truncated(key: Any, shape: Any, mean: Any, stddev: Any, dtype: Any) -> jax.
     return mean + stddev * jax.random.truncated_normal(key, -2, 2, _shape(shape), dtypes.on_device(dtype))
 
 
-def _key(seed: int | None, what: str) -> Any:
-    """The stream's next key; an op's own seed makes a stream of its own of it."""
-    key = _stream.next_key(what)
-    return key if seed is None else jax.random.fold_in(key, seed)
-
-
 @op
 def uniform(
     shape: Any, minval: Any = 0, maxval: Any = None, dtype: Any = dtypes.float32, seed: int | None = None
 ) -> jax.Array:
     """Numbers between `minval` and `maxval`."""
-    return _uniform(_key(seed, "uniform"), shape, minval, maxval, dtype)
+    return _uniform(_stream.next_key("uniform", seed), shape, minval, maxval, dtype)
 
 
 @op
@@ -113,7 +110,7 @@ def normal(
     shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = dtypes.float32, seed: int | None = None
 ) -> jax.Array:
     """Numbers of a normal distribution."""
-    return _normal(_key(seed, "normal"), shape, mean, stddev, dtype)
+    return _normal(_stream.next_key("normal", seed), shape, mean, stddev, dtype)
 
 
 @op
@@ -121,13 +118,13 @@ def truncated_normal(
     shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = dtypes.float32, seed: int | None = None
 ) -> jax.Array:
     """Numbers of a normal distribution, at most two standard deviations from the mean."""
-    return _truncated(_key(seed, "truncated_normal"), shape, mean, stddev, dtype)
+    return _truncated(_stream.next_key("truncated_normal", seed), shape, mean, stddev, dtype)
 
 
 @op
 def shuffle(value: Any, seed: int | None = None) -> jax.Array:
     """The rows in another order."""
-    return jax.random.permutation(_key(seed, "shuffle"), array(value))
+    return jax.random.permutation(_stream.next_key("shuffle", seed), array(value))
 
 
 def _stateless_key(seed: Any) -> Any:
