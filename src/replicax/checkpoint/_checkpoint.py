@@ -117,7 +117,12 @@ class Checkpoint:
             entries[path], array = _packed(path, thing)
             if array is not None and array.size:
                 arrays[path] = array
-        return Content(arrays, {"format": 1, "entries": entries})
+        content = Content(arrays, {"format": 1, "entries": entries})
+        if self._status is not None:
+            kept = self._status._slots_to_come(content)
+            arrays.update(kept.arrays)
+            entries.update(kept.document["entries"])
+        return content
 
     def _tell_left_out(self) -> None:
         """Warn, once for each object, of numbers that the user may think are saved."""
@@ -163,7 +168,7 @@ class Checkpoint:
             found = content.document.get("format")
             raise CheckpointError(f"{where} has the format {found!r}, and 1 is what can be read here.")
         if self._status is not None:
-            self._status.expect_partial()  # what waits for variables to come now is this one
+            self._status._stop()  # what waits for variables to come now is this one
         self._status = None
         saved: Mapping[str, Any] = content.document["entries"]
         things = track(self._objects())
@@ -311,18 +316,9 @@ def _kind(thing: Any) -> str:
 
 def _check_fit(things: Mapping[str, Any], saved: Mapping[str, Any], where: str) -> None:
     """Raise unless everything that is both here and there fits."""
-    problems = []
-    for path, thing in things.items():
-        entry = saved.get(path)
-        if entry is None:
-            continue
-        kind = _kind(thing)
-        if kind != entry["kind"]:
-            problems.append(f"{path} is {_a(kind)} here and {_a(entry['kind'])} there")
-        elif kind == "variable" and list(thing.shape) != entry["shape"]:
-            problems.append(f"{path} has shape {thing.shape} here and {tuple(entry['shape'])} there")
-        elif kind == "variable" and not _dtypes_fit(thing.dtype, entry["dtype"]):
-            problems.append(f"{path} has dtype {thing.dtype} here and {entry['dtype']} there")
+    both = [path for path in things if path in saved]
+    found = [(path, _misfit(things[path], saved[path])) for path in both]
+    problems = [f"{path} {problem}" for path, problem in found if problem is not None]
     if not problems and things and not set(things) & set(saved):
         listing = f"here are {_few(list(things))}, there {_few(list(saved))}"
         problems.append(f"the checkpoint is of other objects: {listing}")
@@ -330,6 +326,18 @@ def _check_fit(things: Mapping[str, Any], saved: Mapping[str, Any], where: str) 
         raise CheckpointMismatchError(
             f"The checkpoint {where} does not fit: {'; '.join(problems)}. Nothing was restored."
         )
+
+
+def _misfit(thing: Any, entry: Mapping[str, Any]) -> str | None:
+    """Why a thing can't have the state that was saved; None if it can."""
+    kind = _kind(thing)
+    if kind != entry["kind"]:
+        return f"is {_a(kind)} here and {_a(entry['kind'])} there"
+    if kind == "variable" and list(thing.shape) != entry["shape"]:
+        return f"has shape {thing.shape} here and {tuple(entry['shape'])} there"
+    if kind == "variable" and not _dtypes_fit(thing.dtype, entry["dtype"]):
+        return f"has dtype {thing.dtype} here and {entry['dtype']} there"
+    return None
 
 
 def _dtypes_fit(here: Any, there: str) -> bool:
@@ -375,13 +383,20 @@ class RestoreStatus:
         self._checkpoint, self._content, self._where = checkpoint, content, where
         self.missing = missing
         self._used = set(track(checkpoint._objects())) & set(self._entries)
-        self._too_late: set[str] = set()
-        self._slots, self._by_name = self._find_awaited()
+        self._left: dict[str, str] = {}
+        self._is_partial = False
+        self._slots: set[str] = set()
+        self._by_name: dict[str, str] = {}
         self._reference = weakref.WeakMethod(self._give)
-        if self._slots or self._by_name:
+        self._wait_for_variables()
+        self._report()
+
+    def _wait_for_variables(self) -> None:
+        """Be asked for values of variables to come, if there are any here."""
+        self._slots, self._by_name = self._find_awaited()
+        if (self._slots or self._by_name) and self._reference not in awaiting_values:
             awaiting_values.append(self._reference)
             _waiting.append(self)
-        self._report()
 
     def _find_awaited(self) -> tuple[set[str], dict[str, str]]:
         """The places of slots of the optimizers here, and by name those of other variables to come."""
@@ -394,7 +409,7 @@ class RestoreStatus:
             owner, is_slot, _ = path.rpartition("/slots/")
             if is_slot and f"{owner}/iterations" in self._used:
                 slots.add(path)
-            elif path.partition("/")[0] in roots:
+            elif path.partition("/")[0] in roots and not self._is_partial:
                 names.setdefault(entry["name"], []).append(path)
         names.pop("Variable:0", None)  # anybody's name
         # Two variables of one name can't be told apart before they have a place.
@@ -418,10 +433,8 @@ class RestoreStatus:
     def _give(self, new: NewVariable) -> np.ndarray | None:
         """The saved value for a variable that is being made, if it is one that the checkpoint waits for."""
         path = self._by_name.get(new.name) if new.beside is None else self._path_of(new)
-        entry = self._entries.get(path or "")
-        if path is None or entry is None or path in self._used or list(new.shape) != entry["shape"]:
-            return None
-        if entry["kind"] != "variable" or not _dtypes_fit(new.dtype, entry["dtype"]):
+        value = self._value_for(new, path)
+        if path is None or value is None or (new.beside is None and self._is_doubtful(new)):
             return None
         self._used.add(path)
         self._slots.discard(path)
@@ -429,7 +442,30 @@ class RestoreStatus:
         _logger.info("The new variable %r has its value from the checkpoint %s.", new.name, self._where)
         if not (self._slots or self._by_name):
             self._stop()
+        return value
+
+    def _value_for(self, new: NewVariable, path: str | None) -> np.ndarray | None:
+        entry = self._entries.get(path or "")
+        if path is None or entry is None or path in self._used or list(new.shape) != entry["shape"]:
+            return None
+        if entry["kind"] != "variable" or not _dtypes_fit(new.dtype, entry["dtype"]):
+            return None
         return array_of(entry, path, self._content)
+
+    def _is_doubtful(self, new: NewVariable) -> bool:
+        """Whether another checkpoint waits for a variable of that name, with another value for it."""
+        claims = [(other, other._value_for(new, other._by_name.get(new.name))) for other in _waiting]
+        rivals = [(other, value) for other, value in claims if value is not None]
+        if all(value.tobytes() == rivals[0][1].tobytes() for _, value in rivals[1:]):
+            return False
+        if rivals[0][0] is self:
+            _logger.warning(
+                "The new variable %r may be that of the checkpoint %s: it gets no value before it is "
+                "found in its place. Make variables before restoring, or give them names of their own.",
+                new.name,
+                " or of ".join(other._where for other, _ in rivals),
+            )
+        return True
 
     def _path_of(self, new: NewVariable) -> str | None:
         """The place of a new variable in the checkpoint, if its neighbour has one."""
@@ -438,7 +474,20 @@ class RestoreStatus:
                 return f"{path.rpartition('/')[0]}/{new.path}"
         return None
 
+    def _slots_to_come(self, now: Content) -> Content:
+        """What optimizers will begin with that made no update yet: as much their state as slots are."""
+        arrays: dict[str, np.ndarray] = {}
+        entries: dict[str, Any] = {}
+        for path in sorted(self._slots - set(now.document["entries"])):
+            counter = f"{path.rpartition('/slots/')[0]}/iterations"
+            if np.array_equal(now.arrays.get(counter, -1), self._content.arrays[counter]):
+                entries[path] = self._entries[path]
+                arrays |= {path: self._content.arrays[path]} if path in self._content.arrays else {}
+        return Content(arrays, {"entries": entries})
+
     def _stop(self) -> None:
+        """Give no values to variables made from now on."""
+        self._slots, self._by_name = set(), {}
         if self._reference in awaiting_values:
             awaiting_values.remove(self._reference)
             _waiting.remove(self)
@@ -452,25 +501,36 @@ class RestoreStatus:
         """
         things = track(self._checkpoint._objects())
         late = {path: things[path] for path in self._entries if path not in self._used and path in things}
-        if late:
-            _check_fit(late, self._entries, self._where)
+        asked = {path: thing for path, thing in late.items() if path.partition("/")[0] == root}
+        if asked:
+            _check_fit(asked, self._entries, self._where)
         for path, thing in late.items():
-            asked = path.partition("/")[0] == root
-            if not asked and (not isinstance(thing, Variable) or thing.was_written):
-                self._leave(path, "written" if isinstance(thing, Variable) else "in use")
+            if path not in asked and (why := self._why_not(thing, self._entries[path])):
+                self._leave(path, why)
                 continue
             self._used.add(path)
+            self._by_name = {name: other for name, other in self._by_name.items() if other != path}
             self._checkpoint._restore_one(path, thing, self._entries[path], self._content)
+        if root is not None:
+            self._wait_for_variables()
 
-    def _leave(self, path: str, how: str) -> None:
-        if path not in self._too_late:
-            self._too_late.add(path)
+    def _why_not(self, thing: Any, entry: Mapping[str, Any]) -> str | None:
+        """Why a thing that was not there when the checkpoint was restored keeps the state it has."""
+        if (problem := _misfit(thing, entry)) is not None:
+            return problem
+        if isinstance(thing, Variable):
+            return "was written before it could be restored" if thing.was_written else None
+        return "was in use before it could be restored"
+
+    def _leave(self, path: str, why: str) -> None:
+        if path not in self._left:
+            self._left[path] = why
             _logger.warning(
-                "%s was %s before its value in the checkpoint %s could be restored, and stays as it "
-                "is. Restore after it was made, or give it a name of its own.",
+                "%s stays as it is, and not as in the checkpoint %s: it %s. Make it before restoring, or "
+                "give it to the checkpoint by a name of its own.",
                 path,
-                how,
                 self._where,
+                why,
             )
 
     @property
@@ -491,15 +551,20 @@ class RestoreStatus:
     def _problems(self, unused: list[str]) -> str:
         problems = []
         if unused:
-            lacking = [path for path in unused if path not in self._too_late]
-            late = [path for path in unused if path in self._too_late]
+            lacking = [path for path in unused if path not in self._left]
+            left = [f"{path}, which {self._left[path]}" for path in unused if path in self._left]
             problems += [f"the objects have no {_few(lacking)}"] if lacking else []
-            problems += [f"{_few(late)} were written before they could be restored"] if late else []
+            problems += [f"not restored was {_few(left)}"] if left else []
         if self.missing:
             problems.append(f"it has no {_few(self.missing)}")
         return "; ".join(problems)
 
     def expect_partial(self) -> RestoreStatus:
-        """Say that what did not match is left out on purpose; variables made later get no values."""
-        self._stop()
+        """Say that what did not match is left out on purpose.
+
+        Variables made later get no values by their names; slots of the optimizers here still do.
+        """
+        self._is_partial, self._by_name = True, {}
+        if not self._slots:
+            self._stop()
         return self
