@@ -693,9 +693,28 @@ def test_slots_of_variables_called_alike_have_places_of_their_own(names):
     assert len(optimizer.checkpoint_items()["slots"]) == len(names)
 
 
-def test_no_variables_are_refused():
-    with pytest.raises(VariableError, match="no variables"):
-        rx.Optimizer(optax.sgd(1.0)).build([])
+@pytest.mark.parametrize("make", [list, lambda: rx.Variable(jnp.ones(2)), lambda: {"w": rx.Variable(1.0)}])
+def test_anything_but_a_list_of_variables_is_refused(make):
+    optimizer = rx.Optimizer(optax.sgd(1.0))
+    with pytest.raises(VariableError, match="takes a list of variables"):
+        optimizer.build(make())
+    with pytest.raises(VariableError, match="takes a list of variables"):
+        optimizer.minimize(lambda: 0.0, make())
+
+
+@pytest.mark.parametrize(
+    ("options", "advice"),
+    [
+        ({"loss_scale": "dynamic"}, "DynamicLossScale"),
+        ({"loss_scale": 128.0}, "DynamicLossScale"),
+        ({"options": {"bytes_per_pack": 1}}, "CommunicationOptions"),
+        ({"reduce_dtype": jnp.int32}, "no whole numbers"),
+        ({"reduce": "MAX"}, "ReduceOp"),
+    ],
+)
+def test_options_that_would_mean_nothing_are_refused_at_once(options, advice):
+    with pytest.raises((TypeError, ValueError), match=advice):
+        rx.Optimizer(optax.sgd(1.0), **options)
 
 
 @pytest.mark.parametrize("gradient", [[1.0], (1.0, 2.0), 1.0])

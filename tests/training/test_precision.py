@@ -347,3 +347,9 @@ def test_complex_gradients_keep_their_imaginary_part_with_a_scale(mode):
     optimizer = rx.Optimizer(optax.sgd(1.0), loss_scale=rx.DynamicLossScale(initial_scale=2.0))
     mode(lambda: optimizer.apply_gradients([(jnp.complex64(2 + 4j), w)]))()
     close(w.read_value(), 0 - 1j)
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", jnp.bfloat16])
+def test_a_dtype_is_no_precision(precision):
+    with pytest.raises(TypeError, match="MixedPrecision"):
+        rx.value_and_grad(lambda: 0.0, rx.Variable(1.0), precision=precision)

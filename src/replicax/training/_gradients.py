@@ -81,6 +81,8 @@ def value_and_grad(
     leaves, treedef = _flatten_variables(variables)
     if isinstance(microbatches, bool) or not isinstance(microbatches, int | np.integer) or microbatches < 1:
         raise ValueError(f"value_and_grad(microbatches={microbatches!r}): pass a whole number, 1 or more.")
+    if precision is not None and not isinstance(precision, MixedPrecision):
+        raise TypeError(f"value_and_grad(precision={precision!r}): pass an `rx.MixedPrecision(...)`.")
 
     @functools.wraps(fn)
     def differentiated(*args: Any, **kwargs: Any) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, final
 
@@ -78,6 +78,15 @@ class Optimizer:
             raise TypeError(
                 f"rx.Optimizer takes an optax transformation, `optax.adam(1e-3)`, got {transformation!r}."
             )
+        if loss_scale is not None and not isinstance(loss_scale, DynamicLossScale):
+            raise TypeError(f"rx.Optimizer(loss_scale={loss_scale!r}): pass an `rx.DynamicLossScale()`.")
+        if options is not None and not isinstance(options, CommunicationOptions):
+            raise TypeError(f"rx.Optimizer(options={options!r}): pass an `rx.CommunicationOptions(...)`.")
+        if reduce_dtype is not None and not jnp.issubdtype(reduce_dtype, jnp.inexact):
+            raise ValueError(
+                f"rx.Optimizer(reduce_dtype={reduce_dtype!r}): gradients are no whole numbers; choose "
+                "jnp.float32 or jnp.bfloat16."
+            )
         self._transformation = transformation
         self._reduce_op = ReduceOp.parse(reduce)
         self._reduce_dtype = None if reduce_dtype is None else jnp.dtype(reduce_dtype)
@@ -124,9 +133,7 @@ class Optimizer:
         >>> [slot.name for slot in optimizer.slots]
         ['optimizer/0/count:0', 'optimizer/0/mu/w:0', 'optimizer/0/nu/w:0']
         """
-        variables = list(map(as_variable, variables))
-        if not variables:
-            raise VariableError(f"{self!r} got no variables to make slots for.")
+        variables = _checked_list(variables)
         if self._variables:
             self._check_variables(variables)
             return
@@ -238,10 +245,11 @@ class Optimizer:
         >>> w.read_value()
         Array(2., dtype=float32)
         """
+        variables = _checked_list(variables)
         if self.loss_scale is None:
-            loss, gradients = value_and_grad(loss_fn, list(variables))()
+            loss, gradients = value_and_grad(loss_fn, variables)()
         else:
-            (_, loss), gradients = value_and_grad(self._scaled(loss_fn), list(variables), has_aux=True)()
+            (_, loss), gradients = value_and_grad(self._scaled(loss_fn), variables, has_aux=True)()
         self.apply_gradients(zip(gradients, variables, strict=True))
         return loss
 
@@ -333,6 +341,15 @@ class Optimizer:
             new = [jnp.where(finite, n, old) for n, old in zip(new, values, strict=True)]
             new_slots = [jnp.where(finite, n, old) for n, old in zip(new_slots, slots, strict=True)]
         return new, new_slots, scale, jnp.int32(1) if finite is None else finite.astype(jnp.int32)
+
+
+def _checked_list(variables: Any) -> list[Variable]:
+    listed = [] if isinstance(variables, Variable | Mapping) else list(map(as_variable, variables))
+    if not listed or not all(isinstance(v, Variable) for v in listed):
+        raise VariableError(
+            f"An optimizer takes a list of variables, such as `list(params.values())`, got {variables!r}."
+        )
+    return listed
 
 
 def _checked_pairs(grads_and_vars: Iterable[tuple[Any, Variable]]) -> tuple[list[Any], list[Variable]]:
