@@ -673,3 +673,42 @@ def test_of_another_strategy(placed, mode):
     with pytest.raises(RuntimeError, match="scope"):
         mode(lambda: placed.run(lambda: v.assign([0.0, 0.0])))()
     close(v, [1, 2])
+
+
+def test_lists_of_whole_numbers_are_taken_like_whole_numbers(strategy, mode):
+    v = variable(strategy, [0.5, 0.5])
+    mode(lambda: v.assign([3, 4], read_value=False))()
+    close(v, [3, 4])
+    mode(lambda: v.assign_add([1, -1], read_value=False))()
+    close(v, [4, 3])
+    small = variable(strategy, [1, 2], dtype=jnp.uint8)
+    mode(lambda: small.assign([0, 255], read_value=False))()
+    close(small, [0, 255])
+    for refused in ([0, 256], [-1, 0], [0.5, 1]):
+        with pytest.raises(ValueError, match="uint8"):
+            small.assign(refused)
+
+
+@pytest.mark.parametrize("value", [None, "text", [[1.0], [1.0, 2.0]]])
+def test_what_is_no_array_is_refused_by_name(two, value):
+    with pytest.raises(ValueError, match=r"'v:0'.*array"):
+        variable(two, [1.0, 2.0], name="v").assign(value)
+
+
+@pytest.mark.parametrize(
+    ("initial", "values", "indices", "message"),
+    [
+        (1.0, jnp.ones(1), [0], "scalar"),
+        ([1, 2], jnp.full(1, 0.5, jnp.float32), [0], "int32.*float32"),
+        (np.ones(2, np.float16), np.ones(1, np.float32), [0], "float16.*float32"),
+        ([1.0, 2.0], jnp.ones((1, 3)), [0], r"\(1, 3\)"),
+        ([1.0, 2.0], jnp.ones(1), [0.5], "whole numbers"),
+    ],
+)
+def test_rows_that_do_not_fit(strategy, mode, initial, values, indices, message):
+    v = variable(strategy, initial, aggregation=rx.VariableAggregation.SUM)
+    rows = rx.IndexedSlices(values, jnp.array(indices))
+    with pytest.raises(ValueError, match=message):
+        mode(lambda: v.scatter_add(rows))()
+    with pytest.raises(ValueError, match=message):
+        mode(lambda: strategy.run(lambda: v.scatter_add(rows)))()

@@ -14,6 +14,7 @@ import numpy as np
 
 from replicax.errors import VariableError
 from replicax.types import VariableAggregation, VariableSynchronization
+from replicax.values import IndexedSlices, Mirrored, PerReplica, is_array
 
 __all__ = ["VariableSpec", "user_line"]
 
@@ -43,6 +44,46 @@ class VariableSpec:
                 "Use a float dtype, or another aggregation."
             )
 
+    def from_python(self, value: Any, what: str) -> Any:
+        """Something that is no array yet, as one; of Python's whole numbers, in the variable's dtype."""
+        try:
+            array = np.asarray(value)
+            whole = array.dtype == np.asarray(0).dtype and all(
+                type(x) is int for x in jax.tree.leaves(value)
+            )
+            if whole and jnp.issubdtype(self.dtype, np.number):
+                for extreme in (array.min(), array.max()) if array.size else ():
+                    self._check_dtype(int(extreme), what)
+                return jnp.asarray(array, self.dtype)
+            return jnp.asarray(value)
+        except (TypeError, ValueError) as error:
+            if isinstance(error, VariableError):
+                raise
+            raise VariableError(
+                f"{what} of the variable '{self.name}:0' needs an array or something that converts to one, "
+                f"got {value!r}."
+            ) from error
+
+    def check_rows(self, rows: IndexedSlices, what: str) -> None:
+        """Raise unless the values of `rows` can be written into rows of the variable."""
+        if not self.shape:
+            raise VariableError(
+                f"{what} of the variable '{self.name}:0', which is a scalar: it has no rows."
+            )
+        values, indices = (_described(part) for part in (rows.values, rows.indices))
+        if values is None or indices is None:
+            return  # replicas may have different numbers of rows
+        if not jnp.issubdtype(indices.dtype, jnp.integer):
+            raise VariableError(
+                f"{what} of the variable '{self.name}:0' takes whole numbers for rows, got {indices.dtype}."
+            )
+        if not _broadcasts(values.shape, (*indices.shape, *self.shape[1:])):
+            raise VariableError(
+                f"{what} of the variable '{self.name}:0', which has shape {self.shape}, got values of "
+                f"shape {values.shape} for row numbers of shape {indices.shape}."
+            )
+        self._check_dtype(values, what)
+
     def check_fits(self, value: Any, what: str) -> None:
         """Raise unless `value` can be written without losing anything."""
         shape = np.shape(value)
@@ -51,6 +92,9 @@ class VariableSpec:
                 f"{what} of the variable '{self.name}:0', which has shape {self.shape}, got a value "
                 f"of shape {shape}."
             )
+        self._check_dtype(value, what)
+
+    def _check_dtype(self, value: Any, what: str) -> None:
         if isinstance(value, int) and jnp.issubdtype(self.dtype, jnp.integer):
             limits = jnp.iinfo(self.dtype)
             if not limits.min <= value <= limits.max:
@@ -70,6 +114,15 @@ class VariableSpec:
                 f"{dtype}, which it can't hold without loss. Convert it: "
                 f"`value.astype(jnp.{self.dtype})`."
             )
+
+
+def _described(part: Any) -> Any:
+    """The shape and dtype of values for rows; None if they differ between replicas."""
+    if isinstance(part, PerReplica):
+        return part.uniform
+    if isinstance(part, Mirrored):
+        part = part.whole
+    return part if is_array(part) else np.asarray(part)
 
 
 def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:

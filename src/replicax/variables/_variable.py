@@ -421,11 +421,12 @@ class Variable(Readable, metaclass=_MadeByStrategy):
         if isinstance(value, Readable):
             value = value.held() if current().replica is None else value.read_value()
         if isinstance(value, IndexedSlices):
+            self._spec.check_rows(value, what)
             return value
         if isinstance(value, PerReplica | Mirrored):
             return value
         if not is_number(value):
-            value = jnp.asarray(value)
+            value = self._spec.from_python(value, what)
         self._spec.check_fits(value, what)
         return value
 
