@@ -712,3 +712,34 @@ def test_rows_that_do_not_fit(strategy, mode, initial, values, indices, message)
         mode(lambda: v.scatter_add(rows))()
     with pytest.raises(ValueError, match=message):
         mode(lambda: strategy.run(lambda: v.scatter_add(rows)))()
+
+
+def aligned(value):
+    """A NumPy array whose memory a CPU device would use as it is."""
+    memory = np.empty(4096 * 4 + 64, np.uint8)
+    start = -memory.__array_interface__["data"][0] % 64
+    array = memory[start : start + 4096 * 4].view(np.float32)
+    array[:] = value
+    return array
+
+
+@pytest.mark.parametrize("write", ["init", "assign", "assign_add", "scatter_update", "on read", "update"])
+def test_a_numpy_array_that_is_changed_afterwards(strategy, write):
+    array = aligned(1.0)
+    if write == "init":
+        v = variable(strategy, array)
+    elif write == "on read":
+        v = variable(strategy, jnp.zeros(4096), synchronization=ON_READ, aggregation=MEAN)
+        v.assign(array)
+    else:
+        v = variable(strategy, jnp.zeros(4096))
+        with strategy.scope():
+            if write == "update":
+                strategy.extended.update(v, lambda copy, x: copy.assign(x), args=(array,))
+            elif write == "scatter_update":
+                v.scatter_update(rx.IndexedSlices(array, np.arange(4096)))
+            else:
+                getattr(v, write)(array)
+    array[:] = 5.0
+    for copy_ in strategy.local_results(v):
+        close(copy_, np.ones(4096))

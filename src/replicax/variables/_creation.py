@@ -130,7 +130,9 @@ def _initial_array(initial_value: Any, dtype: Any) -> Any:
         )
     try:
         array = value if is_number(value) else np.asarray(value, dtype)
-        return jnp.asarray(array, dtype or jnp.result_type(array))
+        # Somebody may change a NumPy array, whose memory JAX would use as it is.
+        make = jnp.array if isinstance(array, np.ndarray) else jnp.asarray
+        return make(array, dtype or jnp.result_type(array))
     except TypeError as error:
         raise VariableError(
             f"The initial value of a variable must be an array or convert to one, got {value!r}."

@@ -422,13 +422,13 @@ class Variable(Readable, metaclass=_MadeByStrategy):
             value = value.held() if current().replica is None else value.read_value()
         if isinstance(value, IndexedSlices):
             self._spec.check_rows(value, what)
-            return value
+            return IndexedSlices(_own(value.values), _own(value.indices), value.dense_shape)
         if isinstance(value, PerReplica | Mirrored):
             return value
         if not is_number(value):
             value = self._spec.from_python(value, what)
         self._spec.check_fits(value, what)
-        return value
+        return _own(value)
 
     def _fitted(self, value: Any) -> Any:
         """A computed new value in the variable's dtype and shape."""
@@ -443,6 +443,11 @@ class Variable(Readable, metaclass=_MadeByStrategy):
     def held(self) -> Cell:
         """What the replicas hold of it, as a distributed value: the form that reductions take."""
         return current_frame().load(self)
+
+
+def _own(value: Any) -> Any:
+    """A value in memory that nobody else changes: JAX may use a NumPy array's as it is, and later."""
+    return jnp.array(value) if isinstance(value, np.ndarray) else value
 
 
 def write_one_copy(variable: Variable, local_index: int, apply: Apply, value: Any) -> Any:
