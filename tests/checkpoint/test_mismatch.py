@@ -342,3 +342,21 @@ def test_nothing_changes_if_one_of_several_objects_refuses_its_state(tmp_path):
         rx.Checkpoint(**here).restore(path)
     assert [here[name].n for name in "abc"] == [0, 0, 0]
     assert float(here["v"].read_value()) == 0.0
+
+
+def test_a_folder_whose_name_ends_with_a_number_is_a_folder(tmp_path):
+    v = rx.Variable(1.0)
+    folder = tmp_path / "run7"
+    folder.mkdir()
+    with pytest.raises(CheckpointMissingError, match="no numbered checkpoint in"):
+        rx.Checkpoint(v=v).restore(folder)
+    with rx.CheckpointManager(rx.Checkpoint(v=v), folder, prefix="ckpt-") as manager:
+        manager.save(3)
+    with pytest.raises(CheckpointMissingError, match="There are ckpt-3; name one"):
+        rx.Checkpoint(v=v).restore(folder)
+    rx.Checkpoint(v=v).restore(folder / "ckpt-3").assert_consumed()
+    path = rx.Checkpoint(v=v).save(folder)
+    v.assign(0.0)
+    rx.Checkpoint(v=v).restore(folder).assert_consumed()
+    assert float(v.read_value()) == 1.0
+    assert path.endswith("0")

@@ -372,3 +372,23 @@ def test_numbers_that_are_attributes_of_objects_are_their_own_affair(tmp_path, c
 
     rx.Checkpoint(model=Model(), layers=[Model()]).save(tmp_path)
     assert not caplog.records
+
+
+def test_numbers_that_an_object_says_it_consists_of_are_not_lost_in_silence(tmp_path, caplog):
+    class Trainer:
+        def checkpoint_items(self):
+            return {"w": rx.Variable(1.0), "epoch": 3}
+
+    inner = rx.Checkpoint(w=rx.Variable(1.0), epoch=3)
+    rx.Checkpoint(trainer=Trainer(), inner=inner).save(tmp_path)
+    assert "does not hold trainer/epoch, inner/epoch" in caplog.text
+
+
+def test_an_object_without_state_is_not_lost_in_silence(tmp_path, caplog):
+    model = {"layer": Layer()}
+    objects = {"model": model, "layer": model["layer"], "generator": np.random.default_rng(0)}
+    checkpoint = rx.Checkpoint(**objects, scheduler=None, callbacks=[], text="text")
+    for _ in range(2):
+        checkpoint.save(tmp_path)
+    (record,) = caplog.records
+    assert "holds nothing of generator, text" in record.getMessage()

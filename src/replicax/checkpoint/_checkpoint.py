@@ -25,7 +25,12 @@ from replicax._jax import is_transforming
 from replicax.checkpoint._store import Content, Store
 from replicax.checkpoint._tracking import left_out, track
 from replicax.contexts import has_strategy, in_cross_replica_context
-from replicax.errors import CheckpointError, CheckpointMismatchError, ContextError
+from replicax.errors import (
+    CheckpointError,
+    CheckpointMismatchError,
+    CheckpointMissingError,
+    ContextError,
+)
 from replicax.types import VariableAggregation
 from replicax.values import is_key, is_number
 from replicax.variables import NewVariable, SyncOnReadVariable, Variable, awaiting_values
@@ -110,10 +115,11 @@ class Checkpoint:
         _require_outside("save")
         if self._status is not None:
             self._status.attach()
-        self._tell_left_out()
+        things = track(self._objects())
+        self._tell_left_out(things)
         arrays: dict[str, np.ndarray] = {}
         entries: dict[str, Any] = {}
-        for path, thing in track(self._objects()).items():
+        for path, thing in things.items():
             entries[path], array = _packed(path, thing)
             if array is not None and array.size:
                 arrays[path] = array
@@ -124,10 +130,25 @@ class Checkpoint:
             entries.update(kept.document["entries"])
         return content
 
-    def _tell_left_out(self) -> None:
-        """Warn, once for each object, of numbers that the user may think are saved."""
+    def checkpoint_items(self) -> dict[str, Any]:
+        """What another checkpoint holds of this one."""
+        return self._objects()
+
+    def _tell_left_out(self, things: Mapping[str, Any]) -> None:
+        """Warn, once for each object, of what the user may think is saved."""
         new = {name: thing for name, thing in self._objects().items() if name not in self._told}
         paths = left_out(new)
+        found = {path.partition("/")[0] for path in (*things, *paths)}
+        rest = [name for name in new if name not in found and not _is_empty(new[name])]
+        stateless = [name for name in rest if not track({name: new[name]})]
+        if stateless:
+            self._told.update(stateless)
+            _logger.warning(
+                "%r holds nothing of %s: there are no variables, nor anything with `state()` and "
+                "`restore(state)`.",
+                self,
+                _few(stateless),
+            )
         if paths:
             self._told |= {path.partition("/")[0] for path in paths}
             _logger.warning(
@@ -221,12 +242,17 @@ def read_content(path: str | os.PathLike[str]) -> Content:
 
 def _located(path: str | os.PathLike[str]) -> tuple[Store, int]:
     folder = pathlib.Path(path).absolute()
-    number = re.fullmatch(r"(.*?)(0|[1-9]\d*)", folder.name)
-    if number is not None and not Store(folder).steps():
-        return Store(folder.parent, prefix=number[1]), int(number[2])
     store = Store(folder)
     steps = store.steps()
-    return store, steps[-1] if steps else 0
+    if steps:
+        return store, steps[-1]
+    named = store.others()
+    is_folder = folder.is_dir() and (bool(named) or not any(folder.iterdir()))
+    number = re.fullmatch(r"(.*?)(0|[1-9]\d*)", folder.name)
+    if number is None or is_folder:
+        there = f" There are {_few(named)}; name one." if named else ""
+        raise CheckpointMissingError(f"There is no numbered checkpoint in {folder}.{there}")
+    return Store(folder.parent, prefix=number[1]), int(number[2])
 
 
 def _packed(path: str, thing: Any) -> tuple[dict[str, Any], np.ndarray | None]:
@@ -246,7 +272,7 @@ def _packed(path: str, thing: Any) -> tuple[dict[str, Any], np.ndarray | None]:
         return {"kind": "number", "value": thing}, None
     if is_number(thing):
         array = np.array(thing)
-        if array.dtype.kind in "OSU" or array.dtype.names is not None:
+        if array.dtype.names is not None:
             raise CheckpointError(f"{path} is an array of the dtype {array.dtype}, not of numbers.")
         kind = {"kind": "array", "jax": isinstance(thing, jax.Array)}
         if not isinstance(thing, jax.Array | np.ndarray):
@@ -348,6 +374,10 @@ def _dtypes_fit(here: Any, there: str) -> bool:
     here_complex, there_complex = (jnp.issubdtype(dtype, jnp.complexfloating) for dtype in both)
     loses = there_complex and not here_complex
     return not loses and all(jnp.issubdtype(dtype, jnp.inexact) for dtype in both)
+
+
+def _is_empty(thing: Any) -> bool:
+    return thing is None or (isinstance(thing, dict | list | tuple) and not len(thing))
 
 
 def _a(noun: str) -> str:

@@ -74,6 +74,10 @@ class Store:
         numbers = [name.removeprefix(self._prefix) for name in names if name.startswith(self._prefix)]
         return sorted(int(text) for text in numbers if text.isdecimal() and str(int(text)) == text)
 
+    def others(self) -> list[str]:
+        """The names of checkpoints in the folder, whatever they are called."""
+        return sorted(path.parent.name for path in self.directory.glob(f"*/{_DOCUMENT}"))
+
     def path(self, step: int) -> pathlib.Path:
         """Where a checkpoint is."""
         return self.directory / f"{self._prefix}{step}"

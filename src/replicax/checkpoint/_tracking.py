@@ -85,6 +85,8 @@ def track(roots: Mapping[str, Any]) -> dict[str, Any]:
         if is_number(root):
             found[name] = root
             continue
+        if isinstance(root, np.ndarray | np.generic):
+            raise CheckpointError(f"{name} is an array of the dtype {root.dtype}, not of numbers.")
         for path, thing in _walk(name, root, seen):
             if path in found:
                 raise CheckpointError(f"Two things would be called {path!r} in the checkpoint.")
@@ -106,7 +108,8 @@ def _walk(path: str, thing: Any, seen: dict[int, Any]) -> Iterator[tuple[str, An
 def left_out(roots: Mapping[str, Any]) -> list[str]:
     """The paths of arrays and numbers in structures among `roots`, which `track` does not find.
 
-    Those in attributes of other objects belong to their programs: sizes, tables, settings.
+    Those in attributes of objects belong to their programs: sizes, tables, settings; unless an object says
+    that it consists of them.
     """
     return [
         path for name, root in roots.items() if not is_number(root) for path in _numbers_in(name, root, {})
@@ -116,9 +119,9 @@ def left_out(roots: Mapping[str, Any]) -> list[str]:
 def _numbers_in(path: str, thing: Any, seen: dict[int, Any]) -> Iterator[str]:
     if is_number(thing):
         yield path
-    elif isinstance(thing, dict | list | tuple) and not _is_stateful(thing) and id(thing) not in seen:
+    elif isinstance(thing, dict | list | tuple | HasItems) and id(thing) not in seen:
         seen[id(thing)] = thing
-        for name, part in _parts(thing):
+        for name, part in [] if _is_stateful(thing) else _parts(thing):
             yield from _numbers_in(f"{path}/{name}", part, seen)
 
 
