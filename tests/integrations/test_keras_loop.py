@@ -203,6 +203,64 @@ def test_layers_in_which_replicas_wait_for_each_other():
     assert model.layers[0].path == f"{model.name}/{model.layers[0].name}"
 
 
+class _Centred(keras.layers.Layer):
+    """Less the mean over all replicas, for which they wait for each other."""
+
+    def call(self, x):
+        mean, replica = keras.ops.mean(x, axis=0), rx.get_replica_context()
+        return x - (mean if replica is None else replica.all_reduce("MEAN", mean))
+
+
+@MODES
+def test_replicas_that_wait_in_a_layer_know_that_they_train(compiled):
+    class Model(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.centred, self.dropout = _Centred(), keras.layers.Dropout(0.9, seed=1)
+
+        def call(self, x):
+            return self.dropout(self.centred(x))  # which asks Keras whether it trains
+
+    strategy, x = strategy_of_kind(2), jnp.arange(128.0).reshape(2, 64)
+    with strategy.scope():
+        model = Model()
+        model(x)
+
+    def step():
+        return strategy.run(lambda: model(x, training=True))
+
+    for part in strategy.local_results((rx.function(step) if compiled else step)()):
+        assert float(jnp.mean(part == 0)) > 0.7
+    plain = keras.layers.Dense(1, dtype="float32")
+    assert plain(x).dtype == jnp.float32  # no precision of the step's is left
+    with strategy.scope():
+        assert float(jnp.mean(model(x) == 0)) < 0.1
+
+
+@MODES
+def test_losses_of_layers_are_the_replicas_own(compiled):
+    strategy = strategy_of_kind(3)
+    with strategy.scope():
+        layer = keras.layers.Dense(1, activity_regularizer="l2", kernel_initializer="ones")
+        model = keras.Sequential([keras.Input((4,)), layer])
+
+    def replica_step(x):
+        def loss_fn():
+            examples = rx.compute_average_loss(model(x)[:, 0])  # here the replicas wait for each other
+            return examples + 0 * sum(model.losses), sum(model.losses)
+
+        (_, penalty), _ = rx.value_and_grad(loss_fn, model.trainable_variables, has_aux=True)()
+        return penalty
+
+    def step(batch):
+        return strategy.run(replica_step, args=(batch,))
+
+    (batch,) = strategy.distribute_dataset(rx.from_arrays(X[:5]).batch(5))  # two rows, two, and one
+    penalties = strategy.local_results((rx.function(step) if compiled else step)(batch))
+    expected = [0.01 * np.mean(rows.sum(1) ** 2) for rows in (X[:2], X[2:4], X[4:5])]
+    assert_same(penalties, expected)
+
+
 def test_batch_norm_twice_in_a_loss():
     strategy = strategy_of_kind(2)
     with strategy.scope():

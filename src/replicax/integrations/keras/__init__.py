@@ -11,6 +11,7 @@ losses, metrics and optimizers work inside `strategy.run`.
     _datasets    Replicax's datasets as the input of `fit` and its like
     _layers, _losses, _optimizers
                  Keras' layers, losses and optimizers in replica functions
+    _notes       what Keras notes while a layer is called, for each replica
     _hooks       where Keras' classes are told of all this
     _private     what is needed of Keras' private modules
 """

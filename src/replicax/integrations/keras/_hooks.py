@@ -20,6 +20,7 @@ from replicax.integrations.keras._layers import normalizing_some_rows
 from replicax.integrations.keras._layout import StrategyLayout
 from replicax.integrations.keras._losses import scale_loss_for_distribution, unscale_loss_for_distribution
 from replicax.integrations.keras._models import in_scope, moving_what_was_built, on_all_devices, remember
+from replicax.integrations.keras._notes import getting_notes, losses_of_layers, setting_notes
 from replicax.integrations.keras._optimizers import adding_mirrored_slots, reducing_first
 from replicax.integrations.keras._variable import DistributedVariable, writing_outside_of_steps
 
@@ -44,6 +45,9 @@ def install() -> None:
     _replace(keras.optimizers.Optimizer, "add_variable", adding_mirrored_slots)
     for kind in (keras.Layer, keras.optimizers.Optimizer, keras.metrics.Metric):
         setattr(kind, "checkpoint_items", _checkpoint_items)  # noqa: B010
+    setattr(keras.Layer, "_losses", losses_of_layers)  # noqa: B010
+    _private.global_state.get_global_attribute = getting_notes(_private.global_state.get_global_attribute)
+    _private.global_state.set_global_attribute = setting_notes(_private.global_state.set_global_attribute)
     _private.loss.scale_loss_for_distribution = scale_loss_for_distribution
     _private.loss.unscale_loss_for_distribution = unscale_loss_for_distribution
     _private.data_adapters.get_data_adapter = adapting_datasets(_private.data_adapters.get_data_adapter)

@@ -1,8 +1,8 @@
 """What Replicax needs of Keras' private modules, and why there is no public way.
 
-* `outside_of_layers`: Keras notes in state of the *thread* which layer is being called, and whether it
-  trains. Eager replicas take turns in one thread, so a replica that lets the others run from inside of a
-  layer must take its notes with it.
+* `global_state`: Keras notes in state of the *thread* which layer is being called, and whether it trains.
+  Eager replicas take turns in one thread, also in the middle of a layer (`all_reduce`, a variable that is
+  written), so each must have notes of its own.
 * `in_stateless_scope`: inside of a `keras.StatelessScope` a variable must not be written; the class is
   public, but whether one is open is not.
 * `trainer`: the module of the trainer on JAX. Its `_distribute_data` puts a batch on the devices. A
@@ -16,9 +16,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-
 from keras.src.backend.common import global_state
 from keras.src.backend.common.stateless_scope import in_stateless_scope
 from keras.src.backend.jax import trainer
@@ -31,23 +28,8 @@ __all__ = [
     "DataAdapter",
     "class_weight_to_sample_weights",
     "data_adapters",
+    "global_state",
     "in_stateless_scope",
     "loss",
-    "outside_of_layers",
     "trainer",
 ]
-
-_NOTES = ("autocast_scope", "current_call_ctx", "name_scope_stack")
-
-
-@contextlib.contextmanager
-def outside_of_layers() -> Iterator[None]:
-    """As if no layer was being called."""
-    notes = {name: global_state.get_global_attribute(name) for name in _NOTES}
-    for name in _NOTES:
-        global_state.set_global_attribute(name, None)
-    try:
-        yield
-    finally:
-        for name, note in notes.items():
-            global_state.set_global_attribute(name, note)

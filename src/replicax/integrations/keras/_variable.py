@@ -29,7 +29,7 @@ import numpy as np
 from replicax._jax import at_trace, eval_trace, is_tracer
 from replicax.contexts import current, has_strategy
 from replicax.errors import ContextError, TracingError
-from replicax.integrations.keras._private import in_stateless_scope, outside_of_layers
+from replicax.integrations.keras._private import in_stateless_scope
 from replicax.types import VariableAggregation, VariableSynchronization
 from replicax.values import Mirrored
 from replicax.variables import MirroredVariable, Variable
@@ -98,8 +98,7 @@ class DistributedVariable(keras.Variable):
         self._lent = value is None
         if value is not None:
             offset = self._replica_offset()
-            with outside_of_layers():
-                self._variable.assign(value if offset is None else value - offset, read_value=False)
+            self._variable.assign(value if offset is None else value - offset, read_value=False)
 
     def _take_back(self) -> None:
         """After a run that failed: what it has not used up is still the value."""
@@ -131,16 +130,14 @@ class DistributedVariable(keras.Variable):
         if not self._in_replica() or in_stateless_scope():
             return super().assign_add(value)
         value = self._convert_to_tensor(value, dtype=self._dtype)
-        with outside_of_layers():
-            return self.replicax_variable.assign_add(value)
+        return self.replicax_variable.assign_add(value)
 
     def assign_sub(self, value: Any) -> Any:
         """Subtract `value`; in a replica function, what all replicas subtract."""
         if not self._in_replica() or in_stateless_scope():
             return super().assign_sub(value)
         value = self._convert_to_tensor(value, dtype=self._dtype)
-        with outside_of_layers():
-            return self.replicax_variable.assign_sub(value)
+        return self.replicax_variable.assign_sub(value)
 
     # Making it. These are the methods in which variables of Keras' backends differ.
 

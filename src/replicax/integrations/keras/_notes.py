@@ -1,0 +1,82 @@
+"""What Keras notes while a layer is called, for each replica.
+
+Replicas take turns in one thread, and one may wait for the others in the middle of a layer or of a loss.
+What Keras keeps for the thread (which layer is called, whether it trains, in which precision) or in the
+layer (losses of `add_loss` and of activity regularizers) would then be another replica's when it goes on.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from replicax.contexts import current, has_strategy
+
+__all__ = ["getting_notes", "losses_of_layers", "setting_notes"]
+
+_NAMES = (
+    "autocast_scope",
+    "current_call_ctx",
+    "name_scope_stack",
+    "remat_scope_stack",
+    "stateless_scope",
+    "symbolic_scope",
+)
+"""Of the state that Keras has for a thread, that which says what is being called."""
+
+_notes: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
+"""By what a replica meets the others with: every run makes a new one for each replica."""
+
+
+def _notes_here() -> dict[Any, Any] | None:
+    replica = current().replica if has_strategy() else None
+    return None if replica is None else _notes.setdefault(replica._merge_point, {})
+
+
+def getting_notes(get: Callable[..., Any]) -> Callable[..., Any]:
+    """`get_global_attribute`, which in a replica function knows what this replica calls."""
+
+    @functools.wraps(get)
+    def call(name: str, default: Any = None, set_to_default: bool = False) -> Any:
+        notes = _notes_here() if name in _NAMES else None
+        if notes is None:
+            return get(name, default, set_to_default)
+        if name not in notes:
+            around = get(name)  # what holds where `strategy.run` was called
+            notes[name] = list(around) if isinstance(around, list) else around
+        if notes[name] is None and set_to_default:
+            notes[name] = default
+        return default if notes[name] is None else notes[name]
+
+    return call
+
+
+def setting_notes(set_: Callable[..., Any]) -> Callable[..., Any]:
+    """`set_global_attribute`, likewise."""
+
+    @functools.wraps(set_)
+    def call(name: str, value: Any) -> None:
+        notes = _notes_here() if name in _NAMES else None
+        if notes is None:
+            set_(name, value)
+        else:
+            notes[name] = value
+
+    return call
+
+
+def _get_losses(layer: Any) -> Any:
+    notes = _notes_here()
+    return vars(layer)["_losses"] if notes is None else notes.setdefault(("losses", id(layer)), [])
+
+
+def _set_losses(layer: Any, losses: Any) -> None:
+    vars(layer)["_losses"] = losses
+    if (notes := _notes_here()) is not None:
+        notes["losses", id(layer)] = []  # those of a layer that had the same id and is gone
+
+
+losses_of_layers = property(_get_losses, _set_losses)
+"""What `Layer._losses` becomes: what `add_loss` was given, in a replica function by this replica."""
