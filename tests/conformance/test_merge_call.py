@@ -240,3 +240,23 @@ def test_under_differentiation_in_a_compiled_step(strategy):
 def test_the_function_must_be_callable(strategy, mode):
     with pytest.raises(TypeError, match=r"function.*5"):
         mode(lambda: strategy.run(lambda: merge(5)))()
+
+
+def test_replicas_that_meet_in_different_places(several):
+    """Only eager replicas can; in a compiled step there is one program for all."""
+    v, w = (variable(several, 1.0, name=name, aggregation=rx.VariableAggregation.SUM) for name in "vw")
+    context = rx.get_replica_context
+    first_and_others = {
+        r"'v:0'.*'w:0'": (lambda: v.assign_add(rid() * 1.0), lambda: w.assign_add(rid() * 1.0)),
+        r"all_reduce.*all_gather": (
+            lambda: context().all_reduce("SUM", jnp.ones(2)),
+            lambda: context().all_gather(jnp.ones(2), axis=0),
+        ),
+        r"merge_call.*'v:0'": (lambda: merge(lambda s: None), lambda: v.assign(rid() * 1.0)),
+    }
+    for message, (first, other) in first_and_others.items():
+        with pytest.raises(RuntimeError, match=message):
+            several.run(lambda first=first, other=other: first() if rid() == 0 else other())
+    with pytest.raises(ValueError, match=r"'v:0' in different ways: assign_add, assign"):
+        several.run(lambda: v.assign_add(rid() * 1.0) if rid() == 0 else v.assign(rid() * 1.0))
+    close([v, w], [1, 1])

@@ -1,5 +1,6 @@
 """Where the program is: default, cross-replica, replica and update contexts."""
 
+from replicax.contexts._exchange import Exchange
 from replicax.contexts._replica import MergePoint, ReplicaContext
 from replicax.contexts._rows import Rows, current_rows, use_rows
 from replicax.contexts._stack import (
@@ -21,6 +22,7 @@ from replicax.contexts._stack import (
 
 __all__ = [
     "Context",
+    "Exchange",
     "MergePoint",
     "ReplicaContext",
     "Rows",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import jax.numpy as jnp
 from jax.interpreters import ad, batching, mlir
@@ -23,6 +23,9 @@ __all__ = ["Exchange", "out_of_reach"]
 
 class Exchange(abc.ABC):
     """A linear collective between eager replicas: what goes out and what comes back."""
+
+    name: ClassVar[str]
+    """What to call it in messages."""
 
     def __init__(self, base_trace: Any) -> None:
         """Exchange directly in `base_trace`, the trace that the replicas were started in."""

@@ -293,6 +293,8 @@ def _flatten_numbers(value: Any, what: str) -> tuple[list[Any], Any]:
 class _Reduce(Exchange):
     """All-reduce; its own transpose."""
 
+    name = "all_reduce"
+
     def __init__(self, context: ReplicaContext, op: ReduceOp, options: Any) -> None:
         super().__init__(context._merge_point.base_trace)
         self._context, self._op, self._options = context, op, options
@@ -318,6 +320,8 @@ class _Reduce(Exchange):
 @final
 class _Gather(Exchange):
     """All-gather along one axis; its transpose sums and keeps the own slice."""
+
+    name = "all_gather"
 
     def __init__(self, context: ReplicaContext, axis: int, options: Any = None) -> None:
         super().__init__(context._merge_point.base_trace)
@@ -355,6 +359,8 @@ class _Gather(Exchange):
 @final
 class _Scatter(Exchange):
     """The transpose of a gather: sum over the replicas, then this replica's slice."""
+
+    name = "the gradient of all_gather"
 
     def __init__(self, context: ReplicaContext, axis: int, sizes: list[tuple[int, int, int]]) -> None:
         super().__init__(context._merge_point.base_trace)

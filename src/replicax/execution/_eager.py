@@ -18,9 +18,10 @@ import greenlet
 import jax
 
 from replicax._jax import ThreadSettings, current_trace
-from replicax.contexts import Context, ReplicaContext, enter
+from replicax.contexts import Context, Exchange, ReplicaContext, enter
 from replicax.errors import ContextError, TracingError
 from replicax.values import PerReplica, attach_masks, regroup, regroup_traced, split
+from replicax.variables import Variable
 
 __all__ = ["run_replicas"]
 
@@ -84,6 +85,7 @@ def _merge(strategy: Any, team: list[_Replica], merge: _Regroup) -> list[Any]:
     requests = [replica.take_request() for replica in team]
     merge_fn = requests[0][0]
     try:
+        _check_same_place([request[0] for request in requests])
         merged = merge([request[1:] for request in requests], strategy.mesh)
         args, kwargs = attach_masks(merged, team[0].masks, strategy.mesh)
         with enter(Context(strategy)):
@@ -91,6 +93,35 @@ def _merge(strategy: Any, team: list[_Replica], merge: _Regroup) -> list[Any]:
         return split(result, len(team))
     except Exception as error:
         return [_Failure(error)] * len(team)
+
+
+def _check_same_place(merge_fns: list[Callable[..., Any]]) -> None:
+    """Raise if one replica reduces while another gathers, or if they write different variables.
+
+    Functions of the user may differ: then the first replica's is called, as in TensorFlow.
+    """
+    places = [_place(merge_fn) for merge_fn in merge_fns]
+    for replica, place in enumerate(places):
+        if place is not places[0]:
+            raise ContextError(
+                f"The replicas meet in different places: replica 0 is in {_describe(places[0])}, replica "
+                f"{replica} in {_describe(place)}. Every replica must make the same all_reduce, all_gather "
+                "and merge_call calls, and writes of variables with an aggregation, in the same order."
+            )
+
+
+def _place(merge_fn: Callable[..., Any]) -> Any:
+    """What a replica does in a merge_call that Replicax makes: the variable, or the kind of collective."""
+    owner = getattr(merge_fn, "__self__", None)
+    if isinstance(owner, Exchange):
+        return type(owner)
+    return owner if isinstance(owner, Variable) else None
+
+
+def _describe(place: Any) -> str:
+    if isinstance(place, Variable):
+        return f"a write of the variable {place.name!r}"
+    return "a merge_call" if place is None else place.name
 
 
 @final

@@ -7,10 +7,10 @@ from typing import Any
 from replicax.collectives import Communicator
 from replicax.errors import VariableError
 from replicax.types import ReduceOp, VariableAggregation
-from replicax.values import IndexedSlices, Mirrored
+from replicax.values import IndexedSlices, Mirrored, PerReplica
 from replicax.variables._variable import Variable
 
-__all__ = ["aggregate", "check_scatter", "require_aggregation"]
+__all__ = ["aggregate", "check_one_way", "check_scatter", "require_aggregation"]
 
 _REDUCE_OPS = {VariableAggregation.SUM: ReduceOp.SUM, VariableAggregation.MEAN: ReduceOp.MEAN}
 
@@ -23,6 +23,15 @@ def require_aggregation(variable: Variable, what: str) -> None:
             "different values, and the variable does not say how to combine them. Make it with "
             "aggregation=rx.VariableAggregation.SUM, MEAN or ONLY_FIRST_REPLICA, or with "
             "synchronization=ON_READ if each replica should keep its own value."
+        )
+
+
+def check_one_way(variable: Variable, what: Any) -> None:
+    """Raise if replicas that meet in a write of `variable` call different methods."""
+    if isinstance(what, PerReplica):
+        raise VariableError(
+            f"The replicas write the variable {variable.name!r} in different ways: "
+            f"{', '.join(what.values)}. Every replica must call the same method, in the same order."
         )
 
 

@@ -8,7 +8,7 @@ from replicax._jax import is_tracer
 from replicax.errors import VariableError
 from replicax.topology import ReplicaMesh
 from replicax.values import DistributedValues, IndexedSlices, Mirrored, PerReplica
-from replicax.variables._aggregation import aggregate, check_scatter, require_aggregation
+from replicax.variables._aggregation import aggregate, check_one_way, check_scatter, require_aggregation
 from replicax.variables._copy import VariableCopy
 from replicax.variables._frames import current_frame
 from replicax.variables._variable import Variable, write_one_copy
@@ -85,6 +85,7 @@ class MirroredVariable(Variable, DistributedValues):
         return context.merge_call(self._write_merged, args=(apply, value, what))
 
     def _write_merged(self, strategy: Any, apply: Apply, value: Any, what: str) -> Any:
+        check_one_way(self, what)
         combined = aggregate(self.aggregation, value, strategy.communicator)
         return self._write_all(apply, combined, what)
 

@@ -11,7 +11,7 @@ from replicax.contexts import current
 from replicax.errors import VariableError
 from replicax.topology import ReplicaMesh
 from replicax.values import IndexedSlices, Mirrored, PerReplica, free
-from replicax.variables._aggregation import aggregate, check_scatter, require_aggregation
+from replicax.variables._aggregation import aggregate, check_one_way, check_scatter, require_aggregation
 from replicax.variables._frames import current_frame
 from replicax.variables._variable import Variable
 from replicax.variables._writes import Apply
@@ -150,6 +150,7 @@ class AggregatingVariable(Variable):
         return context.merge_call(self._write_merged, args=(apply, value, what))
 
     def _write_merged(self, strategy: Any, apply: Apply, value: Any, what: str) -> Any:
+        check_one_way(self, what)
         combined = aggregate(self.aggregation, value, strategy.communicator)
         new = self._write_all(apply, combined, what)
         return Mirrored.from_whole(new if is_tracer(new) else self.mesh.replicate(new), self.mesh)
