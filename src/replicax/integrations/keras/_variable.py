@@ -204,7 +204,7 @@ def writing_outside_of_steps(direct_assign: Callable[..., Any]) -> Callable[...,
             raise ContextError(
                 f"The Keras variable {self.path!r} would be written in a step of {here.strategy!r}, but it "
                 "was made outside of that strategy's scope, so it has no copies on the replicas. Make the "
-                "model, its optimizer and its metrics inside `with strategy.scope():`."
+                "model, its optimizer, its metrics and its seed generators inside `with strategy.scope():`."
             )
         direct_assign(self, value)
 
