@@ -426,6 +426,26 @@ def test_checkpoints_fit_any_number_of_replicas(tmp_path):
     assert_same(second.optimizer.variables, first.optimizer.variables, tolerance=1e-6)
 
 
+def test_checkpoints_in_the_middle_of_fit(tmp_path):
+    strategy = strategy_of_kind(2)
+    with strategy.scope():
+        model = make_model("mlp", "adam")
+    checkpoint = rx.Checkpoint(model=model, optimizer=model.optimizer)
+
+    class Save(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            checkpoint.save(tmp_path / str(batch))
+
+    model.fit(X, Y, batch_size=4, epochs=1, shuffle=False, verbose=0, callbacks=[Save()])
+    first = make_model("mlp", "adam")
+    first.train_on_batch(X[:4], Y[:4])
+    checkpoint.restore(tmp_path / "0").assert_consumed()
+    assert_same(model.get_weights(), first.get_weights())
+    checkpoint.restore(tmp_path / "2")
+    model.fit(X, Y, batch_size=4, epochs=1, shuffle=False, verbose=0)
+    assert_same(model.get_weights(), one_device("mlp", "adam")[: len(model.weights)])
+
+
 def test_what_was_made_outside_is_refused():
     model = make_model("mlp", "sgd")
     with pytest.raises(rx.errors.VariableError, match=r"import replicax\.integrations\.keras"):

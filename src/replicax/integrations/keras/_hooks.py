@@ -22,7 +22,7 @@ from replicax.integrations.keras._losses import scale_loss_for_distribution, uns
 from replicax.integrations.keras._models import in_scope, moving_what_was_built, on_all_devices, remember
 from replicax.integrations.keras._notes import getting_notes, losses_of_layers, setting_notes
 from replicax.integrations.keras._optimizers import adding_mirrored_slots, reducing_first
-from replicax.integrations.keras._variable import DistributedVariable, writing_outside_of_steps
+from replicax.integrations.keras._variable import DistributedVariable, running, writing_outside_of_steps
 
 __all__ = ["install"]
 
@@ -80,11 +80,15 @@ def _checkpoint_items(self: Any) -> dict[str, Any]:
 
     Not by name: Keras numbers names, so those of the same model differ from program to program.
     """
+    model = running.get()
+    if model is not None:
+        model.jax_state_sync()  # while `fit` runs, it has the values: as Keras does it for its callbacks
     for variable in self.variables:
         if not isinstance(variable, DistributedVariable):
             raise CheckpointError(
                 f"The Keras variable {variable.path!r} was made outside of `strategy.scope()`, so an "
-                "rx.Checkpoint can't hold it. Make the model in a scope, or use `model.save_weights`."
+                "rx.Checkpoint can't hold it. Make and build the model and its optimizer in a scope, or "
+                "use `model.save_weights`."
             )
     return {str(i): v.replicax_variable for i, v in enumerate(self.variables)}
 
