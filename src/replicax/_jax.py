@@ -56,6 +56,7 @@ __all__ = [
     "eval_trace",
     "exchange_between_processes",
     "forget_profile",
+    "is_mapped_over",
     "is_staging",
     "is_tracer",
     "is_transforming",
@@ -167,6 +168,12 @@ def at_trace(trace: Any) -> Any:
 def current_program() -> Any:
     """The innermost program (`jit`, `shard_map`, `scan`, ...) being recorded, or None."""
     return next((t for t in _enclosing_traces() if isinstance(t, _JaxprTrace)), None)
+
+
+def is_mapped_over(axis_name: str) -> bool:
+    """Whether a `vmap` of this axis name is active, which hides an axis of that name around it."""
+    data = (getattr(trace, "axis_data", None) for trace in _enclosing_traces())
+    return any(getattr(axis, "name", None) == axis_name for axis in data)
 
 
 def is_transforming() -> bool:

@@ -743,3 +743,11 @@ def test_a_numpy_array_that_is_changed_afterwards(strategy, write):
     array[:] = 5.0
     for copy_ in strategy.local_results(v):
         close(copy_, np.ones(4096))
+
+
+@pytest.mark.parametrize("dtype", [jnp.int4, jnp.uint8, jnp.int32, jnp.float32])
+def test_shares_of_a_total_under_strict_promotion(several, mode, dtype):
+    v = variable(several, jnp.zeros(2, dtype), synchronization=ON_READ, aggregation=SUM)
+    with jax.numpy_dtype_promotion("strict"):
+        mode(lambda: v.assign(jnp.array([7, 5], dtype), read_value=False))()
+    close(v.read_value().astype(jnp.float32), [7, 5])

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 
@@ -98,3 +99,48 @@ def test_a_signature_holds_inside_of_another_step_too():
     assert rx.function(lambda y: f(y))(jnp.ones(3)).tolist() == [2, 2, 2]
     with pytest.raises(TypeError):
         rx.function(lambda y: f(y))(jnp.ones((2, 2)))
+
+
+@pytest.mark.parametrize("shape", [(), (4,)])
+@pytest.mark.parametrize("loop", ["scan", "while_loop", "fori_loop"])
+def test_loops_that_carry_a_value_of_each_replica(loop, shape):
+    strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+    x = strategy.distribute_values_from_function(
+        lambda ctx: jnp.full(shape, ctx.replica_id_in_sync_group + 1.0)
+    )
+
+    def doubled(x):
+        return strategy.run(lambda x: 2 * x, args=(x,))
+
+    loops = {
+        "scan": lambda x: jax.lax.scan(lambda x, _: (doubled(x), None), x, length=3)[0],
+        "while_loop": lambda x: jax.lax.while_loop(
+            lambda carry: carry[0] < 3, lambda carry: (carry[0] + 1, doubled(carry[1])), (0, x)
+        )[1],
+        "fori_loop": lambda x: jax.lax.fori_loop(0, 3, lambda _, x: doubled(x), x),
+    }
+    found = strategy.local_results(rx.function(loops[loop])(x))
+    np.testing.assert_array_equal(found, [np.full(shape, 8.0), np.full(shape, 16.0)])
+
+
+def test_one_program_for_values_of_every_origin():
+    strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+    step = rx.function(lambda x: strategy.run(lambda x: x + 1, args=(x,)))
+    made = strategy.distribute_values_from_function(lambda ctx: jnp.zeros(2, jnp.float32))
+    (read,) = strategy.distribute_dataset(rx.from_arrays(np.zeros(4, np.float32)).batch(4))
+    for x in (made, read, strategy.run(lambda: jnp.zeros(2, jnp.float32)), step(made)):
+        step(x)
+    assert step.num_programs == 1
+
+
+def test_a_vmap_that_calls_its_axis_like_that_of_the_replicas():
+    strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+
+    def replica_fn(name):
+        context = rx.get_replica_context()
+        return jax.vmap(lambda x: context.all_reduce("SUM", x), axis_name=name)(jnp.arange(2.0))
+
+    summed = rx.function(lambda: strategy.run(lambda: replica_fn("rows")))()
+    np.testing.assert_array_equal(strategy.local_results(summed), [[0, 2], [0, 2]])
+    with pytest.raises(ValueError, match="another axis_name"):
+        rx.function(lambda: strategy.run(lambda: replica_fn("replica")))()

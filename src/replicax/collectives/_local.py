@@ -294,5 +294,7 @@ class Spread:
         count, me = lax.axis_size(axis), lax.axis_index(axis)
         if jnp.issubdtype(value.dtype, jnp.inexact):
             return value / jnp.asarray(count, value.dtype)
-        share = value // count + (me < value % count)
-        return share.astype(value.dtype)
+        # Small whole numbers may not hold the number of replicas, and some mix with no other dtype.
+        wide = value if value.dtype.itemsize >= 4 else value.astype(jnp.int32)
+        extra = me.astype(wide.dtype) < wide % count
+        return (wide // count + extra.astype(wide.dtype)).astype(value.dtype)

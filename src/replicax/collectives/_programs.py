@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from replicax._jax import is_tracer, plain
+from replicax._jax import is_mapped_over, is_tracer, plain
 from replicax.collectives._local import STACK_AXIS, AllReduce, Recipe
 from replicax.errors import CollectiveError
 from replicax.topology import REPLICA_AXIS, ReplicaMesh
@@ -31,6 +31,11 @@ def combine(recipe: Recipe, values: Sequence[PerReplica], mesh: ReplicaMesh) -> 
     if not values:
         return []
     if values[0].is_local:
+        if is_mapped_over(REPLICA_AXIS):
+            raise CollectiveError(
+                f"A collective between replicas inside of jax.vmap(axis_name={REPLICA_AXIS!r}): that is the "
+                "name of the replicas' own axis. Give the vmap another axis_name."
+            )
         outputs = recipe(REPLICA_AXIS, *(value.select(0) for value in values))
         return [Mirrored.from_whole(output, mesh) for output in outputs]
     _require_uniform(values)

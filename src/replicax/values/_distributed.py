@@ -136,7 +136,14 @@ class Layout:
         return f"{self.kind} on {self.mesh}"
 
 
-_layout = functools.lru_cache(maxsize=None)(Layout)
+_kept_layout = functools.lru_cache(maxsize=None)(Layout)
+
+
+def _layout(
+    kind: str, mesh: ReplicaMesh | None, scalar: bool, masked: bool = False, ndim: int | None = None
+) -> Layout:
+    """The one `Layout` of this description, however it was given: they are compared by identity."""
+    return _kept_layout(kind, mesh, scalar, masked, ndim)
 
 
 def _listing(name: str, components: Sequence[Any], show: Callable[[Any], str]) -> str:
