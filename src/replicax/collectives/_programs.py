@@ -33,8 +33,8 @@ def combine(recipe: Recipe, values: Sequence[PerReplica], mesh: ReplicaMesh) -> 
     if values[0].is_local:
         if is_mapped_over(REPLICA_AXIS):
             raise CollectiveError(
-                f"A collective between replicas inside of jax.vmap(axis_name={REPLICA_AXIS!r}): that is the "
-                "name of the replicas' own axis. Give the vmap another axis_name."
+                f"A collective between replicas inside of jax.vmap(axis_name={REPLICA_AXIS!r}): that is "
+                "the name of the replicas' own axis. Give the vmap another axis_name."
             )
         outputs = recipe(REPLICA_AXIS, *(value.select(0) for value in values))
         return [Mirrored.from_whole(output, mesh) for output in outputs]

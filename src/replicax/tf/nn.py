@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -44,8 +45,30 @@ __all__ = [
     "top_k",
 ]
 
-relu, relu6, elu, selu = op(jax.nn.relu), op(jax.nn.relu6), op(jax.nn.elu), op(jax.nn.selu)
-silu, swish, softplus = op(jax.nn.silu), op(jax.nn.silu), op(jax.nn.softplus)
+
+def _activation(fn: Callable[[Any], Any]) -> Callable[..., Any]:
+    """An op that is a function of `jax.nn`."""
+
+    def activation(features: Any) -> jax.Array:
+        return fn(array(features))
+
+    activation.__name__ = activation.__qualname__ = fn.__name__
+    activation.__doc__ = f"`jax.nn.{fn.__name__}`, element by element."
+    return op(activation)
+
+
+relu, relu6, elu = _activation(jax.nn.relu), _activation(jax.nn.relu6), _activation(jax.nn.elu)
+selu, softplus = _activation(jax.nn.selu), _activation(jax.nn.softplus)
+
+
+@op
+def silu(features: Any, beta: float = 1.0) -> jax.Array:
+    """Every element times the sigmoid of `beta` times itself."""
+    x = array(features)
+    return x * jax.nn.sigmoid(beta * x)
+
+
+swish = silu
 
 
 @op
