@@ -141,3 +141,31 @@ def test_weights_decide_about_the_dtype_of_an_average():
     losses = jnp.ones(4, jnp.float16)
     assert rx.compute_average_loss(losses, sample_weight=jnp.ones(4, jnp.float32)).dtype == jnp.float32
     assert rx.compute_average_loss(losses, sample_weight=jnp.ones(4, jnp.float16)).dtype == jnp.float16
+
+
+@jax.jit
+def jitted(w, x):
+    return rx.compute_average_loss((x * w) ** 2)
+
+
+@jax.checkpoint
+def rematerialized(w, x):
+    return rx.compute_average_loss((x * w) ** 2)
+
+
+@pytest.mark.parametrize("kept", [jitted, rematerialized])
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_a_trace_that_jax_keeps_of_a_full_batch_is_not_that_of_a_padded_one(two, kept, microbatches):
+    """The mask is no argument of the function."""
+    with two.scope():
+        w = rx.Variable(2.0)
+    gradient = rx.value_and_grad(lambda x: kept(w.value, x), w, microbatches=microbatches)
+    for partial_batch, count in (("exact", 4), ("pad", 7), ("pad", 3)):  # all of one shape
+        step = rx.function(lambda x: total(two, two.run(gradient, args=(x,))))
+        options = rx.InputOptions(partial_batch=partial_batch)
+        batches = two.distribute_dataset(rx.from_arrays(X[:count]).batch(4), options)
+        for start, x in enumerate(batches):
+            rows = X[:count][4 * start :][:4]
+            loss, slope = step(x)
+            close(loss, np.mean((2 * rows) ** 2))
+            close(slope, np.mean(4 * rows**2))

@@ -18,9 +18,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax._jax import current_program
+from replicax._jax import current_program, is_tracer
 from replicax.collectives import offer_rider
-from replicax.contexts import current
+from replicax.contexts import current, current_rows
 from replicax.errors import TracingError, VariableError
 from replicax.topology import ReplicaMesh
 from replicax.training._microbatches import Microbatches
@@ -173,7 +173,8 @@ def _differentiate(
             values = precision.cast(values)
         tape = _Tape(outer, variables, values, fresh=fresh)
         tapes.append(tape)
-        with use_frame(tape), _trace_token(next(_tokens)) if fresh else contextlib.nullcontext():
+        token = next(_tokens) if fresh else _token_of_mask()
+        with use_frame(tape), contextlib.nullcontext() if token is None else _trace_token(token):
             result = fn(*args, **kwargs)
         loss, aux = _split_result(fn, result, has_aux)
         return loss, (aux, tape.recorded())
@@ -191,6 +192,15 @@ def _differentiate(
 # JAX keeps traces of scan bodies and their like by function and by this value; see `_FreshTapeNeeded`.
 _trace_token = jax.make_user_context(None)
 _tokens = itertools.count()
+
+
+def _token_of_mask() -> Any:
+    """What tells traces of a padded batch from others: losses use its mask, which is no argument."""
+    replica = current().replica
+    mask = None if replica is None else replica._whole_mask
+    if mask is None:
+        return None
+    return next(_tokens) if is_tracer(mask) else (np.asarray(mask).tobytes(), current_rows())
 
 
 class _FreshTapeNeeded(BaseException):
