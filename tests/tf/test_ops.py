@@ -62,7 +62,7 @@ SAME = {
     "pow": (lambda: tf.pow(I, 2), I**2),
     "range": (lambda: tf.range(2, 9, 3), [2, 5, 8]),
     "range one": (lambda: tf.range(3), [0, 1, 2]),
-    "relu": (lambda: tf.nn.relu(features=X.tolist()), X.clip(0)),
+    "relu by name": (lambda: tf.nn.relu(features=X.tolist()), X.clip(0)),
     "swish": (lambda: tf.nn.swish(X, beta=2.0), X / (1 + np.exp(-2 * X))),
     "reduce_all": (lambda: tf.reduce_all(X > 0, axis=0), (X > 0).all(0)),
     "reduce_any": (lambda: tf.reduce_any(X > 3), True),
