@@ -1,7 +1,9 @@
 """Compiled steps whose variables, results or sizes are easy to get wrong."""
 
 import copy
+import dataclasses
 import logging
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -255,3 +257,23 @@ def test_copy_of_a_variable_in_a_compiled_step_is_refused(strategy):
         v = rx.Variable(1.0)
     with pytest.raises(rx.errors.TracingError, match="copied while a step is traced"):
         rx.function(lambda: copy.deepcopy(v).read_value())()
+
+
+def test_an_object_that_jax_does_not_look_into_is_not_returned_with_traced_arrays(strategy):
+    @dataclasses.dataclass
+    class Result:
+        loss: Any
+
+    def replica_fn():
+        return Result(replica_id())
+
+    for step in (lambda: strategy.run(replica_fn), lambda x: Result(x)):
+        arguments = () if step.__code__.co_argcount == 0 else (jnp.ones(2),)
+        with pytest.raises(rx.errors.TracingError, match=r"Result.*'loss'.*pytree"):
+            rx.function(step)(*arguments)
+    assert rx.function(lambda: Result("text"))().loss == "text"
+    jax.tree_util.register_dataclass(Result, ["loss"], [])
+    losses = rx.function(lambda: strategy.run(replica_fn))().loss
+    assert [int(loss) for loss in strategy.local_results(losses)] == list(
+        range(strategy.num_replicas_in_sync)
+    )

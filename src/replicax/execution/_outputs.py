@@ -9,7 +9,8 @@ from typing import Any, final
 
 import jax
 
-from replicax._jax import FirstReplicaViews
+from replicax._jax import FirstReplicaViews, is_tracer
+from replicax.errors import TracingError
 from replicax.topology import ReplicaMesh
 from replicax.values import Component, Mirrored, PerReplica, is_array
 from replicax.variables import is_variable
@@ -22,6 +23,17 @@ def distributed_in(treedef: Any) -> list[PerReplica | Mirrored]:
     numbers = treedef.unflatten(range(treedef.num_leaves))
     nodes = jax.tree.leaves(numbers, is_leaf=lambda x: isinstance(x, PerReplica | Mirrored))
     return [node for node in nodes if isinstance(node, PerReplica | Mirrored)]
+
+
+def _check_constant(leaf: Any) -> None:
+    """Raise if what is returned as it is holds values that exist only while the step is traced."""
+    for name, value in getattr(leaf, "__dict__", {}).items():
+        if is_tracer(value) and not isinstance(leaf, type):
+            raise TracingError(
+                f"A compiled step returns a {type(leaf).__name__}, whose attribute {name!r} is a traced "
+                "array. JAX does not look into such an object, so the array would have no value. Return a "
+                "tuple or a dict, or make the class a pytree (jax.tree_util.register_dataclass)."
+            )
 
 
 @final
@@ -45,6 +57,8 @@ class Outputs:
         arrays = [self.leaves[i] for i in self.dynamic]
         for i in self.dynamic:
             self.leaves[i] = None
+        for leaf in self.leaves:
+            _check_constant(leaf)
         self._sort()
         self._rebuild = None
         return arrays
