@@ -309,3 +309,18 @@ def test_a_mirrored_value_computes_like_its_copy(two):
     close(jnp.sum(total), expected.sum())
     close(total[1], expected[1])
     assert total.shape == (2, 3)
+
+
+def test_values_that_functions_of_jax_brought_to_the_host_and_back(strategy):
+    n = strategy.num_replicas_in_sync
+    for shape in ((), (2, 3)):
+        x = strategy.run(lambda shape=shape: jnp.full(shape, rid(), jnp.float32))
+        expected = [np.full(shape, i) for i in range(n)]
+        host = jax.device_get(x)
+        for value in (host, jax.tree.map(jnp.asarray, host), jax.tree.map(lambda a: a + 0, x)):
+            close(parts(strategy, value), expected)
+            close(parts(strategy, strategy.run(lambda a: a + 1, args=(value,))), np.array(expected) + 1)
+            close(strategy.reduce("SUM", value, axis=None), np.sum(expected, axis=0))
+        # What is no array at all can at least be printed.
+        for value in (jax.tree.map(jnp.shape, x), jax.eval_shape(lambda a: a, x)):
+            assert repr(value)

@@ -495,3 +495,19 @@ def test_a_batch_size_that_does_not_divide_is_an_error_at_once(two):
 def test_a_known_batch_size_tells_that_all_batches_are_too_small(two):
     with pytest.raises(InputError, match=r"A batch has 2 examples for 2 replicas, where 2 for each"):
         next(iter(two.distribute_dataset(rx.from_arrays(table(2)).batch(4), ERROR)))
+
+
+def test_functions_of_jax_tree_do_not_change_a_mask_in_silence(two, mode):
+    def last():
+        *_, batch = two.distribute_dataset(rx.from_arrays(np.arange(6.0)).batch(4), PAD)
+        return batch
+
+    def mean(batch):
+        return two.reduce("MEAN", batch, axis=0)
+
+    assert mode(lambda batch: mean(jax.tree.map(lambda x: x, batch)))(last()) == 4.5
+    halves = mode(lambda b: mean(two.run(lambda b: jax.tree.map(lambda x: x / 2, b), args=(b,))))
+    assert halves(last()) == 2.25
+    for change in (lambda x: x / 2, lambda x: x - 1, lambda x: x.astype(jnp.bfloat16)):
+        with pytest.raises(ValueError, match=r"mask.*strategy\.run"):
+            mode(lambda batch, change=change: mean(jax.tree.map(change, batch)))(last())

@@ -227,6 +227,8 @@ class ReplicaMesh:
     def _split(self, array: jax.Array, sharding: Sharding) -> tuple[jax.Array, ...]:
         if self.num_logical_devices > 1:
             array = jax.device_put(array, sharding)  # eager code may have cut it along other axes
+        elif self.is_local and not array.sharding.device_set.issuperset(self.local_devices):
+            array = jax.device_put(array, sharding)  # a function of jax.tree may have moved it
         by_device = {next(iter(s.data.devices())): s.data for s in array.addressable_shards}
         return tuple(
             self._join([by_device[d] for d in self.replica_devices[replica]], i)

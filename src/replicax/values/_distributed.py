@@ -284,7 +284,7 @@ class PerReplica(DistributedValues):
         if self.is_local:
             stacked = lax.all_gather(self._array, REPLICA_AXIS)
             return tuple(stacked[i] for i in range(stacked.shape[0]))
-        if is_tracer(self._array):
+        if is_tracer(self._array) or isinstance(self._array, np.ndarray):  # which jax.device_get makes
             assert self.mesh is not None
             stacked = self._array
             if not self._layout.scalar:
@@ -339,6 +339,8 @@ class PerReplica(DistributedValues):
     def __repr__(self) -> str:
         if self.is_local:
             return f"PerReplica:{{each replica: {self._array!r}}}"
+        if self._components is None and not is_array(self._array):  # a function of jax.tree made it
+            return f"PerReplica:{{all replicas together: {self._array!r}}}"
         return _listing("PerReplica", self.values, repr)
 
     __str__ = __repr__
@@ -368,6 +370,11 @@ class PerReplica(DistributedValues):
             )
         self = cls(values, mesh=aux.mesh) if aux.kind == "components" else cls.from_layout(values[0], aux)
         self._layout, self._mask = aux, mask
+        if getattr(getattr(mask, "_array", None), "dtype", jnp.bool_) != jnp.bool_:
+            raise CollectiveError(
+                "jax.tree.map has changed the mask of a padded batch, which is one of its leaves. Map inside of "
+                " the replicas: `strategy.run(lambda x: jax.tree.map(fn, x), args=(batch,))`."
+            )
         return self
 
 
