@@ -183,13 +183,45 @@ def test_broadcast_of_something_else(strategy, mode):
         jnp.asarray,
         jnp.sum,
         len,
+        lambda x: f"{x:.3f}",
     ],
-    ids=["add", "rsub", "mul", "neg", "gt", "item", "float", "bool", "numpy", "jnp", "sum", "len"],
+    ids=[
+        "add",
+        "rsub",
+        "mul",
+        "neg",
+        "gt",
+        "item",
+        "float",
+        "bool",
+        "numpy",
+        "jnp",
+        "sum",
+        "len",
+        "format",
+    ],
 )
 def test_a_per_replica_value_as_a_number(two, mode, use):
     step = mode(lambda x: use(two.run(lambda x: x, args=(x,))))
     with pytest.raises(TypeError, match=r"PerReplica.*strategy\.reduce.*local_results"):
         step(each(two, rows))
+
+
+@pytest.mark.parametrize("name", ["shape", "dtype", "item", "numpy", "mean", "block_until_ready"])
+def test_a_per_replica_value_has_no_attributes_of_arrays(two, name):
+    x = each(two, rows)
+    assert not hasattr(x, name)
+    with pytest.raises(AttributeError, match=rf"{name!r}.*strategy\.reduce.*local_results"):
+        getattr(x, name)
+    with pytest.raises(AttributeError, match=r"'other'\.$"):
+        x.other  # noqa: B018
+
+
+def test_formats(two):
+    x = each(two, lambda context: jnp.float32(1.5))
+    total = two.extended.reduce_to("SUM", x, x)
+    assert f"{total:.2f} {total}" == f"3.00 {total!r}"
+    assert f"{x}" == repr(x)
 
 
 # Variables.

@@ -130,8 +130,9 @@ def require_cross_replica(strategy: Any, what: str) -> None:
             "in use at a time: leave the other one's scope (or replica function) first."
         )
     if here.replica is not None:
+        again = "This replica can call the function itself, without run(). " if what == "run()" else ""
         raise ContextError(
-            f"{what} needs the cross-replica context, but was called inside a replica function. "
+            f"{what} needs the cross-replica context, but was called inside a replica function. {again}"
             "Use `rx.get_replica_context()` there: its all_reduce, all_gather, or merge_call(fn), "
             "which calls fn once in the cross-replica context."
         )

@@ -227,7 +227,10 @@ class DistributedIterator(ReadInPython):
         try:
             return next(self)
         except StopIteration:
-            raise OutOfRangeError("The dataset has no more batches.") from None
+            raise OutOfRangeError(
+                "The dataset has no more batches. Begin another pass with iter(dataset), ask with "
+                "get_next_as_optional() whether there is one, or let the dataset repeat()."
+            ) from None
 
     def get_next_as_optional(self) -> OptionalBatch:
         """The next batch, or an empty `OptionalBatch` after the last.

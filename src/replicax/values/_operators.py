@@ -13,6 +13,7 @@ from typing import Any, NoReturn, TypeVar
 import jax
 import numpy as np
 
+from replicax._jax import ArrayImpl
 from replicax.errors import PerReplicaUseError
 
 __all__ = ["forward_operators", "refuse_operators"]
@@ -63,6 +64,10 @@ def _array(value: Any) -> Any:
     return value.__jax_array__()
 
 
+def _format(self: Any, spec: str) -> str:
+    return format(_array(self), spec) if spec else str(self)
+
+
 def forward_operators(cls: _Class) -> _Class:
     """Class decorator: compute with the array that `__jax_array__` returns."""
     for name, op in (_BINARY | _COMPARE).items():
@@ -73,6 +78,7 @@ def forward_operators(cls: _Class) -> _Class:
         setattr(cls, f"__{name}__", lambda self, op=op: op(_array(self)))
     cls.__getitem__ = lambda self, index: _array(self)[index]
     cls.__array__ = lambda self, dtype=None, copy=None: np.array(_array(self), dtype=dtype)
+    setattr(cls, "__format__", _format)  # noqa: B010
     setattr(cls, "__hash__", None)  # noqa: B010 - equality is element by element, as for arrays
     for name in ("shape", "dtype", "ndim", "size"):
         if not hasattr(cls, name):
@@ -82,17 +88,24 @@ def forward_operators(cls: _Class) -> _Class:
 
 def refuse_operators(cls: _Class) -> _Class:
     """Class decorator: say that a value per replica is not one number, and what to do."""
+    why = (
+        f"A {cls.__name__} holds one value for each replica, so it can't be used as a single array or "
+        "number here. Combine it with `strategy.reduce(op, value, axis=...)` or `strategy.gather(value, "
+        "axis=...)`, look at its parts with `strategy.local_results(value)`, or compute with it inside "
+        "`strategy.run(fn, args=(value,))`."
+    )
 
     def refuse(self: Any, *_: Any, **__: Any) -> NoReturn:
-        raise PerReplicaUseError(
-            f"A {cls.__name__} holds one value for each replica, so it can't be used as a single "
-            "array or number here. Combine it with `strategy.reduce(op, value, axis=...)` or "
-            "`strategy.gather(value, axis=...)`, look at its parts with "
-            "`strategy.local_results(value)`, or compute with it inside `strategy.run(fn, "
-            "args=(value,))`."
-        )
+        raise PerReplicaUseError(why)
+
+    def refuse_attribute(self: Any, name: str) -> NoReturn:
+        of_arrays = not name.startswith("_") and hasattr(ArrayImpl, name)
+        reason = f" {why}" if of_arrays or name == "numpy" else ""
+        raise AttributeError(f"{cls.__name__!r} object has no attribute {name!r}.{reason}")
 
     names = [*_BINARY, *(f"r{name}" for name in _BINARY), *_UNARY, "lt", "le", "gt", "ge"]
     for name in (*names, "getitem", "array", "jax_array"):
         setattr(cls, f"__{name}__", refuse)
+    cls.__getattr__ = refuse_attribute
+    setattr(cls, "__format__", lambda self, spec: refuse(self) if spec else str(self))  # noqa: B010
     return cls

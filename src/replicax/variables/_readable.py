@@ -52,10 +52,6 @@ class Readable(Leaf, abc.ABC):
         """The value, as a NumPy array of its own."""
         return np.array(self.read_value())
 
-    def __format__(self, spec: str) -> str:
-        """The value formatted like an array's: `f"{v:.2f}"`."""
-        return format(self.read_value(), spec) if spec else repr(self)
-
     def __jax_array__(self) -> jax.Array:
         return self.read_value()
 
