@@ -372,8 +372,8 @@ class PerReplica(DistributedValues):
         self._layout, self._mask = aux, mask
         if getattr(getattr(mask, "_array", None), "dtype", jnp.bool_) != jnp.bool_:
             raise CollectiveError(
-                "jax.tree.map has changed the mask of a padded batch, which is one of its leaves. Map inside "
-                "of the replicas: `strategy.run(lambda x: jax.tree.map(fn, x), args=(batch,))`."
+                "jax.tree.map has changed the mask of a padded batch, which is one of its leaves. Map "
+                "inside of the replicas: `strategy.run(lambda x: jax.tree.map(fn, x), args=(batch,))`."
             )
         return self
 
