@@ -20,7 +20,7 @@ import numpy as np
 
 from replicax._jax import current_program, is_tracer
 from replicax.collectives import offer_rider
-from replicax.contexts import current, current_rows
+from replicax.contexts import current
 from replicax.errors import TracingError, VariableError
 from replicax.topology import ReplicaMesh
 from replicax.training._microbatches import Microbatches
@@ -37,7 +37,7 @@ from replicax.variables import (
     use_frame,
 )
 
-__all__ = ["grad", "value_and_grad"]
+__all__ = ["grad", "require_own_trace", "value_and_grad"]
 
 
 def value_and_grad(
@@ -173,15 +173,15 @@ def _differentiate(
             values = precision.cast(values)
         tape = _Tape(outer, variables, values, fresh=fresh)
         tapes.append(tape)
-        token = next(_tokens) if fresh else _token_of_mask()
-        with use_frame(tape), contextlib.nullcontext() if token is None else _trace_token(token):
+        with use_frame(tape), _trace_token(next(_tokens)) if fresh else contextlib.nullcontext():
             result = fn(*args, **kwargs)
         loss, aux = _split_result(fn, result, has_aux)
         return loss, (aux, tape.recorded())
 
     values = [variable.read_value() for variable in variables]
+    fresh = _has_traced_mask()
     try:
-        differentiated = jax.value_and_grad(functools.partial(bound, False), has_aux=True)(values)
+        differentiated = jax.value_and_grad(functools.partial(bound, fresh), has_aux=True)(values)
     except _FreshTapeNeeded:
         differentiated = jax.value_and_grad(functools.partial(bound, True), has_aux=True)(values)
     (loss, (aux, recorded)), gradients = differentiated
@@ -194,13 +194,17 @@ _trace_token = jax.make_user_context(None)
 _tokens = itertools.count()
 
 
-def _token_of_mask() -> Any:
-    """What tells traces of a padded batch from others: losses use its mask, which is no argument."""
+def _has_traced_mask() -> bool:
+    """Whether losses use a mask that is no argument: a trace that was kept before knows nothing of it."""
     replica = current().replica
-    mask = None if replica is None else replica._whole_mask
-    if mask is None:
-        return None
-    return next(_tokens) if is_tracer(mask) else (np.asarray(mask).tobytes(), current_rows())
+    return replica is not None and is_tracer(replica._whole_mask)
+
+
+def require_own_trace() -> None:
+    """Say that what is read now differs from call to call: a trace that JAX keeps must not hold it."""
+    frame = current_frame()
+    if isinstance(frame, _Tape):
+        frame.check_program()
 
 
 class _FreshTapeNeeded(BaseException):
@@ -257,9 +261,13 @@ class _Tape(RecordingFrame):
             )
         if ref not in self._cells:
             return self._outer.load(variable)
+        self.check_program()
+        return self._cells[ref]
+
+    def check_program(self) -> None:
+        """Raise in a function whose trace JAX keeps, unless it is kept under a token of its own."""
         if not self._fresh and current_program() is not self._program:
             raise _FreshTapeNeeded
-        return self._cells[ref]
 
     def record(self, variable: Variable, apply: Any, value: Any, what: str) -> Any:
         if current_program() is not self._program:
