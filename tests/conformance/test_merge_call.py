@@ -260,3 +260,17 @@ def test_replicas_that_meet_in_different_places(several):
     with pytest.raises(ValueError, match=r"'v:0' in different ways: assign_add, assign"):
         several.run(lambda: v.assign_add(rid() * 1.0) if rid() == 0 else v.assign(rid() * 1.0))
     close([v, w], [1, 1])
+
+
+def test_a_replica_context_is_of_no_use_elsewhere(several):
+    contexts = several.local_results(several.run(rx.get_replica_context))
+    calls = (
+        lambda: contexts[0].all_reduce("SUM", 1.0),
+        lambda: contexts[-1].merge_call(lambda s: None),
+        lambda: several.run(lambda: contexts[0].all_gather(jnp.ones(1), axis=0)),
+    )
+    for call in calls:
+        with pytest.raises(RuntimeError, match=r"outside of that replica.*get_replica_context"):
+            call()
+    n = several.num_replicas_in_sync
+    close(parts(several, several.run(lambda: merge(largest, rid()))), [n - 1] * n)

@@ -202,6 +202,12 @@ class _Replica:
         """Let the others run until all have come here."""
         if self._cancelled:
             raise ContextError("merge_call in a replica that is being stopped, since another one failed.")
+        if greenlet.getcurrent() is not self._greenlet:
+            raise ContextError(
+                f"The ReplicaContext of replica {self.local_index} was used outside of that replica: after "
+                "it had returned, in another replica or in another thread. Ask rx.get_replica_context() "
+                "where you need it."
+            )
         if current_trace() is not self.base_trace:
             raise TracingError(
                 "merge_call (or writing a variable with an aggregation) inside a function that JAX "
