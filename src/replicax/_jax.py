@@ -4,7 +4,8 @@ Everything else in Replicax uses JAX's public API. What lives here, and why ther
 
 * whether a backend has started (virtual CPU devices must be asked for before);
 * which trace is current (a `Variable` must know whether it would be baked into somebody's `jax.jit`);
-* JAX's thread-local settings (eager replicas share one thread and must not see each other's);
+* JAX's thread-local settings (eager replicas share one thread and must not see each other's), one of our
+  own among them, which tells apart traces that JAX keeps;
 * a view of a device buffer as an *uncommitted* array, which mixes freely with arrays on any device;
 * an array made of parts in host memory without looking at everything twice (a fifth of the time that
   `jax.device_put` takes for a small batch);
@@ -16,6 +17,7 @@ Everything else in Replicax uses JAX's public API. What lives here, and why ther
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -56,6 +58,7 @@ __all__ = [
     "eval_trace",
     "exchange_between_processes",
     "forget_profile",
+    "fresh_traces",
     "is_mapped_over",
     "is_staging",
     "is_tracer",
@@ -65,6 +68,7 @@ __all__ = [
     "staged_for",
     "trace_of",
     "trace_state",
+    "traces_of",
     "uncommitted",
 ]
 
@@ -237,6 +241,21 @@ def plain(array: Any) -> Any:
     return _plain_p.bind(array) if traced else array
 
 
+# JAX keeps traces of nested functions (jit, scan, checkpoint, ...) by function and by this value.
+_trace_token = jax.make_user_context(None)
+_tokens = itertools.count()
+
+
+def fresh_traces() -> Any:
+    """A `with` block in which JAX uses no trace that it has kept from elsewhere."""
+    return _trace_token(next(_tokens))
+
+
+def traces_of(*place: Any) -> Any:
+    """A `with` block in which JAX uses kept traces of such a place only."""
+    return _trace_token(place)
+
+
 class ThreadSettings:
     """JAX's thread-local settings (default device, matmul precision, mesh, ...) at one moment.
 
@@ -249,7 +268,7 @@ class ThreadSettings:
     _STATES = tuple(
         {
             id(state): state
-            for state in (*_config.config_states.values(), *vars(_config).values())
+            for state in (*_config.config_states.values(), *vars(_config).values(), _trace_token._obj)
             if isinstance(state, _config.config_ext.Config)
         }.values()
     )

@@ -101,7 +101,9 @@ def out_of_reach() -> TracingError:
     return TracingError(
         "An eager replica called all_reduce or all_gather inside jax.jit, lax.scan, lax.cond or "
         "another function that JAX compiles; its peers can't be met from there. Call it outside of "
-        "that function, or compile the whole step with `rx.function`, where this works."
+        "that function, or compile the whole step with `rx.function`, where this works if all replicas "
+        "have as many rows, as with `InputOptions(partial_batch='pad')`. A loss that is told its "
+        "`global_batch_size` counts nothing, and needs no peers."
     )
 
 

@@ -34,6 +34,10 @@ class MergePoint(Protocol):
         """What `make` makes, or what another replica has made in the same place already."""
         ...
 
+    def require_own_trace(self) -> None:
+        """Take note that something of this replica's is read, which no kept trace may hold."""
+        ...
+
 
 @final
 class ReplicaContext:
@@ -80,6 +84,7 @@ class ReplicaContext:
         In a compiled step it is traced, since one program serves all replicas: use it in `jnp`
         computations, not as a Python number.
         """
+        self._merge_point.require_own_trace()
         only = self._replica_id is None
         return self._strategy.replica_ids[0] if only else self._replica_id
 
@@ -123,6 +128,7 @@ class ReplicaContext:
     @property
     def _whole_mask(self) -> Any:
         """`example_mask` of the whole batch, also where it is taken in parts."""
+        self._merge_point.require_own_trace()
         return self._masks[0] if self._masks else None
 
     def rng(self, key: Any) -> Any:
@@ -270,7 +276,10 @@ class ReplicaContext:
 
     def _exchange(self, kind: Any, *args: Any) -> Callable[[Sequence[Any]], list[Any]]:
         exchange = kind(self, *args)
-        return exchange.exchange if self._merge_point.base_trace is None else exchange
+        if self._is_one_program:
+            return exchange.exchange
+        self._merge_point.require_own_trace()  # the exchange is with the replicas of this run
+        return exchange
 
 
 def _flatten_numbers(value: Any, what: str) -> tuple[list[Any], Any]:

@@ -8,14 +8,13 @@ written arrays are donated.
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Callable
 from typing import Any, final
 
 import jax
 import numpy as np
 
-from replicax._jax import ArrayImpl, eval_trace, plain, trace_state
+from replicax._jax import ArrayImpl, eval_trace, fresh_traces, plain, trace_state, traces_of
 from replicax.collectives import await_result, collect_step_timeouts
 from replicax.contexts import context_stack, current, enter
 from replicax.errors import TracingError, VariableError
@@ -41,11 +40,6 @@ from replicax.variables import (
 )
 
 __all__ = ["CompiledStep", "OtherArguments", "leaf_key"]
-
-# JAX keeps traces by function and by this value: a new one makes it trace nested functions anew.
-_trace_token = jax.make_user_context(None)
-_tokens = itertools.count()
-
 
 _NO_VALUES = (
     "A compiled step used a traced value as a Python number or a NumPy array (in `if`, `while`, "
@@ -150,8 +144,10 @@ class CompiledStep:
         args, kwargs = self._treedef.unflatten(leaves)
         with use_frame(frame), contextlib.ExitStack() as tokens:
             if self._fresh:
-                frame.on_write = lambda: tokens.enter_context(_trace_token(next(_tokens)))
+                frame.on_write = lambda: tokens.enter_context(fresh_traces())
                 frame.on_write()
+            else:
+                tokens.enter_context(traces_of("step"))
             with explain_traced_values(_NO_VALUES):
                 result = self._fn(*args, **kwargs)
             return self._outputs.take(result)

@@ -21,7 +21,7 @@ from replicax._jax import ThreadSettings, current_trace
 from replicax.contexts import Context, Exchange, ReplicaContext, enter
 from replicax.errors import ContextError, TracingError
 from replicax.values import PerReplica, attach_masks, regroup, regroup_traced, split
-from replicax.variables import Variable
+from replicax.variables import Variable, current_frame
 
 __all__ = ["run_replicas"]
 
@@ -206,7 +206,8 @@ class _Replica:
             raise ContextError(
                 f"The ReplicaContext of replica {self.local_index} was used outside of that replica: after "
                 "it had returned, in another replica or in another thread. Ask rx.get_replica_context() "
-                "where you need it."
+                "where you need it; and not in a function whose trace JAX keeps (jax.jit, jax.checkpoint), "
+                "unless the step is compiled with `rx.function`."
             )
         if current_trace() is not self.base_trace:
             raise TracingError(
@@ -235,3 +236,7 @@ class _Replica:
         if index == len(created):
             created.append(make())
         return created[index]
+
+    def require_own_trace(self) -> None:
+        """Ask the frame."""
+        current_frame().require_own_trace()

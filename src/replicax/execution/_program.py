@@ -25,11 +25,10 @@ __all__ = ["EagerCallNeeded", "FreshTraceNeeded", "ProgramFrame", "ReplicaFrame"
 
 
 class FreshTraceNeeded(BaseException):
-    """A variable is read inside `scan`, `cond` or their like, whose traces JAX keeps by function.
+    """A variable, or what a replica knows of itself, is read inside `scan`, `jit` or their like.
 
-    A kept trace would hold on to the tracer that it read, so the step must be traced under a token, a new
-    one after each write, that makes JAX trace such functions anew. Not an `Exception`: no user code should
-    catch it.
+    JAX keeps their traces by function, and a kept trace would hold on to what it read. So the step must be
+    traced with `fresh_traces`, anew after each write. Not an `Exception`: no user code should catch it.
     """
 
 
@@ -81,7 +80,7 @@ class ProgramFrame(Frame):
 
     def enter_run(self, mesh: ReplicaMesh) -> None:
         """Take note of replicas that are about to be traced; they read variables through this frame."""
-        _check_program(self._program, self.fresh)
+        self.require_own_trace()
         self._runs_on = self._runs_on or mesh
         if self._runs_on.mesh.devices.tolist() != mesh.mesh.devices.tolist():
             raise TracingError(
@@ -89,8 +88,11 @@ class ProgramFrame(Frame):
                 f"{self._runs_on} and another on {mesh}. Write a step of its own for each strategy."
             )
 
-    def load(self, variable: Variable) -> Cell:
+    def require_own_trace(self) -> None:
         _check_program(self._program, self.fresh)
+
+    def load(self, variable: Variable) -> Cell:
+        self.require_own_trace()
         return self.cell(variable)
 
     def cell(self, variable: Variable) -> Cell:
@@ -172,8 +174,11 @@ class ReplicaFrame(Frame):
         self._cells: dict[Any, Cell] = dict(cells)
         self.written: dict[Any, Variable] = {}
 
-    def load(self, variable: Variable) -> Cell:
+    def require_own_trace(self) -> None:
         _check_program(self._program, self.outer.fresh)
+
+    def load(self, variable: Variable) -> Cell:
+        self.require_own_trace()
         ref = variable.ref()
         if ref not in self._cells:
             self._cells[ref] = self._enter(variable)

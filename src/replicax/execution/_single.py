@@ -10,6 +10,7 @@ import jax
 
 from replicax.contexts import Context, ReplicaContext, enter
 from replicax.values import PerReplica, attach_masks, regroup, select
+from replicax.variables import current_frame
 
 __all__ = ["SingleReplica", "run_single"]
 
@@ -34,6 +35,10 @@ class SingleReplica:
     def create(self, make: Callable[[], Any]) -> Any:
         """Make it."""
         return make()
+
+    def require_own_trace(self) -> None:
+        """Ask the frame."""
+        current_frame().require_own_trace()
 
 
 def run_single(

@@ -7,6 +7,7 @@ trace, so its function is called inline, with values that stand for "each replic
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, final
 
@@ -15,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from replicax._jax import plain
+from replicax._jax import plain, traces_of
 from replicax.collectives import Riders, taking_riders
 from replicax.contexts import Context, ReplicaContext, enter
 from replicax.execution._program import ProgramFrame, ReplicaFrame
@@ -31,7 +32,7 @@ from replicax.values import (
     map_leaves,
     select,
 )
-from replicax.variables import SyncOnReadVariable, use_frame
+from replicax.variables import SyncOnReadVariable, current_frame, use_frame
 
 __all__ = ["run_inline", "run_spmd"]
 
@@ -62,7 +63,9 @@ def run_spmd(
             for v, cell in zip(parts, cells, strict=True)
         }
         replica = ReplicaFrame(frame, mesh, local_cells)
-        with use_frame(replica), taking_riders() as riders:
+        # What a kept trace knows of its replica, it knows of this place; see `FreshTraceNeeded`.
+        place = traces_of("replica", mesh.num_replicas) if not frame.fresh else contextlib.nullcontext()
+        with use_frame(replica), place, taking_riders() as riders:
             inner_args, inner_kwargs = treedef.unflatten(inner)
             result = _call(strategy, fn, inner_args, inner_kwargs, local_masks)
         return traced.outputs(result, replica, riders)
@@ -147,6 +150,10 @@ class _SpmdReplica:
     def create(self, make: Callable[[], Any]) -> Any:
         """Make it: one trace, one variable."""
         return make()
+
+    def require_own_trace(self) -> None:
+        """Ask the frame."""
+        current_frame().require_own_trace()
 
 
 @final

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, final
 
@@ -18,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax._jax import current_program, is_tracer
+from replicax._jax import current_program, fresh_traces
 from replicax.collectives import offer_rider
 from replicax.contexts import current
 from replicax.errors import TracingError, VariableError
@@ -37,7 +36,7 @@ from replicax.variables import (
     use_frame,
 )
 
-__all__ = ["grad", "require_own_trace", "value_and_grad"]
+__all__ = ["grad", "value_and_grad"]
 
 
 def value_and_grad(
@@ -173,15 +172,14 @@ def _differentiate(
             values = precision.cast(values)
         tape = _Tape(outer, variables, values, fresh=fresh)
         tapes.append(tape)
-        with use_frame(tape), _trace_token(next(_tokens)) if fresh else contextlib.nullcontext():
+        with use_frame(tape), fresh_traces() if fresh else contextlib.nullcontext():
             result = fn(*args, **kwargs)
         loss, aux = _split_result(fn, result, has_aux)
         return loss, (aux, tape.recorded())
 
     values = [variable.read_value() for variable in variables]
-    fresh = _has_traced_mask()
     try:
-        differentiated = jax.value_and_grad(functools.partial(bound, fresh), has_aux=True)(values)
+        differentiated = jax.value_and_grad(functools.partial(bound, False), has_aux=True)(values)
     except _FreshTapeNeeded:
         differentiated = jax.value_and_grad(functools.partial(bound, True), has_aux=True)(values)
     (loss, (aux, recorded)), gradients = differentiated
@@ -189,29 +187,12 @@ def _differentiate(
     return (loss, aux), gradients
 
 
-# JAX keeps traces of scan bodies and their like by function and by this value; see `_FreshTapeNeeded`.
-_trace_token = jax.make_user_context(None)
-_tokens = itertools.count()
-
-
-def _has_traced_mask() -> bool:
-    """Whether losses use a mask that is no argument: a trace that was kept before knows nothing of it."""
-    replica = current().replica
-    return replica is not None and is_tracer(replica._whole_mask)
-
-
-def require_own_trace() -> None:
-    """Say that what is read now differs from call to call: a trace that JAX keeps must not hold it."""
-    frame = current_frame()
-    if isinstance(frame, _Tape):
-        frame.check_program()
-
-
 class _FreshTapeNeeded(BaseException):
-    """A bound variable is read inside `scan`, `jit` or their like, whose traces JAX keeps by function.
+    """A bound variable, or what a replica knows, is read inside `scan`, `jit` or their like.
 
-    The next call would get the trace of this one, with the array that the variable was bound to now. So it
-    is all done again under a token of its own. Not an `Exception`: no user code should catch it.
+    JAX keeps their traces by function: the next call would get that of this one, with the array that the
+    variable was bound to now. So it is all done again with `fresh_traces`. Not an `Exception`: no user code
+    should catch it.
     """
 
 
@@ -261,13 +242,16 @@ class _Tape(RecordingFrame):
             )
         if ref not in self._cells:
             return self._outer.load(variable)
-        self.check_program()
+        self._check_program()
         return self._cells[ref]
 
-    def check_program(self) -> None:
-        """Raise in a function whose trace JAX keeps, unless it is kept under a token of its own."""
+    def _check_program(self) -> None:
         if not self._fresh and current_program() is not self._program:
             raise _FreshTapeNeeded
+
+    def require_own_trace(self) -> None:
+        self._check_program()
+        self._outer.require_own_trace()
 
     def record(self, variable: Variable, apply: Any, value: Any, what: str) -> Any:
         if current_program() is not self._program:

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 
 from replicax.contexts import current, current_rows
 from replicax.errors import CollectiveError
-from replicax.training._gradients import require_own_trace
 from replicax.training._microbatches import part_weight
 
 __all__ = ["compute_average_loss", "scale_regularization_loss"]
@@ -80,8 +79,6 @@ def matched(value: Any, like: Any, what: str) -> Any:
 def _mask_of(losses: Any) -> Any:
     replica = current().replica
     mask = None if replica is None else replica.example_mask
-    if mask is not None:
-        require_own_trace()
     return mask if mask is not None and mask.shape[0] == losses.shape[0] else None
 
 
@@ -96,7 +93,6 @@ def _count_examples(num_rows: int, mask: Any) -> Any:
         return own
     if mask is None and replica._is_one_program:
         return own * replica.num_replicas_in_sync
-    require_own_trace()
     return jax.lax.stop_gradient(replica.all_reduce("SUM", jnp.asarray(own, jnp.float32)))
 
 

@@ -98,7 +98,9 @@ def refuse_operators(cls: _Class) -> _Class:
     def refuse(self: Any, *_: Any, **__: Any) -> NoReturn:
         raise PerReplicaUseError(why)
 
-    def refuse_attribute(self: Any, name: str) -> NoReturn:
+    def refuse_attribute(self: Any, name: str) -> Any:
+        if hasattr(cls, name):  # there is one, whose own error is the one to be told
+            return object.__getattribute__(self, name)
         of_arrays = not name.startswith("_") and hasattr(ArrayImpl, name)
         reason = f" {why}" if of_arrays or name == "numpy" else ""
         raise AttributeError(f"{cls.__name__!r} object has no attribute {name!r}.{reason}")

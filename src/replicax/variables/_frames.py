@@ -54,6 +54,9 @@ class Frame(abc.ABC):
     def spread(self, recipe: Recipe, value: Mirrored, mesh: ReplicaMesh) -> PerReplica:
         """Each replica's part of one value, as `recipe` makes it."""
 
+    def require_own_trace(self) -> None:  # noqa: B027 - most have nothing to say
+        """Take note that something is read which no trace that JAX keeps may hold."""
+
 
 class RecordingFrame(Frame):
     """A frame in which nothing can be written now: it takes note of writes, to be made later."""
