@@ -16,7 +16,8 @@ import threading
 import weakref
 from typing import Any, final
 
-from replicax.checkpoint._checkpoint import Checkpoint, RestoreStatus
+from replicax.checkpoint._checkpoint import Checkpoint
+from replicax.checkpoint._status import RestoreStatus
 from replicax.checkpoint._store import Content, Store
 from replicax.contexts import has_strategy, in_cross_replica_context
 from replicax.errors import CheckpointError, ContextError
