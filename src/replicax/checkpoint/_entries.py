@@ -46,8 +46,6 @@ def packed(path: str, thing: Any) -> tuple[dict[str, Any], np.ndarray | None]:
         return {"kind": "number", "value": thing}, None
     if is_number(thing):
         array = np.array(thing)
-        if array.dtype.names is not None:
-            raise CheckpointError(f"{path} is an array of the dtype {array.dtype}, not of numbers.")
         kind = {"kind": "array", "jax": isinstance(thing, jax.Array)}
         if not isinstance(thing, jax.Array | np.ndarray):
             kind["scalar"] = True

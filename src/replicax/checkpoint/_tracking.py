@@ -82,11 +82,15 @@ def track(roots: Mapping[str, Any]) -> dict[str, Any]:
     # By id, with the things themselves: as long as they are here, no other can have their ids.
     seen: dict[int, Any] = {}
     for name, root in roots.items():
+        is_numpy = isinstance(root, np.ndarray | np.generic)
+        if is_numpy and (not is_number(root) or root.dtype.names is not None):
+            raise CheckpointError(
+                f"{name} is an array of the dtype {root.dtype}, and only numbers can be saved. Leave it "
+                "out, or put it into an object with `state()` and `restore(state)`, whose state is JSON."
+            )
         if is_number(root):
             found[name] = root
             continue
-        if isinstance(root, np.ndarray | np.generic):
-            raise CheckpointError(f"{name} is an array of the dtype {root.dtype}, not of numbers.")
         for path, thing in _walk(name, root, seen):
             if path in found:
                 raise CheckpointError(f"Two things would be called {path!r} in the checkpoint.")
