@@ -1,6 +1,7 @@
 """Where the program is: default, cross-replica, replica and update contexts."""
 
 from replicax.contexts._exchange import Exchange
+from replicax.contexts._protocol import StrategyProtocol
 from replicax.contexts._replica import MergePoint, ReplicaContext
 from replicax.contexts._rows import Rows, current_rows, use_rows
 from replicax.contexts._stack import (
@@ -27,6 +28,7 @@ __all__ = [
     "ReplicaContext",
     "Rows",
     "Scope",
+    "StrategyProtocol",
     "context_stack",
     "current",
     "current_rows",

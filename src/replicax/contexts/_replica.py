@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, final
+from typing import TYPE_CHECKING, Any, Protocol, cast, final
 
 import jax
 import jax.numpy as jnp
@@ -11,10 +11,14 @@ import jax.numpy as jnp
 from replicax._jax import eval_trace
 from replicax.collectives import checked_axis, merge_options
 from replicax.contexts._exchange import Exchange, out_of_reach
+from replicax.contexts._protocol import StrategyProtocol
 from replicax.contexts._rows import current_rows
 from replicax.errors import CollectiveError, InputError
 from replicax.types import ReduceOp
 from replicax.values import IndexedSlices, PerReplica, is_number
+
+if TYPE_CHECKING:
+    from replicax.strategies import Strategy
 
 __all__ = ["MergePoint", "ReplicaContext"]
 
@@ -55,7 +59,7 @@ class ReplicaContext:
 
     def __init__(
         self,
-        strategy: Any,
+        strategy: StrategyProtocol,
         replica_id_in_sync_group: Any = None,
         *,
         merge_point: MergePoint,
@@ -73,9 +77,9 @@ class ReplicaContext:
         return f"ReplicaContext(replica {self.replica_id_in_sync_group} of {self.num_replicas_in_sync})"
 
     @property
-    def strategy(self) -> Any:
+    def strategy(self) -> Strategy:
         """The strategy that runs this replica."""
-        return self._strategy
+        return cast("Strategy", self._strategy)
 
     @property
     def replica_id_in_sync_group(self) -> Any:
@@ -311,7 +315,7 @@ class _Reduce(Exchange):
     def exchange(self, values: Sequence[Any]) -> list[Any]:
         return list(self._context.merge_call(self._merge, args=tuple(values)))
 
-    def _merge(self, strategy: Any, *values: Any) -> list[Any]:
+    def _merge(self, strategy: StrategyProtocol, *values: Any) -> list[Any]:
         communicator = strategy.communicator
         reduced = communicator.reduce(self._op, values, self._options)
         return [communicator.mirrored(value) for value in reduced]
@@ -346,7 +350,7 @@ class _Gather(Exchange):
         ]
         return results
 
-    def _merge(self, strategy: Any, *values: Any) -> list[Any]:
+    def _merge(self, strategy: StrategyProtocol, *values: Any) -> list[Any]:
         communicator = strategy.communicator
         held = map(communicator.on_each, values)
         return [communicator.gather(value, self._axis, self._options) for value in held]

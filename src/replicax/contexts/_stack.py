@@ -16,9 +16,16 @@ import contextlib
 import dataclasses
 from collections.abc import Iterator
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
+from replicax.contexts._protocol import StrategyProtocol
 from replicax.errors import ContextError
+
+if TYPE_CHECKING:
+    from replicax.contexts._replica import ReplicaContext
+    from replicax.strategies import Strategy
+
+StrategyT = TypeVar("StrategyT", bound=StrategyProtocol)
 
 __all__ = [
     "Context",
@@ -42,8 +49,8 @@ __all__ = [
 class Context:
     """One level of the stack."""
 
-    strategy: Any
-    replica: Any = None
+    strategy: StrategyProtocol
+    replica: ReplicaContext | None = None
     update_replica_id: Any = None
     update_index: int = 0
     owner: Any = None
@@ -91,7 +98,7 @@ def enter_default() -> contextlib.AbstractContextManager[None]:
     return enter(_default)
 
 
-class Scope:
+class Scope(Generic[StrategyT]):
     """What `strategy.scope()` returns: a `with` block in the strategy's cross-replica context.
 
     It can be entered again, also while it is open.
@@ -99,10 +106,10 @@ class Scope:
 
     __slots__ = ("_strategy",)
 
-    def __init__(self, strategy: Any) -> None:
+    def __init__(self, strategy: StrategyT) -> None:
         self._strategy = strategy
 
-    def __enter__(self) -> Any:
+    def __enter__(self) -> StrategyT:
         require_cross_replica(self._strategy, "scope()")
         _stack.set((*_stack.get(), Context(self._strategy, owner=self)))
         return self._strategy
@@ -119,7 +126,7 @@ class Scope:
         _stack.set(stack[:-1])
 
 
-def require_cross_replica(strategy: Any, what: str) -> None:
+def require_cross_replica(strategy: StrategyProtocol, what: str) -> None:
     """Raise unless `strategy` may be asked for `what` here."""
     here = current()
     if here is _default:
@@ -138,7 +145,7 @@ def require_cross_replica(strategy: Any, what: str) -> None:
         )
 
 
-def get_strategy() -> Any:
+def get_strategy() -> Strategy:
     """The strategy in use here; the default strategy (one replica) if none is.
 
     >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -148,7 +155,7 @@ def get_strategy() -> Any:
     >>> rx.get_strategy().num_replicas_in_sync
     1
     """
-    return current().strategy
+    return cast("Strategy", current().strategy)
 
 
 def has_strategy() -> bool:
@@ -163,7 +170,7 @@ def has_strategy() -> bool:
     return current().strategy is not _default.strategy
 
 
-def get_replica_context() -> Any:
+def get_replica_context() -> ReplicaContext | Any:
     """The `ReplicaContext` inside a replica function; None in a cross-replica context.
 
     Outside of any strategy it is the context of the only replica there is.
@@ -200,7 +207,7 @@ def get_update_replica_id() -> Any:
     return current().update_replica_id
 
 
-def set_strategy(strategy: Any) -> None:
+def set_strategy(strategy: StrategyProtocol | None) -> None:
     """Use `strategy` from here on, without a `with` block; None goes back to the default.
 
     For notebooks, where a scope can't span cells. Not allowed inside a scope.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from functools import cached_property
-from typing import Any, final
+from typing import Any, Self, final
 
 import jax
 
@@ -54,7 +54,7 @@ class DefaultStrategy(Strategy):
     def __repr__(self) -> str:
         return "DefaultStrategy()"
 
-    def scope(self) -> Any:
+    def scope(self) -> contextlib.AbstractContextManager[Self]:
         """A `with` block that changes nothing; not inside another strategy's scope."""
         if has_strategy():
             raise ContextError("The default strategy's scope can't be entered inside another strategy's.")

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from replicax._jax import is_tracer
-from replicax.contexts import current
+from replicax.contexts import current, get_replica_context
 from replicax.errors import ContextError, DeviceError
 from replicax.topology import REPLICA_AXIS, ReplicaMesh
 from replicax.values import is_number, map_leaves
@@ -141,7 +141,7 @@ def _laid(strategy: Strategy, array: Any, spec: PartitionSpec) -> Any:
     mesh = strategy.mesh
     if REPLICA_AXIS in jax.sharding.get_abstract_mesh().manual_axes:
         return jax.lax.with_sharding_constraint(array, spec)
-    replica = current().replica
+    replica = get_replica_context()
     own = mesh.replica_shardings[replica.local_index] if replica._is_eager else mesh.replicated
     assert isinstance(own, NamedSharding)
     sharding = NamedSharding(own.mesh, spec)

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property
-from typing import Any, final
+from typing import Any, Self, final
 
 import jax
 import jax.numpy as jnp
@@ -119,16 +120,20 @@ class Strategy(abc.ABC):
         """The lower-level API, for optimizers and the like."""
         return StrategyExtended(self)
 
-    @cached_property
+    @property
     def replica_ids(self) -> tuple[jax.Array, ...]:
         """The ids of this process's replicas, each an array on its replica's device."""
+        return self._replica_ids
+
+    @cached_property
+    def _replica_ids(self) -> tuple[jax.Array, ...]:
         with jax.ensure_compile_time_eval():
             ids = [jnp.int32(i) for i in self.mesh.local_replica_ids]
             if not self.places_values:
                 return tuple(ids)
             return tuple(self.mesh.place(replica_id, i) for i, replica_id in enumerate(ids))
 
-    def scope(self) -> Any:
+    def scope(self) -> AbstractContextManager[Self]:
         """Use this strategy in a `with` block: variables made there are laid out by it.
 
         >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])

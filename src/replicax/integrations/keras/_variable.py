@@ -27,7 +27,7 @@ import keras
 import numpy as np
 
 from replicax._jax import at_trace, eval_trace, is_tracer
-from replicax.contexts import current, has_strategy
+from replicax.contexts import current, get_replica_context, has_strategy
 from replicax.errors import ContextError, TracingError
 from replicax.integrations.keras._private import in_stateless_scope
 from replicax.types import VariableAggregation, VariableSynchronization
@@ -118,7 +118,7 @@ class DistributedVariable(keras.Variable):
             return None
         if self._distribute_strategy.num_replicas_in_sync == 1:
             return None
-        replica_id = jnp.asarray(current().replica.replica_id_in_sync_group, jnp.uint32)
+        replica_id = jnp.asarray(get_replica_context().replica_id_in_sync_group, jnp.uint32)
         return jnp.stack([replica_id * jnp.uint32(0x9E3779B9), jnp.uint32(0)])
 
     def _in_replica(self) -> bool:

@@ -1,0 +1,68 @@
+"""What the core asks of a strategy.
+
+Contexts, variables and execution are below `strategies` in the order of imports, so they see a strategy
+through this protocol. `replicax.strategies.Strategy` implements it; what users get from the core
+(`rx.get_strategy()`, `ctx.strategy`, `variable.distribute_strategy`) is declared as that class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import jax
+
+from replicax.collectives import Communicator
+from replicax.topology import ReplicaMesh
+
+if TYPE_CHECKING:
+    from replicax.variables import Variable
+
+__all__ = ["StrategyProtocol"]
+
+
+class StrategyProtocol(Protocol):
+    """The part of `rx.Strategy` that the core uses."""
+
+    @property
+    def mesh(self) -> ReplicaMesh:
+        """The devices of each replica."""
+        ...
+
+    @property
+    def communicator(self) -> Communicator:
+        """How values are combined over the replicas."""
+        ...
+
+    @property
+    def parameter_device(self) -> Any:
+        """The device of variables that have one copy; None if each replica has a copy."""
+        ...
+
+    @property
+    def places_values(self) -> bool:
+        """Whether values are placed on the devices of the mesh, rather than wherever JAX puts them."""
+        ...
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """The number of replicas in all processes."""
+        ...
+
+    @property
+    def replica_ids(self) -> Sequence[jax.Array]:
+        """The ids of this process's replicas, each an array on its replica's device."""
+        ...
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Call `fn` once for each replica."""
+        ...
+
+    def create_variable(self, *args: Any, **kwargs: Any) -> Variable:
+        """Make a variable with the arguments of `rx.Variable`."""
+        ...
