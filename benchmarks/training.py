@@ -163,11 +163,11 @@ def train_with_replicax(workload: work.Workload) -> Step:
     strategy = replicas(work.NUM_REPLICAS)
     losses_of = LOSSES[workload.model]
     with strategy.scope():
-        parameters = rx.variables(workload.parameters())
+        parameters = rx.create_variables(workload.parameters())
         optimizer = rx.Optimizer(adam())
 
     def loss_fn(inputs: Any, targets: Any) -> Any:
-        return rx.compute_average_loss(losses_of(rx.values(parameters), inputs, targets))
+        return rx.compute_average_loss(losses_of(rx.read_values(parameters), inputs, targets))
 
     def replica_step(inputs: Any, targets: Any) -> Any:
         loss, gradients = rx.value_and_grad(loss_fn, parameters)(inputs, targets)

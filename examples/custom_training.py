@@ -39,7 +39,7 @@ def predict(weights, images):
 
 
 with strategy.scope():
-    weights = rx.variables(make_weights())
+    weights = rx.create_variables(make_weights())
     optimizer = rx.Optimizer(optax.adam(3e-3))
     test_loss = rx.Mean(name="test_loss")
     train_accuracy = rx.SparseCategoricalAccuracy(name="train_accuracy")
@@ -47,7 +47,7 @@ with strategy.scope():
 
 
 def losses_and_scores(images, labels):
-    scores = predict(rx.values(weights), images)
+    scores = predict(rx.read_values(weights), images)
     return optax.softmax_cross_entropy_with_integer_labels(scores, labels), scores
 
 
@@ -98,8 +98,8 @@ manager.close()
 
 # Restore the newest checkpoint into new variables, on one device, and evaluate them there.
 with rx.OneDeviceStrategy("CPU:0").scope():
-    weights = rx.variables(make_weights())
+    weights = rx.create_variables(make_weights())
     rx.Checkpoint(weights=weights).restore(folder).expect_partial()
 images, labels = make_images(300, seed=2)
-correct = predict(rx.values(weights), images).argmax(1) == labels
+correct = predict(rx.read_values(weights), images).argmax(1) == labels
 print(f"Accuracy after restoring on one device: {correct.mean() * 100:.2f}")

@@ -47,14 +47,14 @@ def leaves(structure):
 
 rng = np.random.default_rng(0)
 with strategy.scope():
-    generator = rx.variables(make_network(rng, NOISE, 32, 32, 2), name="generator")
-    discriminator = rx.variables(make_network(rng, 2, 32, 32, 1), name="discriminator")
+    generator = rx.create_variables(make_network(rng, NOISE, 32, 32, 2), name="generator")
+    discriminator = rx.create_variables(make_network(rng, 2, 32, 32, 1), name="discriminator")
     generator_optimizer = rx.Optimizer(optax.adam(1e-3, b1=0.5), name="generator_optimizer")
     discriminator_optimizer = rx.Optimizer(optax.adam(2e-3, b1=0.5), name="discriminator_optimizer")
 
 
 def losses(points, is_real):
-    scores = apply(rx.values(discriminator), points)[:, 0]
+    scores = apply(rx.read_values(discriminator), points)[:, 0]
     return optax.sigmoid_binary_cross_entropy(scores, jnp.full(scores.shape, float(is_real)))
 
 
@@ -63,11 +63,11 @@ def replica_step(real, step):
     noise = jax.random.normal(key, (real.shape[0], NOISE))
 
     def discriminator_loss():
-        fake = apply(rx.values(generator), noise)
+        fake = apply(rx.read_values(generator), noise)
         return rx.compute_average_loss(losses(real, True) + losses(fake, False))
 
     def generator_loss():
-        return rx.compute_average_loss(losses(apply(rx.values(generator), noise), True))
+        return rx.compute_average_loss(losses(apply(rx.read_values(generator), noise), True))
 
     return (
         discriminator_optimizer.minimize(discriminator_loss, leaves(discriminator)),
@@ -82,7 +82,7 @@ def train_step(real, step):
 
 def radii(count):
     noise = np.random.default_rng(1).normal(size=(count, NOISE)).astype(np.float32)
-    points = np.asarray(apply(rx.values(generator), noise))
+    points = np.asarray(apply(rx.read_values(generator), noise))
     return np.linalg.norm(points, axis=1), np.arctan2(points[:, 1], points[:, 0])
 
 

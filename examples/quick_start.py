@@ -11,7 +11,7 @@ rx.set_cpu_devices(2)  # lets one CPU pose as two devices; machines with GPUs us
 strategy = rx.MirroredStrategy()
 
 with strategy.scope():  # variables made here have a copy on every device
-    params = rx.variables({"bias": jnp.zeros(()), "weights": jnp.zeros(3)})
+    params = rx.create_variables({"bias": jnp.zeros(()), "weights": jnp.zeros(3)})
     optimizer = rx.Optimizer(optax.adam(0.1))
 
 

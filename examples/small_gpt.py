@@ -1,7 +1,7 @@
 """A small language model, character by character, in plain JAX functions: it learns a text by heart.
 
-The parameters are a dict of arrays: `rx.variables` makes variables of them, and `rx.values` gives the
-arrays back.
+The parameters are a dict of arrays: `rx.create_variables` turns them into variables, and
+`rx.read_values` gives the arrays back.
 """
 
 import jax
@@ -81,7 +81,7 @@ def predict(params, x):
 # Training.
 
 with strategy.scope():
-    params = rx.variables(make_params(np.random.default_rng(0)))
+    params = rx.create_variables(make_params(np.random.default_rng(0)))
     optimizer = rx.Optimizer(
         optax.chain(
             optax.clip_by_global_norm(1.0),
@@ -92,7 +92,7 @@ variables = jax.tree.leaves(params, is_leaf=lambda x: isinstance(x, rx.Variable)
 
 
 def loss_fn(rows):
-    scores = predict(rx.values(params), rows[:, :-1])
+    scores = predict(rx.read_values(params), rows[:, :-1])
     losses = optax.softmax_cross_entropy_with_integer_labels(scores, rows[:, 1:])
     return rx.compute_average_loss(jnp.mean(losses, axis=1))  # over the examples of all replicas
 
@@ -116,7 +116,7 @@ with iter(strategy.distribute_dataset(examples)) as batches:
 
 # Writing: the likeliest letter, again and again.
 
-weights = rx.values(params)
+weights = rx.read_values(params)
 likeliest = jax.jit(lambda weights, rows, last: predict(weights, rows)[0, last].argmax())
 prompt = "a strategy "
 written = [letters.index(letter) for letter in prompt]

@@ -1,6 +1,7 @@
 """What users can import and call: complete, documented, each with an example that runs as a doctest."""
 
 import inspect
+import pkgutil
 import subprocess
 import sys
 
@@ -83,6 +84,12 @@ def test_exported_names_are_sorted_and_there():
         name for name, value in vars(rx).items() if not (name.startswith("_") or inspect.ismodule(value))
     }
     assert public == set(rx.__all__)
+
+
+def test_no_exported_name_hides_a_subpackage():
+    # `import replicax.values as values` binds the attribute `values` of the package.
+    subpackages = {module.name for module in pkgutil.iter_modules(rx.__path__)}
+    assert subpackages & set(rx.__all__) == set()
 
 
 @pytest.mark.parametrize("owner", SELF_EXPLANATORY, ids=lambda cls: cls.__name__)

@@ -67,12 +67,12 @@ from replicax.training import (
     SparseCategoricalAccuracy,
     Sum,
     compute_average_loss,
+    create_variables,
     example_keys,
     grad,
+    read_values,
     scale_regularization_loss,
     value_and_grad,
-    values,
-    variables,
 )
 from replicax.types import ReduceOp, VariableAggregation, VariableSynchronization
 from replicax.values import (
@@ -152,6 +152,7 @@ __all__ = [
     "VariableAggregation",
     "VariableSynchronization",
     "compute_average_loss",
+    "create_variables",
     "example_keys",
     "experimental_set_strategy",
     "from_arrays",
@@ -165,10 +166,9 @@ __all__ = [
     "in_cross_replica_context",
     "on_first_process",
     "profile",
+    "read_values",
     "scale_regularization_loss",
     "set_cpu_devices",
     "set_strategy",
     "value_and_grad",
-    "values",
-    "variables",
 ]

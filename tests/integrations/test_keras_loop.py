@@ -406,7 +406,7 @@ def test_constraints_hold_for_rx_optimizers():
 def test_values_of_keras_variables():
     with strategy_of_kind(2).scope():
         w = keras.Variable([1.0, 2.0])
-    assert_same(rx.values({"w": w})["w"], [1.0, 2.0])
+    assert_same(rx.read_values({"w": w})["w"], [1.0, 2.0])
 
 
 def test_checkpoints_fit_any_number_of_replicas(tmp_path):

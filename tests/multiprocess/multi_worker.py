@@ -27,12 +27,12 @@ def train(strategy):
     x = random.normal(size=(NUM_EXAMPLES, 3)).astype(np.float32)
     y = (x @ np.array([[1.0], [-2.0], [3.0]]) + 0.5).astype(np.float32)
     with strategy.scope():
-        params = rx.variables({"w": jnp.zeros((3, 1)), "b": jnp.zeros(1)})
+        params = rx.create_variables({"w": jnp.zeros((3, 1)), "b": jnp.zeros(1)})
         optimizer = rx.Optimizer(optax.adam(0.1))
         mean_loss = rx.Mean("loss")
 
     def loss_fn(x, y):
-        p = rx.values(params)
+        p = rx.read_values(params)
         errors = jnp.sum((x @ p["w"] + p["b"] - y) ** 2, axis=-1)
         mean_loss.update_state(errors)
         return rx.compute_average_loss(errors)

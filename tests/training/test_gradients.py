@@ -41,10 +41,10 @@ def test_each_replica_gets_the_gradient_of_its_own_loss(strategy, mode):
 
 
 def test_gradients_have_the_structure_of_the_variables(mode):
-    params = rx.variables({"a": [jnp.ones(2), jnp.float32(3.0)], "b": {"c": jnp.ones((2, 1))}})
+    params = rx.create_variables({"a": [jnp.ones(2), jnp.float32(3.0)], "b": {"c": jnp.ones((2, 1))}})
 
     def loss(x):
-        p = rx.values(params)
+        p = rx.read_values(params)
         return jnp.sum((x * p["a"][0]) @ p["b"]["c"]) * p["a"][1]
 
     value, gradients = mode(rx.value_and_grad(loss, params))(jnp.array([1.0, 2.0]))
@@ -154,7 +154,7 @@ def test_all_ways_of_reading_are_differentiated(mode):
         lambda: w[0] + w[1],
         lambda: (w + 0.0).sum(),
         lambda: jnp.sum(jnp.asarray(w)),
-        lambda: jnp.sum(rx.values([w])[0]),
+        lambda: jnp.sum(rx.read_values([w])[0]),
         lambda: jnp.sum(jax.tree.map(lambda x: x * 1.0, {"w": w})["w"]),
     ]
     for way in ways:
@@ -563,7 +563,7 @@ def test_writing_inside_a_scan_inside_is_refused_by_name(mode):
 
 
 def test_arrays_in_place_of_variables_are_refused():
-    with pytest.raises(VariableError, match=r"with respect to variables.*rx\.variables"):
+    with pytest.raises(VariableError, match=r"with respect to variables.*rx\.create_variables"):
         rx.value_and_grad(lambda: 1.0, jnp.ones(3))
     with pytest.raises(VariableError, match="with respect to variables"):
         rx.grad(lambda: 1.0, [rx.Variable(1.0), "w"])
@@ -624,14 +624,14 @@ def test_an_error_of_the_loss_is_the_users_own(strategy, mode):
 
 
 def test_variables_are_named_by_their_place():
-    params = rx.variables({"dense": [jnp.ones(2), {"bias": 1.0}]}, name="model")
+    params = rx.create_variables({"dense": [jnp.ones(2), {"bias": 1.0}]}, name="model")
     assert params["dense"][0].name == "model/dense/0:0"
     assert params["dense"][1]["bias"].name == "model/dense/1/bias:0"
-    assert rx.variables(jnp.ones(2)).name == "Variable:0"
+    assert rx.create_variables(jnp.ones(2)).name == "Variable:0"
 
 
 def test_variables_keep_what_is_no_array():
-    params = rx.variables({"w": jnp.ones(2), "activation": "relu", "none": None})
+    params = rx.create_variables({"w": jnp.ones(2), "activation": "relu", "none": None})
     assert params["activation"] == "relu"
     assert params["none"] is None
     assert isinstance(params["w"], rx.Variable)
@@ -639,7 +639,7 @@ def test_variables_keep_what_is_no_array():
 
 def test_variables_are_made_by_the_strategy_in_scope(strategy):
     with strategy.scope():
-        params = rx.variables({"w": jnp.ones(2)}, trainable=False, aggregation="MEAN")
+        params = rx.create_variables({"w": jnp.ones(2)}, trainable=False, aggregation="MEAN")
     assert params["w"].distribute_strategy is strategy
     assert not params["w"].trainable
     assert params["w"].aggregation is MEAN
@@ -647,7 +647,7 @@ def test_variables_are_made_by_the_strategy_in_scope(strategy):
 
 def test_values_are_the_arrays_again():
     arrays = {"a": jnp.arange(3.0), "b": [jnp.ones((2, 2)), jnp.int32(4)]}
-    back = rx.values(rx.variables(arrays))
+    back = rx.read_values(rx.create_variables(arrays))
     assert jax.tree.structure(back) == jax.tree.structure(arrays)
     jax.tree.map(functools.partial(np.testing.assert_array_equal), back, arrays)
 
@@ -658,10 +658,10 @@ def test_a_pure_model_needs_no_rewriting(strategy, mode):
 
     arrays = {"kernel": jnp.eye(2) * 0.5, "bias": jnp.zeros(2)}
     with strategy.scope():
-        params = rx.variables(arrays)
+        params = rx.create_variables(arrays)
     x = jnp.array([[1.0, 2.0]])
     step = mode(
-        lambda: strategy.run(lambda: rx.grad(lambda: jnp.sum(model(rx.values(params), x)), params)())
+        lambda: strategy.run(lambda: rx.grad(lambda: jnp.sum(model(rx.read_values(params), x)), params)())
     )
     gradients = step()
     expected = jax.grad(lambda p: jnp.sum(model(p, x)))(arrays)
@@ -673,7 +673,7 @@ def test_a_pure_model_needs_no_rewriting(strategy, mode):
 @pytest.mark.parametrize("options", [{}, {"precision": rx.MixedPrecision()}, {"microbatches": 2}])
 def test_variables_may_be_arguments_too(several, mode, options):
     with several.scope():
-        p = rx.variables({"b": jnp.float32(0.5), "w": jnp.full((3, 2), 2.0)})
+        p = rx.create_variables({"b": jnp.float32(0.5), "w": jnp.full((3, 2), 2.0)})
 
     def loss(p, x):
         return jnp.mean((x @ p["w"] + p["b"]) ** 2)
@@ -682,7 +682,7 @@ def test_variables_may_be_arguments_too(several, mode, options):
         return rx.value_and_grad(loss, p, **options)(p, x)
 
     x = jnp.arange(24.0).reshape(8, 3) / 8
-    expected = jax.value_and_grad(loss)(rx.values(p), x)
+    expected = jax.value_and_grad(loss)(rx.read_values(p), x)
     for part in several.local_results(mode(lambda x: several.run(replica_fn, args=(x,)))(x)):
         for here, there in zip(jax.tree.leaves(part), jax.tree.leaves(expected), strict=True):
             np.testing.assert_allclose(here, there, rtol=2e-2 if "precision" in options else 1e-5)

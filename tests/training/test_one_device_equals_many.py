@@ -219,8 +219,8 @@ class Training:
         self.network, self.strategy = NETWORKS[name], strategy
         weights, moving = initial(self.network)
         with strategy.scope():
-            self.weights = rx.variables(weights)
-            self.moving = rx.variables(moving, trainable=False, aggregation=MEAN)
+            self.weights = rx.create_variables(weights)
+            self.moving = rx.create_variables(moving, trainable=False, aggregation=MEAN)
             self.optimizer = rx.Optimizer(self.network.transformation)
         self.variables = jax.tree.leaves(self.weights, is_leaf=lambda x: isinstance(x, rx.Variable))
         self.step = mode(self._step)
@@ -237,7 +237,7 @@ class Training:
     def _loss(self, batch):
         key = jax.random.fold_in(jax.random.key(KEY), self.optimizer.iterations.value)
         keys = rx.example_keys(key, batch["index"])
-        losses = self.network.losses(rx.values(self.weights), batch, self._normalise, keys)
+        losses = self.network.losses(rx.read_values(self.weights), batch, self._normalise, keys)
         return rx.compute_average_loss(losses)
 
     def _normalise(self, layer, x):
@@ -284,7 +284,9 @@ def agrees(name, losses):
 def end_as_on_one_device(name, training):
     _, weights, moving = one_device(name)
     for kind, expected in ((training.weights, weights), (training.moving, moving)):
-        for found, wanted in zip(jax.tree.leaves(rx.values(kind)), jax.tree.leaves(expected), strict=True):
+        for found, wanted in zip(
+            jax.tree.leaves(rx.read_values(kind)), jax.tree.leaves(expected), strict=True
+        ):
             np.testing.assert_allclose(np.asarray(found), wanted, rtol=1e-4, atol=1e-5)
 
 

@@ -75,7 +75,7 @@ class Training:
     def __init__(self, strategy, transformation, mode, **options):
         self.strategy = strategy
         with strategy.scope():
-            self.weights = rx.variables(initial())
+            self.weights = rx.create_variables(initial())
             self.optimizer = rx.Optimizer(transformation, **options)
         self.step = mode(lambda x: strategy.run(self.replica_step, args=(x,)))
 
@@ -124,7 +124,7 @@ def test_every_strategy_does_what_plain_optax_does(name, strategy, mode):
 
 
 def test_without_a_strategy_and_without_run(mode):
-    weights = rx.variables(initial())
+    weights = rx.create_variables(initial())
     optimizer = rx.Optimizer(optax.adam(0.05))
 
     @mode
@@ -140,7 +140,7 @@ def test_without_a_strategy_and_without_run(mode):
 
 def test_the_cross_replica_context_reduces_per_replica_gradients(several, mode):
     with several.scope():
-        weights = rx.variables(initial())
+        weights = rx.create_variables(initial())
         optimizer = rx.Optimizer(optax.adam(0.05))
 
     @mode

@@ -102,7 +102,7 @@ class Regression:
         self.step = rx.function(lambda batch: self.strategy.run(self.replica_step, args=(batch,)))
 
     def loss(self, batch):
-        first, second = rx.values(self.weights)
+        first, second = rx.read_values(self.weights)
         out = (jnp.tanh(batch["x"] @ first) @ second)[:, 0]
         return rx.compute_average_loss((out.astype(jnp.float32) - batch["y"]) ** 2)
 

@@ -150,7 +150,7 @@ class Checkpoint:
             self._told |= {path.partition("/")[0] for path in paths}
             _logger.warning(
                 "%r does not hold %s: arrays and numbers in structures are not saved. Make variables of "
-                "them (`rx.variables`), or give each to the checkpoint by a name of its own.",
+                "them (`rx.create_variables`), or give each to the checkpoint by a name of its own.",
                 self,
                 few(paths),
             )

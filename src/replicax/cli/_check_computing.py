@@ -165,7 +165,7 @@ def _train(strategy: rx.Strategy) -> np.ndarray:
     import optax  # here, so that the others are checked without it
 
     with strategy.scope():
-        weights = rx.variables(jnp.zeros(8), name="weights")
+        weights = rx.create_variables(jnp.zeros(8), name="weights")
         optimizer = rx.Optimizer(optax.sgd(_LEARNING_RATE))
 
     def replica_step(x: Any, y: Any) -> None:
@@ -201,7 +201,7 @@ def _check_checkpoint() -> Finding:
     numbers = np.random.default_rng(0).normal(size=1 << 20).astype(np.float32)
     began = time.perf_counter()
     with strategy.scope(), tempfile.TemporaryDirectory() as folder:
-        saved, restored = rx.variables([numbers, np.zeros_like(numbers)])
+        saved, restored = rx.create_variables([numbers, np.zeros_like(numbers)])
         with rx.CheckpointManager(rx.Checkpoint(w=saved), folder) as manager:
             manager.save(1)
             manager.wait()

@@ -45,7 +45,7 @@ class Trainer:
         """Make everything; nothing is read or computed yet."""
         self.strategy = strategy
         with strategy.scope():
-            self.weights = rx.variables(initial_weights(seed))
+            self.weights = rx.create_variables(initial_weights(seed))
             self.optimizer = rx.Optimizer(optax.adam(1e-3))
         self.variables = jax.tree.leaves(self.weights, is_leaf=lambda x: isinstance(x, rx.Variable))
 
@@ -83,7 +83,7 @@ class Trainer:
         images = jax.vmap(moved)(rx.example_keys(key, indices), images)
 
         def loss_fn() -> Any:
-            scores = class_scores(rx.values(self.weights), images)
+            scores = class_scores(rx.read_values(self.weights), images)
             losses = optax.softmax_cross_entropy_with_integer_labels(scores, labels)
             return rx.compute_average_loss(losses), scores
 
@@ -99,7 +99,7 @@ class Trainer:
     @rx.function
     def _predict_step(self, images: Any) -> Any:
         def best(images: Any) -> Any:
-            return class_scores(rx.values(self.weights), images).argmax(1)
+            return class_scores(rx.read_values(self.weights), images).argmax(1)
 
         return self.strategy.gather(self.strategy.run(best, args=(images,)), axis=0)
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from replicax.contexts import current
 from replicax.errors import VariableError
-from replicax.training import variables as make_variables
+from replicax.training import create_variables
 from replicax.types import VariableAggregation, VariableSynchronization
 from replicax.variables import Variable
 
@@ -93,7 +93,7 @@ class AdoptedModel:
         """Make the variables."""
         arrays, self._rest = eqx.partition(model, filter_spec)
         self._adopted = self
-        structure = make_variables(arrays)
+        structure = create_variables(arrays)
         leaves, self._treedef = jax.tree.flatten(structure, is_leaf=lambda x: isinstance(x, Variable))
         self.variables: list[Variable] = leaves
         """The variables, for `rx.value_and_grad` and `optimizer.apply_gradients`."""

@@ -13,7 +13,7 @@ from replicax.training._metrics import (
 )
 from replicax.training._optimizer import Optimizer
 from replicax.training._precision import MixedPrecision
-from replicax.training._pytrees import values, variables
+from replicax.training._pytrees import create_variables, read_values
 from replicax.training._random import example_keys
 
 __all__ = [
@@ -27,10 +27,10 @@ __all__ = [
     "SparseCategoricalAccuracy",
     "Sum",
     "compute_average_loss",
+    "create_variables",
     "example_keys",
     "grad",
+    "read_values",
     "scale_regularization_loss",
     "value_and_grad",
-    "values",
-    "variables",
 ]

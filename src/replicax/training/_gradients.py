@@ -130,8 +130,8 @@ def _flatten_variables(variables: Any) -> tuple[list[Variable], Any]:
         if not isinstance(leaf, Variable):
             raise VariableError(
                 f"value_and_grad differentiates with respect to variables, got {leaf!r}. Make variables of "
-                "arrays with `rx.variables(arrays)`, or use `jax.value_and_grad` for functions of arrays. "
-                "Variables of Keras must be made in a scope, after `import replicax.integrations.keras`."
+                "arrays with `rx.create_variables(arrays)`, or use `jax.value_and_grad` for functions of "
+                "arrays. Make Keras variables in a scope, after `import replicax.integrations.keras`."
             )
         if not jnp.issubdtype(leaf.dtype, jnp.inexact):
             raise VariableError(

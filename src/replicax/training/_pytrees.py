@@ -11,10 +11,10 @@ from replicax.types import VariableAggregation
 from replicax.values import is_number
 from replicax.variables import Variable
 
-__all__ = ["as_variable", "ordered_like", "values", "variables"]
+__all__ = ["as_variable", "create_variables", "ordered_like", "read_values"]
 
 
-def variables(
+def create_variables(
     arrays: Any,
     *,
     trainable: bool = True,
@@ -24,7 +24,7 @@ def variables(
     """The structure `arrays` with a variable in place of each array, made by the strategy in scope.
 
     So a model that is a pure function (plain JAX, Flax linen, Equinox) needs no rewriting: its parameters
-    become variables, and `rx.values` gives it the arrays back.
+    become variables, and `rx.read_values` gives it the arrays back.
 
     Args:
         arrays: a structure of arrays; what is no array stays.
@@ -32,13 +32,13 @@ def variables(
         aggregation: how replicas' writes are combined, as of `rx.Variable`.
         name: what their names begin with; by default they are called by their place in the structure.
 
-    >>> params = rx.variables({"dense": {"kernel": jnp.ones((2, 3)), "bias": jnp.zeros(3)}})
+    >>> params = rx.create_variables({"dense": {"kernel": jnp.ones((2, 3)), "bias": jnp.zeros(3)}})
     >>> params["dense"]["kernel"].name
     'dense/kernel:0'
     >>> def model(params, x):
     ...     return x @ params["dense"]["kernel"] + params["dense"]["bias"]
     >>> def loss(x):
-    ...     return jnp.sum(model(rx.values(params), x))
+    ...     return jnp.sum(model(rx.read_values(params), x))
     >>> value, grads = rx.value_and_grad(loss, params)(jnp.ones((1, 2)))
     >>> grads["dense"]["bias"]
     Array([1., 1., 1.], dtype=float32)
@@ -85,12 +85,12 @@ def ordered_like(like: Any, structure: Any) -> Any:
     return treedef.unflatten(map(ordered_like, parts, treedef.flatten_up_to(structure)))
 
 
-def values(structure: Any) -> Any:
+def read_values(structure: Any) -> Any:
     """`structure` with the current value in place of each variable.
 
     In a replica function these are the replica's own copies.
 
-    >>> rx.values([rx.Variable(1.0), {"b": rx.Variable([2.0])}])
+    >>> rx.read_values([rx.Variable(1.0), {"b": rx.Variable([2.0])}])
     [Array(1., dtype=float32), {'b': Array([2.], dtype=float32)}]
     """
 
