@@ -1,21 +1,29 @@
-# Everything a developer runs. A fresh machine needs Python (3.11 or newer) and make only: the first target
-# that needs it makes .venv, and it is brought up to date when pyproject.toml or constraints.txt change.
+# Everything that a developer runs. A fresh machine needs only Python (3.11 or newer) and make: the first target
+# creates .venv, and later ones update it when pyproject.toml or constraints.txt change.
 # Another Python: `make clean && make test PYTHON=python3.12`. One test: `.venv/bin/pytest tests/test_types.py`.
 
 PYTHON ?= python3
 WORKERS ?= 2
 
-# Half of the time of the tests is compiling, so XLA is asked to be quick about it; programs that the tests start
-# themselves compile as a user's do. `make test TEST_XLA_FLAGS=` compiles everything so.
+# Compiling takes half of the time of the tests, so ask XLA to optimize less; programs that the tests start
+# compile as a user's do. `make test TEST_XLA_FLAGS=` compiles everything that way.
 TEST_XLA_FLAGS ?= --xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0
+
+# XLA aborts on flags that it does not know, and versions differ in what they know.
+QUICK = XLA_FLAGS="$$($(1)/python tests/known_xla_flags.py $(TEST_XLA_FLAGS))"
+
+# What `make test-oldest` and `make test-newest` run.
+CORE_TESTS ?= tests/test_jax_internals.py tests/test_tiny.py tests/topology tests/cluster tests/conformance \
+	tests/execution tests/training
 
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: help test check format bench clean
+.PHONY: help test test-oldest test-newest check format bench clean
 
 help:
 	@echo "make test    all tests, then make check"
+	@echo "make test-oldest, make test-newest  the core tests with the oldest and the newest JAX"
 	@echo "make check   formatting, lint, types, import order"
 	@echo "make format  let ruff format and fix what it can"
 	@echo "make bench   benchmarks"
@@ -31,8 +39,27 @@ $(INSTALLED): pyproject.toml constraints.txt
 	touch $@
 
 test: $(INSTALLED)
-	XLA_FLAGS="$(TEST_XLA_FLAGS)" $(BIN)/python -m pytest -n $(WORKERS)
+	$(call QUICK,$(BIN)) $(BIN)/python -m pytest -n $(WORKERS)
 	$(MAKE) check
+
+# The first release of the version that pyproject.toml asks for: "jax>=0.10" is 0.10.0.
+OLDEST_JAX = $(shell sed -n 's/.*"jax>=\([0-9.]*\)".*/\1/p' pyproject.toml).0
+
+test-oldest: build/oldest/.installed
+	$(call QUICK,build/oldest/bin) build/oldest/bin/python -m pytest -n $(WORKERS) $(CORE_TESTS)
+
+build/oldest/.installed: pyproject.toml constraints.txt
+	test -x build/oldest/bin/python || $(PYTHON) -m venv build/oldest
+	grep -v '^jax' constraints.txt > build/oldest/constraints.txt
+	build/oldest/bin/python -m pip install --quiet --constraint build/oldest/constraints.txt \
+		'jax==$(OLDEST_JAX)' 'jaxlib==$(OLDEST_JAX)' --editable '.[dev]'
+	touch $@
+
+# The newest JAX may need a newer Python: `make test-newest PYTHON=python3.12`.
+test-newest:
+	test -x build/newest/bin/python || $(PYTHON) -m venv build/newest
+	build/newest/bin/python -m pip install --quiet --upgrade jax jaxlib flax --editable '.[dev]'
+	$(call QUICK,build/newest/bin) build/newest/bin/python -m pytest -n $(WORKERS) $(CORE_TESTS)
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check
@@ -52,7 +79,7 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/nnx.py
 	$(BIN)/python benchmarks/imports.py
 
-# The folder docs/ exists, so make has to be told that this is a target of its own.
+# The folder docs/ exists, so make must be told that this target is not a file.
 .PHONY: docs
 docs: .venv/.docs_installed
 	$(BIN)/python -m sphinx -q -W --keep-going -d build/doctrees docs build/docs
@@ -62,7 +89,7 @@ docs: .venv/.docs_installed
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	touch $@
 
-# Both need less than a developer does.
+# Both need fewer packages than a developer does.
 .PHONY: demo doctor
 demo: .venv/.demo_installed
 	$(BIN)/python -m replicax demo --output build/demo

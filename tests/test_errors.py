@@ -6,6 +6,7 @@ import pytest
 from replicax import errors
 
 BUILTINS = {
+    errors.UnsupportedJaxError: [ImportError],
     errors.DeviceError: [ValueError],
     errors.BackendStartedError: [ValueError, RuntimeError],
     errors.RepeatedDeviceError: [ValueError, AssertionError],

@@ -1,35 +1,35 @@
-"""Everything Replicax raises on purpose, in one tree.
+"""The exceptions that Replicax raises, in one tree.
 
-Each class is also the builtin that a `tf.distribute` user already catches: `except ValueError`
-around ported code goes on working, and `except ReplicaxError` tells Replicax's complaints from all
-others.
+Each class is also the builtin that a `tf.distribute` user already catches: `except ValueError` around
+ported code keeps working, and `except ReplicaxError` catches errors of Replicax and no others.
 
     ReplicaxError
+    ├── UnsupportedJaxError        (ImportError)                 JAX lacks something that Replicax needs
     ├── DeviceError                (ValueError)                  a device that can't be used
     │   ├── BackendStartedError    (and RuntimeError)            too late to change the devices or to join
     │   └── RepeatedDeviceError    (and AssertionError)          a device is named twice
     ├── StructureMismatchError     (ValueError, AssertionError)  replicas disagree about a structure
     ├── ContextError               (RuntimeError)                a call in the wrong place
     ├── VariableError              (ValueError)                  a bad creation or write
-    ├── TracingError               (RuntimeError)                a variable inside a foreign trace
+    ├── TracingError               (RuntimeError)                a variable in a trace outside `rx.function`
     ├── TracedValueError           (TypeError)                   a traced value used as a Python number
     ├── CollectiveError            (ValueError)                  a reduction that can't be done
-    ├── ArgumentKindError          (ValueError, AssertionError)  another kind of thing was expected
-    ├── PerReplicaUseError         (TypeError, ValueError)       a value per replica used as one value
+    ├── ArgumentKindError          (ValueError, AssertionError)  an argument of the wrong kind
+    ├── PerReplicaUseError         (TypeError, ValueError)       a per-replica value used as one array
     ├── ReduceOpTypeError          (TypeError, AssertionError)   not a kind of reduction at all
     ├── CollectiveTimeoutError     (TimeoutError)                the replicas did not all arrive
-    ├── ClusterError               (ValueError)                  a cluster that makes no sense
-    │   ├── ClusterFormatError     (and json.JSONDecodeError)    a TF_CONFIG that is no JSON
-    │   └── NotInClusterError      (and RuntimeError)            nobody has started this process as a task
-    ├── ClusterTimeoutError        (TimeoutError)                a task of the cluster did not come
+    ├── ClusterError               (ValueError)                  an invalid cluster
+    │   ├── ClusterFormatError     (and json.JSONDecodeError)    TF_CONFIG is not JSON
+    │   └── NotInClusterError      (and RuntimeError)            this process was not started as a task
+    ├── ClusterTimeoutError        (TimeoutError)                a task of the cluster did not join
     ├── InputError                 (ValueError)                  batches that can't be distributed
-    │   └── MissingFilesError      (and FileNotFoundError)       a dataset without its files
-    ├── NotADatasetError           (TypeError, AttributeError)   something that gives no batches
-    ├── InputModeError             (NotImplementedError)         a way of reading that has no meaning here
+    │   └── MissingFilesError      (and FileNotFoundError)       the files of a dataset are missing
+    ├── NotADatasetError           (TypeError, AttributeError)   not a dataset
+    ├── InputModeError             (NotImplementedError)         a replication mode that has no meaning here
     ├── OutOfRangeError            (LookupError)                 `get_next` after the last batch
     └── CheckpointError            (RuntimeError)                a checkpoint that can't be written or read
-        ├── CheckpointMissingError (and FileNotFoundError)       there is none
-        └── CheckpointMismatchError (and ValueError, AssertionError)  it is of other objects
+        ├── CheckpointMissingError (and FileNotFoundError)       it does not exist
+        └── CheckpointMismatchError (and ValueError, AssertionError)  it does not match the objects
 """
 
 from __future__ import annotations
@@ -62,14 +62,15 @@ __all__ = [
     "StructureMismatchError",
     "TracedValueError",
     "TracingError",
+    "UnsupportedJaxError",
     "VariableError",
 ]
 
 
 class ReplicaxError(Exception):
-    """The root: catches whatever Replicax itself complains about.
+    """The base class: catches every error that Replicax itself raises.
 
-    It is never raised as such, only mixed into a builtin exception.
+    It is never raised as such; each subclass is a builtin exception too.
 
     >>> from replicax.errors import ReplicaxError
     >>> try:
@@ -80,8 +81,16 @@ class ReplicaxError(Exception):
     """
 
 
+class UnsupportedJaxError(ReplicaxError, ImportError):
+    """The installed JAX lacks a private part that Replicax relies on; the message names both.
+
+    Raised when Replicax is imported, or when the part is first used. Install a version of JAX that Replicax
+    supports.
+    """
+
+
 class DeviceError(ReplicaxError, ValueError):
-    """A device does not exist, is named twice, is not spelled as a device, or mixes platforms.
+    """A device does not exist, its name can't be parsed, or platforms are mixed.
 
     Raised where devices are named: the constructor of a strategy, a reduction's destination,
     `rx.set_cpu_devices`. The message lists the devices that exist.
@@ -89,20 +98,20 @@ class DeviceError(ReplicaxError, ValueError):
 
 
 class BackendStartedError(DeviceError, RuntimeError):
-    """`rx.set_cpu_devices`, or a strategy that joins a cluster, came after JAX had started without it.
+    """`rx.set_cpu_devices`, or a strategy that joins a cluster, was called after JAX had started.
 
     JAX fixes its devices when it is first used and can't change them in a running process.
     """
 
 
 class RepeatedDeviceError(DeviceError, AssertionError):
-    """A device was named twice in the list of a strategy's devices: it can run one replica only."""
+    """A strategy was given the same device twice: a device can run only one replica."""
 
 
 class StructureMismatchError(ReplicaxError, ValueError, AssertionError):
     """The replicas returned, or passed to a `merge_call`, different structures.
 
-    Raised when they are merged: one replica has a tuple and another a dict, or lists of different
+    Raised when the results are merged: one replica has a tuple and another a dict, or lists of different
     lengths. Shapes may differ between replicas; structures may not.
     """
 
@@ -110,46 +119,46 @@ class StructureMismatchError(ReplicaxError, ValueError, AssertionError):
 class ContextError(ReplicaxError, RuntimeError):
     """A call was made in a context that does not allow it.
 
-    Raised for a cross-replica method inside a replica function and the reverse, for an object of
-    one strategy used under another, for scopes closed in the wrong order, and when some replicas
-    call `merge_call` more often than others.
+    Raised for a cross-replica method inside a replica function and the reverse, for an object of one
+    strategy used under another, for scopes closed in the wrong order, and when some replicas call
+    `merge_call` more often than others.
     """
 
 
 class VariableError(ReplicaxError, ValueError):
     """A variable was created or written in a way that its policy does not define.
 
-    Raised for a combination of synchronization and aggregation that means nothing, for a replica's
-    write to a variable without aggregation, and for a value of the wrong shape or dtype.
+    Raised for a combination of synchronization and aggregation that has no meaning, for a replica's write
+    to a variable without aggregation, and for a value of the wrong shape or dtype.
     """
 
 
 class TracingError(ReplicaxError, RuntimeError):
-    """A variable was touched while somebody else's program was being traced.
+    """A variable was used inside a JAX transformation outside `rx.function`.
 
-    Raised when a plain `jax.jit` meets a `Variable`, whose value it would freeze as a constant, and
-    for a write inside `jax.lax` control flow, which would escape from it. `rx.function` is the way
-    to compile code with variables.
+    Raised when a plain `jax.jit` reads a `Variable`, whose value would become a constant of the program,
+    and for a write inside `jax.lax` control flow, whose result could not leave it. Compile code with
+    variables by `rx.function`.
     """
 
 
 class TracedValueError(ReplicaxError, TypeError):
     """A compiled step or replica function used a traced value, often the replica id, as a Python number.
 
-    There is no number yet when a step is traced, and one program serves all replicas.
+    A traced value has no number yet, and one program serves all replicas.
     """
 
 
 class CollectiveError(ReplicaxError, ValueError):
-    """A reduction, gather or broadcast was asked for that can't be done.
+    """A reduction, gather or broadcast is not possible.
 
-    Raised for an unknown reduction, an axis that a value does not have, values whose shapes or
-    dtypes do not fit together, and an algorithm that the platform does not offer.
+    Raised for an unknown reduction, an axis that a value does not have, values whose shapes or dtypes do
+    not match, and an algorithm that the platform does not offer.
     """
 
 
 class ArgumentKindError(ReplicaxError, ValueError, AssertionError):
-    """Something of another kind was expected: a variable, devices that the strategy named, one device.
+    """An argument is of the wrong kind: not a variable, not one device, or devices of another strategy.
 
     Raised by the methods of `strategy.extended`, before anything is changed.
     """
@@ -160,63 +169,63 @@ class PerReplicaUseError(ReplicaxError, TypeError, ValueError):
 
 
 class ReduceOpTypeError(ReplicaxError, TypeError, AssertionError):
-    """Something that is neither a `ReduceOp` nor a string was passed as a reduction.
+    """A `reduce_op` is neither a `ReduceOp` nor a string.
 
-    Most often a `VariableAggregation`, whose members have the same names.
+    Most often it is a `VariableAggregation`, whose members have the same names.
     """
 
 
 class CollectiveTimeoutError(ReplicaxError, TimeoutError):
     """A collective did not finish within `CommunicationOptions.timeout_seconds`.
 
-    Usually a peer has died or runs another program. The collective can't be resumed: restart from
-    the last checkpoint.
+    Usually another process has died or runs a different program. The collective can't be resumed: restart
+    from the last checkpoint.
     """
 
 
 class ClusterError(ReplicaxError, ValueError):
-    """A cluster makes no sense, or this process has no place in it.
+    """A cluster is invalid, or this process is not part of it.
 
-    Raised for a job or task that is not there, for jobs that a strategy can't use, and when JAX has joined
-    another cluster already.
+    Raised for a job or task that does not exist, for jobs that a strategy can't use, and when JAX has
+    already joined another cluster.
     """
 
 
 class ClusterFormatError(ClusterError, json.JSONDecodeError):
-    """The environment variable TF_CONFIG is not JSON; the message says where it goes wrong."""
+    """The environment variable TF_CONFIG is not JSON; the message shows the place of the error."""
 
     def __init__(self, msg: str, doc: str = "", pos: int = 0) -> None:
-        """What is wrong, in which text, and at which of its characters."""
+        """Take the arguments of `json.JSONDecodeError`, the last two optional."""
         super().__init__(msg, doc, pos)
 
 
 class NotInClusterError(ClusterError, RuntimeError):
-    """A resolver asks the system that started this process, and it was not started by that."""
+    """A resolver's cluster manager, such as Slurm, did not start this process."""
 
 
 class ClusterTimeoutError(ReplicaxError, TimeoutError):
-    """Not all tasks of a cluster came together in time; the message names those that were awaited."""
+    """Not all tasks of a cluster joined in time; the message names the others."""
 
 
 class InputError(ReplicaxError, ValueError):
     """A dataset or one of its batches can't be distributed.
 
-    Raised for batches whose arrays have different numbers of rows or none, for a batch that is not like
-    the first one, for a second pass over an iterator that can be read only once, and for positions and
-    options that do not fit.
+    Raised for batches whose arrays have different numbers of rows or none, for a batch that does not match
+    the first one, for a second pass over an iterator that can be read only once, and for invalid positions
+    and options.
     """
 
 
 class MissingFilesError(InputError, FileNotFoundError):
-    """The files of a dataset are not there."""
+    """The files of a dataset do not exist."""
 
 
 class NotADatasetError(ReplicaxError, TypeError, AttributeError):
-    """Something was distributed that gives no batches, such as an array or a number."""
+    """An object that yields no batches, such as an array or a number, was passed as a dataset."""
 
 
 class InputModeError(ReplicaxError, NotImplementedError):
-    """A replication mode was asked for where it has no meaning.
+    """A replication mode was requested where it has no meaning.
 
     `InputReplicationMode.PER_REPLICA` needs a function that makes a dataset for each replica:
     `strategy.distribute_datasets_from_function`.
@@ -228,12 +237,12 @@ class OutOfRangeError(ReplicaxError, LookupError):
 
 
 class CheckpointError(ReplicaxError, RuntimeError):
-    """A checkpoint could not be written or read. The others in its folder are as they were."""
+    """A checkpoint could not be written or read. Other checkpoints in its folder are unchanged."""
 
 
 class CheckpointMissingError(CheckpointError, FileNotFoundError):
-    """There is no such checkpoint."""
+    """The checkpoint does not exist."""
 
 
 class CheckpointMismatchError(CheckpointError, ValueError, AssertionError):
-    """A checkpoint does not fit the objects that it was to be restored into; nothing was restored."""
+    """A checkpoint does not match the objects to restore; nothing was restored."""

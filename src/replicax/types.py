@@ -1,8 +1,7 @@
-"""The enums of the programming model, and the types that JAX does not offer.
+"""The enums of the programming model, and the types that JAX does not define.
 
-`ReduceOp` says how per-replica values become one. `VariableSynchronization` says *when* the copies
-of a variable are brought together, `VariableAggregation` says *how*. Names and numbers are
-TensorFlow's.
+`ReduceOp` says how per-replica values are combined. `VariableSynchronization` says *when* the copies of a
+variable are synchronized, `VariableAggregation` says *how*. Names and numbers are TensorFlow's.
 """
 
 from __future__ import annotations
@@ -16,33 +15,33 @@ __all__ = ["Device", "ReadInPython", "ReduceOp", "VariableAggregation", "Variabl
 
 
 class Device(Protocol):
-    """What Replicax uses of a `jax.Device`, which has no type that a checker could see."""
+    """The part of `jax.Device` that Replicax uses; type checkers know nothing about the class itself."""
 
     @property
     def id(self) -> int:
-        """Its number, unique among the devices of one platform in all processes."""
+        """Its id, unique among the devices of a platform over all processes."""
         ...
 
     @property
     def platform(self) -> str:
-        """Such as `"cpu"` or `"gpu"`."""
+        """For example `"cpu"` or `"gpu"`."""
         ...
 
     @property
     def process_index(self) -> int:
-        """The process that it belongs to."""
+        """The index of the process that it belongs to."""
         ...
 
 
 class ReadInPython:
-    """Marks what gives another value each time that it is read, which no compiled program can hold."""
+    """Marks objects that give a new value on each read, so a compiled program can't capture them."""
 
 
 @enum.unique
 class ReduceOp(enum.Enum):
     """How the values of all replicas are combined into one.
 
-    Wherever Replicax takes a `reduce_op`, a member or its name will do, in any case.
+    Wherever Replicax takes a `reduce_op`, pass a member or its name in upper or lower case.
 
     >>> rx.ReduceOp.SUM
     <ReduceOp.SUM: 'SUM'>
@@ -51,14 +50,14 @@ class ReduceOp(enum.Enum):
     """
 
     SUM = "SUM"
-    """Add the values up."""
+    """The sum of the values."""
 
     MEAN = "MEAN"
     """The sum divided by the number of values."""
 
     @classmethod
     def parse(cls, value: ReduceOp | str | Any) -> ReduceOp:
-        """The reduction that a user's argument means.
+        """Convert a user's argument to a member.
 
         Args:
             value: A `ReduceOp`, or its name as a string in upper or lower case.
@@ -67,8 +66,8 @@ class ReduceOp(enum.Enum):
             The member.
 
         Raises:
-            CollectiveError: A string that names no reduction (a `ValueError`).
-            ReduceOpTypeError: Neither a `ReduceOp` nor a string, for instance a
+            CollectiveError: The string is not the name of a reduction (a `ValueError`).
+            ReduceOpTypeError: `value` is neither a `ReduceOp` nor a string, for instance a
                 `VariableAggregation` (a `TypeError` and an `AssertionError`).
 
         >>> rx.ReduceOp.parse("Sum") is rx.ReduceOp.SUM
@@ -93,7 +92,7 @@ class ReduceOp(enum.Enum):
 
 @enum.unique
 class VariableSynchronization(enum.Enum):
-    """When the copies of a variable on the replicas are brought together.
+    """When the copies of a variable on the replicas are synchronized.
 
     >>> [policy.name for policy in rx.VariableSynchronization]
     ['AUTO', 'NONE', 'ON_WRITE', 'ON_READ']
@@ -103,7 +102,7 @@ class VariableSynchronization(enum.Enum):
     """The strategy decides; for all of Replicax's strategies this is `ON_WRITE`."""
 
     NONE = 1
-    """A single copy with nothing to bring together. Strategies with several copies refuse it."""
+    """Never: for a single copy. Strategies with several copies refuse it."""
 
     ON_WRITE = 2
     """Every write reaches all copies, so they are always equal. For weights."""
@@ -121,7 +120,7 @@ class VariableAggregation(enum.Enum):
     """
 
     NONE = 0
-    """Not at all: several replicas may not write such a variable."""
+    """They are not: only a single replica may write such a variable."""
 
     SUM = 1
     """The sum over the replicas."""
@@ -130,4 +129,4 @@ class VariableAggregation(enum.Enum):
     """The arithmetic mean over the replicas."""
 
     ONLY_FIRST_REPLICA = 3
-    """The value of replica 0. For state on which all replicas agree, such as a step counter."""
+    """The value of replica 0. For state that is the same on all replicas, such as a step counter."""

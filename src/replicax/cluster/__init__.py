@@ -6,6 +6,7 @@ for each way of starting processes; strategies of several hosts take one.
 
 from replicax.cluster._bootstrap import Place, Task, find_place, join_cluster
 from replicax.cluster._cloud import GCEClusterResolver, KubernetesClusterResolver
+from replicax.cluster._messages import exchange_between_processes
 from replicax.cluster._resolver import ClusterResolver
 from replicax.cluster._simple import SimpleClusterResolver
 from replicax.cluster._slurm import SlurmClusterResolver
@@ -35,6 +36,7 @@ __all__ = [
     "UnionClusterResolver",
     "UnionResolver",
     "connect_to_cluster",
+    "exchange_between_processes",
     "find_place",
     "initialize_tpu_system",
     "join_cluster",

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable
 from typing import Any, final
 
-from replicax._jax import exchange_between_processes
+from replicax.cluster import exchange_between_processes
 from replicax.topology import ReplicaMesh
 
 __all__ = ["Exchange", "Pipeline", "split_sizes"]

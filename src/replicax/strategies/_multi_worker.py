@@ -14,8 +14,13 @@ from typing import Any
 
 import jax
 
-from replicax._jax import exchange_between_processes
-from replicax.cluster import ClusterResolver, TFConfigClusterResolver, find_place, join_cluster
+from replicax.cluster import (
+    ClusterResolver,
+    TFConfigClusterResolver,
+    exchange_between_processes,
+    find_place,
+    join_cluster,
+)
 from replicax.collectives import (
     CommunicationImplementation,
     CommunicationOptions,

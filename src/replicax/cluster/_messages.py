@@ -1,0 +1,71 @@
+"""Messages between the processes of a cluster, through the coordinator of `jax.distributed`.
+
+They need no collective, so any thread may exchange them and no order has to be agreed on.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from replicax._jax import distributed_client
+from replicax.errors import ClusterError, CollectiveTimeoutError
+
+__all__ = ["exchange_between_processes"]
+
+_POLL_MILLISECONDS = 200
+
+
+def exchange_between_processes(
+    processes: Sequence[int],
+    topic: str,
+    number: int,
+    message: Any,
+    cancelled: Callable[[], bool],
+    timeout_seconds: float,
+) -> list[Any]:
+    """Send `message` to all `processes` and return the messages of all of them, in order.
+
+    Every process calls this with its own message. Messages are JSON; those of a topic are numbered from 0.
+
+    Raises:
+        CollectiveTimeoutError: a message did not arrive in time, or before `cancelled()`.
+    """
+    client = distributed_client()
+    if client is None:
+        raise ClusterError(
+            f"Processes {list(processes)} can't exchange messages: jax.distributed is not initialized. "
+            "Call `jax.distributed.initialize` first, or let a MultiWorkerMirroredStrategy do it."
+        )
+    own = jax.process_index()
+    client.key_value_set(f"{topic}/{number}/{own}", json.dumps(message))
+    deadline = time.monotonic() + timeout_seconds
+
+    def receive(process: int) -> Any:
+        while True:
+            try:
+                key = f"{topic}/{number}/{process}"
+                return json.loads(client.blocking_key_value_get(key, _POLL_MILLISECONDS))
+            except jax.errors.JaxRuntimeError as error:
+                if "DEADLINE_EXCEEDED" not in str(error):
+                    raise
+            if cancelled():
+                raise CollectiveTimeoutError(
+                    f"Process {own} was told to stop waiting for message {number} of process {process} "
+                    f"about {topic}."
+                )
+            if time.monotonic() > deadline:
+                raise CollectiveTimeoutError(
+                    f"Process {own} timed out after {timeout_seconds:g} s waiting for message {number} of "
+                    f"process {process} about {topic}. See whether that process is still running."
+                )
+
+    received = [receive(process) for process in processes]
+    if number > 0:
+        # Every process has sent this message, so every process has read the previous one.
+        client.key_value_delete(f"{topic}/{number - 1}/{own}")
+    return received

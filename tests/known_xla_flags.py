@@ -1,0 +1,22 @@
+"""Print those of the XLA flags given as arguments that the installed jaxlib knows.
+
+XLA aborts a process that has an unknown flag in XLA_FLAGS, and flags come and go between versions. XLA has
+no list of its flags, so each one is tried in a process of its own.
+"""
+
+import os
+import subprocess
+import sys
+
+
+def is_known(flag):
+    environment = {**os.environ, "XLA_FLAGS": flag, "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-c", "import jax; jax.devices()"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if done.returncode and "Unknown flag" not in done.stderr:
+        sys.exit(f"JAX does not start with XLA_FLAGS={flag}:\n{done.stderr}")
+    return done.returncode == 0
+
+
+if __name__ == "__main__":
+    print(*filter(is_known, sys.argv[1:]))

@@ -1,0 +1,484 @@
+"""Each private part of JAX that Replicax relies on: that it exists, and that it behaves as we expect.
+
+A failure here means that JAX has changed a part that `_jax.py` wraps. Fix the wrapper, not the test.
+"""
+
+import contextlib
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import replicax as rx
+from replicax import _jax
+from replicax.cluster import exchange_between_processes
+from replicax.errors import UnsupportedJaxError
+
+
+@pytest.fixture
+def mesh():
+    return Mesh(np.asarray(jax.devices("cpu")[:2]), ("axis",))
+
+
+def seen_in(transform):
+    """What `is_staging()` and `staged_for()` say inside a function that `transform` calls."""
+    seen = []
+
+    def look(x):
+        seen.append((_jax.is_staging(), _jax.staged_for()))
+        return x * 2.0
+
+    transform(look)
+    return seen[0]
+
+
+# Traces.
+
+PROGRAMS = {
+    "jit": lambda f: jax.jit(f)(1.0),
+    "make_jaxpr": lambda f: jax.make_jaxpr(f)(1.0),
+    "eval_shape": lambda f: jax.eval_shape(f, 1.0),
+    "scan": lambda f: jax.lax.scan(lambda c, _: (f(c), None), 1.0, None, length=2),
+    "cond": lambda f: jax.lax.cond(True, f, lambda x: x, 1.0),
+    "while": lambda f: jax.lax.while_loop(lambda x: x < 5.0, f, 1.0),
+    "map": lambda f: jax.lax.map(f, jnp.ones(3)),
+    "checkpoint": lambda f: jax.grad(jax.checkpoint(f))(1.0),
+    "jit of grad": lambda f: jax.jit(jax.grad(f))(1.0),
+    "jit of vmap": lambda f: jax.jit(jax.vmap(f))(jnp.ones(2)),
+    "vmap of jit": lambda f: jax.vmap(jax.jit(f))(jnp.ones(2)),
+    "grad of jit": lambda f: jax.grad(jax.jit(f))(1.0),
+    "vmap of grad of vmap in jit": lambda f: jax.jit(
+        jax.vmap(jax.grad(lambda x: jax.vmap(f)(x * jnp.ones(3)).sum()))
+    )(jnp.ones(2)),
+    "jvp in jit": lambda f: jax.jit(lambda x: jax.jvp(f, (x,), (x,)))(1.0),
+    "linearize in jit": lambda f: jax.jit(lambda x: jax.linearize(f, x)[0])(1.0),
+    "custom_jvp in jit": lambda f: jax.jit(_custom_jvp(f))(1.0),
+}
+
+
+def _custom_jvp(f):
+    wrapped = jax.custom_jvp(f)
+    wrapped.defjvp(lambda primals, tangents: (f(*primals), 2.0 * tangents[0]))
+    return wrapped
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_program_around_a_trace_is_found(name):
+    """parent_trace, DynamicJaxprTrace: a program that is not found would bake variables in."""
+    staging, what = seen_in(PROGRAMS[name])
+    assert staging
+    assert what != "nothing"
+
+
+def test_shard_map_in_a_jit_is_a_program(mesh):
+    mapped = PartitionSpec("axis")
+    call = {"mesh": mesh, "in_specs": mapped, "out_specs": mapped}
+    staging, what = seen_in(lambda f: jax.jit(jax.shard_map(f, **call))(jnp.ones(2)))
+    assert staging and what == "shard_map"
+
+
+NOT_PROGRAMS = {
+    "a plain call": lambda f: f(1.0),
+    "grad": lambda f: jax.grad(f)(1.0),
+    "vmap": lambda f: jax.vmap(f)(jnp.ones(2)),
+    "jvp": lambda f: jax.jvp(f, (1.0,), (1.0,)),
+    "linearize": lambda f: jax.linearize(f, 1.0),
+    "vmap of grad": lambda f: jax.vmap(jax.grad(f))(jnp.ones(2)),
+    "disable_jit": lambda f: _without_jit(f),
+}
+
+
+def _without_jit(f):
+    with jax.disable_jit():
+        jax.jit(f)(1.0)
+
+
+@pytest.mark.parametrize("name", NOT_PROGRAMS)
+def test_operations_that_run_at_once_are_no_program(name):
+    assert seen_in(NOT_PROGRAMS[name]) == (False, "nothing")
+
+
+def test_an_eager_shard_map_is_no_program(mesh):
+    """ShardMapTrace has no parent_trace: it ends the search as EvalTrace does."""
+    mapped = PartitionSpec("axis")
+    call = {"mesh": mesh, "in_specs": mapped, "out_specs": mapped}
+    assert seen_in(lambda f: jax.shard_map(f, **call)(jnp.ones(2))) == (False, "nothing")
+
+
+@pytest.mark.parametrize("what", ["jit", "scan", "cond"])
+def test_the_name_of_a_program(what):
+    """frame.debug_info.traced_for."""
+    assert seen_in(PROGRAMS[what])[1] == what
+
+
+def test_two_programs_are_two_objects_and_one_is_one():
+    seen = []
+
+    def outer(x):
+        seen.extend([_jax.current_program(), _jax.current_program()])
+
+        def inner(x):
+            seen.append(_jax.current_program())
+            return x
+
+        return jax.jit(inner)(x)
+
+    jax.jit(outer)(1.0)
+    assert seen[0] is seen[1] is not seen[2]
+
+
+def test_whether_operations_are_run_or_traced():
+    """trace_ctx and eval_trace."""
+    seen = []
+
+    def look(x):
+        seen.append(_jax.is_transforming())
+        assert _jax.current_trace() is _jax.trace_state.trace
+        return x
+
+    assert _jax.trace_state.trace is _jax.eval_trace
+    for transform in (lambda f: f, jax.jit, jax.grad, lambda f: lambda x: jax.vmap(f)(x * jnp.ones(2))):
+        transform(look)(1.0)
+    assert seen == [False, True, True, True]
+    thread = threading.Thread(target=look, args=(1.0,))
+    thread.start()
+    thread.join()
+    assert seen[-1] is False
+
+
+def test_the_trace_of_a_tracer():
+    """Tracer, Tracer._trace."""
+    seen = []
+
+    def look(x):
+        seen.append((_jax.is_tracer(x), _jax.trace_of(x) is _jax.current_trace()))
+        return x
+
+    jax.jit(look)(1.0)
+    jax.grad(look)(1.0)
+    assert seen == [(True, True), (True, True)]
+    for plain in (1.0, jnp.ones(2), np.ones(2), None):
+        assert not _jax.is_tracer(plain) and _jax.trace_of(plain) is None
+
+
+def test_operations_go_to_the_trace_that_is_set():
+    """set_current_trace."""
+
+    def f(x):
+        with _jax.at_trace(_jax.eval_trace):
+            assert not _jax.is_transforming()
+            assert float(jnp.ones(3).sum()) == 3.0, "it was computed, not traced"
+        assert _jax.is_transforming()
+        return x
+
+    jax.jit(f)(1.0)
+
+
+@pytest.mark.parametrize("inner", ["none", "jit", "grad", "vmap of another name"])
+def test_the_axis_of_a_vmap_is_found(inner):
+    """BatchTrace.axis_data.name, also through what is inside of it."""
+    seen = []
+
+    def look(x):
+        seen.append((_jax.is_mapped_over("rows"), _jax.is_mapped_over("columns")))
+        return x
+
+    inside = {
+        "none": look,
+        "jit": jax.jit(look),
+        "grad": jax.grad(look),
+        "vmap of another name": lambda x: jax.vmap(look, axis_name="other")(x * jnp.ones(2)).sum(),
+    }[inner]
+    jax.vmap(inside, axis_name="rows")(jnp.ones(2))
+    assert seen == [(True, False)]
+    look(1.0)
+    jax.vmap(look)(jnp.ones(2))
+    assert seen[1:] == [(False, False)] * 2
+
+
+def test_the_axis_of_a_shard_map_is_not_one_of_a_vmap(mesh):
+    def f(x):
+        assert not _jax.is_mapped_over("axis")
+        return x
+
+    mapped = PartitionSpec("axis")
+    jax.jit(jax.shard_map(f, mesh=mesh, in_specs=mapped, out_specs=mapped))(jnp.ones(2))
+
+
+# Cached traces and settings of threads.
+
+
+def test_cached_traces_are_kept_apart():
+    """make_user_context is part of the key of JAX's caches."""
+    calls = []
+
+    @jax.jit
+    def inner(x):
+        calls.append(1)
+        return x
+
+    def outer(block):
+        with block:
+            jax.make_jaxpr(lambda x: inner(x))(1.0)
+        return len(calls)
+
+    first = outer(_jax.traces_of("a", 2))
+    assert outer(_jax.traces_of("a", 2)) == first, "an equal context reuses the trace"
+    assert outer(_jax.traces_of("a", 3)) == first + 1
+    assert outer(_jax.fresh_traces()) == first + 2
+    assert outer(_jax.fresh_traces()) == first + 3, "a fresh one reuses none"
+
+
+SETTINGS = {
+    "default_device": (
+        lambda: jax.default_device(jax.devices("cpu")[3]),
+        lambda: str(jnp.ones(1).devices()),
+    ),
+    "default_matmul_precision": (
+        lambda: jax.default_matmul_precision("float32"),
+        lambda: jax.config.jax_default_matmul_precision,
+    ),
+    "debug_nans": (lambda: jax.debug_nans(True), lambda: jax.config.jax_debug_nans),
+    "enable_x64": (lambda: jax.enable_x64(True), lambda: str(jnp.asarray(np.float64(1)).dtype)),
+    "numpy_rank_promotion": (
+        lambda: jax.numpy_rank_promotion("raise"),
+        lambda: jax.config.jax_numpy_rank_promotion,
+    ),
+    "disable_jit": (jax.disable_jit, lambda: jax.config.jax_disable_jit),
+    "set_mesh": (
+        lambda: jax.set_mesh(jax.make_mesh((2,), ("x",), devices=jax.devices("cpu")[:2])),
+        lambda: str(jax.sharding.get_abstract_mesh()),
+    ),
+    "traces_of": (lambda: _jax.traces_of("here"), lambda: _jax._trace_token.value),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_the_settings_of_a_thread_are_saved_and_restored(name):
+    """config_states, Config.get_local and set_local."""
+    make, read = SETTINGS[name]
+    outside, before = _jax.ThreadSettings(), read()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(make())
+        inside, changed = _jax.ThreadSettings(), read()
+        assert changed != before
+        outside.restore()
+        assert read() == before
+        inside.restore()
+        assert read() == changed
+    assert read() == before
+
+
+# State of traces and of the compiler, which JAX sets and resets itself.
+NOT_SETTINGS = {
+    "trace_state",
+    "trace_state_strong_ref",
+    "axis_env_state",
+    "_post_hook_state",
+    "_thread_local_context",
+}
+
+
+def test_every_setting_of_a_thread_is_known():
+    """A new version of JAX may define settings in other modules than the old one."""
+    known = {id(state) for state in _jax.ThreadSettings._STATES}
+    kind = _jax._private("config", "config_ext.Config")
+    modules = [m for name, m in list(sys.modules.items()) if name.startswith("jax._src")]
+    found = {(name, id(x)) for m in modules for name, x in vars(m).items() if isinstance(x, kind)}
+    assert {name for name, state in found if state not in known} <= NOT_SETTINGS
+
+
+# Arrays.
+
+
+def test_an_uncommitted_view_shares_its_buffer_and_mixes():
+    """ArrayImpl(aval, sharding, arrays, committed)."""
+    first, second = jax.devices("cpu")[:2]
+    array = jax.device_put(jnp.arange(4.0), second)
+    view = _jax.uncommitted(array)
+    assert array.committed and not view.committed
+    assert view.unsafe_buffer_pointer() == array.unsafe_buffer_pointer()
+    assert view.devices() == {second}
+    total = view + jax.device_put(jnp.ones(4), first)
+    assert total.tolist() == [1.0, 2.0, 3.0, 4.0] and total.devices() == {first}
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_views_of_the_first_replica(several, mesh):
+    """array_result_handler."""
+    sharding = NamedSharding(mesh, PartitionSpec()) if several else jax.devices("cpu")[1]
+    views = _jax.FirstReplicaViews(several)
+    for number in (1.0, 2.0):  # the second time with the cached handler
+        array = jax.device_put(jnp.full(3, number), sharding)
+        view = views(0, array)
+        assert isinstance(view, jax.Array) and not view.committed
+        assert view.tolist() == [number] * 3
+        part = array.addressable_data(0)
+        assert view.unsafe_buffer_pointer() == part.unsafe_buffer_pointer()
+        assert (view + jax.device_put(jnp.ones(3), jax.devices("cpu")[4])).shape == (3,)
+    key = jax.random.key(0)
+    assert views(1, key) is key
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int32, np.bool_, jnp.bfloat16])
+def test_an_array_is_assembled_from_parts(mesh, dtype):
+    """batched_device_put, ShapedArray."""
+    parts = [np.arange(6).reshape(2, 3).astype(dtype), np.arange(6, 12).reshape(2, 3).astype(dtype)]
+    sharding = NamedSharding(mesh, PartitionSpec("axis"))
+    array = _jax.put_parts(parts, (4, 3), sharding, list(mesh.devices))
+    assert array.shape == (4, 3) and array.dtype == dtype and array.sharding == sharding
+    assert array.committed
+    np.testing.assert_array_equal(np.asarray(array), np.concatenate(parts))
+    for shard, device, part in zip(array.addressable_shards, mesh.devices, parts, strict=True):
+        assert shard.device == device
+        np.testing.assert_array_equal(np.asarray(shard.data), part)
+
+
+def test_arrays_get_methods():
+    """setattr on ArrayImpl."""
+    _jax.add_array_method("added_by_a_test", lambda array: array.sum() + 1, "Its sum and one.")
+    try:
+        assert float(jnp.ones(3).added_by_a_test()) == 4.0
+        assert _jax.ArrayImpl.added_by_a_test.__doc__ == "Its sum and one."
+    finally:
+        del _jax.ArrayImpl.added_by_a_test
+    assert isinstance(jnp.ones(3), _jax.ArrayImpl)
+
+
+# The primitive.
+
+
+def test_a_plain_array_has_a_type_without_a_mesh():
+    """Primitive and the rules of jax.interpreters."""
+    mesh = jax.make_mesh((2,), ("x",), (jax.sharding.AxisType.Explicit,), devices=jax.devices("cpu")[:2])
+    types = []
+
+    @jax.jit
+    def f(x):
+        types.extend([jax.typeof(x).sharding.mesh.empty, jax.typeof(_jax.plain(x)).sharding.mesh.empty])
+        return x
+
+    f(jax.device_put(jnp.ones(4), NamedSharding(mesh, PartitionSpec("x"))))
+    assert types == [False, True]
+
+
+def test_a_plain_array_is_the_same_value_under_every_transformation():
+    def f(x):
+        return jnp.sum(_jax.plain(x) ** 2)
+
+    x = jnp.arange(3.0)
+    assert float(jax.jit(f)(x)) == 5.0
+    assert jax.grad(f)(x).tolist() == [0.0, 2.0, 4.0]
+    assert jax.jit(jax.vmap(jax.grad(f)))(jnp.stack([x, x])).tolist() == [[0.0, 2.0, 4.0]] * 2
+    assert jax.jit(jax.jacrev(lambda x: _jax.plain(x)))(x).tolist() == np.eye(3).tolist()
+    assert _jax.plain(x) is x, "there is no trace"
+    assert _jax.plain(3) == 3
+    jax.jit(lambda key: jax.random.normal(_jax.plain(key)))(jax.random.key(0))
+
+
+# The process.
+
+
+def test_whether_a_backend_has_started():
+    program = (
+        "import jax; from replicax import _jax; assert not _jax.backends_are_initialized();"
+        "jax.config.update('jax_num_cpu_devices', 3); assert not _jax.backends_are_initialized();"
+        "assert len(jax.devices('cpu')) == 3; assert _jax.backends_are_initialized()"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_the_client_of_jax_distributed():
+    """distributed.global_state.client and the key-value store."""
+    assert _jax.distributed_client() is None
+    program = """
+import socket, jax, pytest
+from replicax import _jax
+from replicax.cluster import exchange_between_processes
+from replicax.errors import CollectiveTimeoutError
+with socket.socket() as free:
+    free.bind(("localhost", 0))
+    port = free.getsockname()[1]
+jax.distributed.initialize(f"localhost:{port}", 1, 0)
+client = _jax.distributed_client()
+client.key_value_set("a", "b")
+assert client.blocking_key_value_get("a", 200) == "b"
+for number in range(2):
+    assert exchange_between_processes([0], "topic", number, {"n": number}, bool, 5.0) == [{"n": number}]
+with pytest.raises(jax.errors.JaxRuntimeError, match="DEADLINE_EXCEEDED"):
+    client.blocking_key_value_get("topic/0/0", 200)  # deleted
+late = "Process 0 timed out after 0.3 s waiting for message 0 of process 1"
+with pytest.raises(CollectiveTimeoutError, match=late):
+    exchange_between_processes([0, 1], "late", 0, 1, lambda: False, 0.3)
+with pytest.raises(CollectiveTimeoutError, match="told to stop waiting"):
+    exchange_between_processes([0, 1], "cancelled", 0, 1, lambda: True, 60.0)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+
+
+def test_messages_need_jax_distributed():
+    with pytest.raises(rx.errors.ClusterError, match=r"jax\.distributed is not initialized"):
+        exchange_between_processes([0, 1], "topic", 0, None, lambda: False, 1.0)
+
+
+def test_a_profile_that_can_not_be_written_is_forgotten(tmp_path):
+    """profiler._profile_state."""
+    jax.profiler.start_trace(str(tmp_path))
+    with pytest.raises(RuntimeError, match=r"[Oo]nly one profile"):
+        jax.profiler.start_trace(str(tmp_path))
+    _jax.forget_profile()
+    jax.profiler.start_trace(str(tmp_path))
+    jax.profiler.stop_trace()
+    assert list(tmp_path.rglob("*.pb"))
+
+
+def test_xla_flags_that_this_version_does_not_know_are_left_out():
+    script = Path(__file__).with_name("known_xla_flags.py")
+    flags = [
+        "--xla_backend_optimization_level=0",
+        "--xla_no_such_flag=true",
+        "--xla_cpu_enable_fast_math=true",
+    ]
+    done = subprocess.run([sys.executable, script, *flags], check=True, capture_output=True, text=True)
+    assert done.stdout.split() == [flags[0], flags[2]]
+
+
+# What is missing is named.
+
+
+@pytest.mark.parametrize(("module", "name"), [("core", "no_such_name"), ("no_such_module", "name")])
+def test_a_missing_part_is_an_error_when_replicax_is_imported(module, name):
+    with pytest.raises(UnsupportedJaxError, match=rf"jax\._src\.{module}\.{name}.*JAX {jax.__version__}"):
+        _jax._private(module, name)
+
+
+class _UnknownTrace:
+    """A trace of a future JAX."""
+
+
+def test_a_trace_without_a_parent_is_an_error(monkeypatch):
+    """It must never pass for the outermost trace: a variable would become a constant."""
+    monkeypatch.setattr(_jax, "trace_state", type("State", (), {"trace": _UnknownTrace()}))
+    for ask in (_jax.current_program, _jax.is_staging, lambda: _jax.is_mapped_over("rows")):
+        with pytest.raises(UnsupportedJaxError, match=rf"_UnknownTrace\.parent_trace.*{jax.__version__}"):
+            ask()
+
+
+def test_a_variable_in_an_unknown_trace_is_an_error(monkeypatch):
+    variable = rx.Variable(1.0)
+    monkeypatch.setattr(_jax, "trace_state", type("State", (), {"trace": _UnknownTrace()}))
+    with pytest.raises(UnsupportedJaxError, match="parent_trace"):
+        variable.read_value()
+
+
+def test_a_vmap_without_the_name_of_its_axis_is_an_error(monkeypatch):
+    monkeypatch.setattr(_jax, "_BatchTrace", _UnknownTrace)
+    monkeypatch.setattr(_jax, "trace_state", type("State", (), {"trace": _UnknownTrace()}))
+    with pytest.raises(UnsupportedJaxError, match=r"BatchTrace\.axis_data\.name"):
+        _jax.is_mapped_over("rows")
