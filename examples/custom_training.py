@@ -57,9 +57,7 @@ def replica_train_step(images, labels):
         return rx.compute_average_loss(losses), scores
 
     (loss, scores), gradients = rx.value_and_grad(loss_fn, weights, has_aux=True)()
-    is_variable = lambda x: isinstance(x, rx.Variable)  # noqa: E731
-    variables = jax.tree.leaves(weights, is_leaf=is_variable)
-    optimizer.apply_gradients(zip(jax.tree.leaves(gradients), variables, strict=True))
+    optimizer.apply_gradients(gradients, weights)
     train_accuracy.update_state(labels, scores)
     return loss
 

@@ -22,7 +22,7 @@ def loss_fn(params, x, y):
 
 def replica_step(x, y):
     loss, gradients = jax.value_and_grad(loss_fn)(params, x, y)
-    optimizer.apply_gradients(zip(gradients.values(), params.values(), strict=True))
+    optimizer.apply_gradients(gradients, params)
     return loss
 
 

@@ -669,7 +669,7 @@ def test_a_transformation_that_needs_more_than_gradients_says_so():
     optimizer = rx.Optimizer(optax.contrib.reduce_on_plateau())
     with pytest.raises(TypeError) as caught:
         optimizer.apply_gradients([(1.0, w)])
-    assert "gives its transformation gradients, state and parameters" in "".join(caught.value.__notes__)
+    assert "passes gradients, state and parameters" in "".join(caught.value.__notes__)
 
 
 def test_a_schedule_that_reads_a_variable_in_an_eager_step_says_what_to_do():
@@ -693,22 +693,13 @@ def test_slots_of_variables_called_alike_have_places_of_their_own(names):
     assert len(optimizer.checkpoint_items()["slots"]) == len(names)
 
 
-@pytest.mark.parametrize("make", [list, lambda: rx.Variable(jnp.ones(2)), lambda: {"w": rx.Variable(1.0)}])
-def test_anything_but_a_list_of_variables_is_refused(make):
-    optimizer = rx.Optimizer(optax.sgd(1.0))
-    with pytest.raises(VariableError, match="takes a list of variables"):
-        optimizer.build(make())
-    with pytest.raises(VariableError, match="takes a list of variables"):
-        optimizer.minimize(lambda: 0.0, make())
-
-
 @pytest.mark.parametrize(
     ("options", "advice"),
     [
         ({"loss_scale": "dynamic"}, "DynamicLossScale"),
         ({"loss_scale": 128.0}, "DynamicLossScale"),
         ({"options": {"bytes_per_pack": 1}}, "CommunicationOptions"),
-        ({"reduce_dtype": jnp.int32}, "no whole numbers"),
+        ({"reduce_dtype": jnp.int32}, "not integers"),
         ({"reduce": "MAX"}, "ReduceOp"),
     ],
 )

@@ -24,7 +24,7 @@ from replicax.errors import TracingError, VariableError
 from replicax.topology import ReplicaMesh
 from replicax.training._microbatches import Microbatches
 from replicax.training._precision import MixedPrecision
-from replicax.training._pytrees import as_variable, ordered_like
+from replicax.training._pytrees import flatten_variables, ordered_like
 from replicax.values import Mirrored, PerReplica
 from replicax.variables import (
     Cell,
@@ -124,8 +124,7 @@ def grad(fn: Callable[..., Any], variables: Any, **options: Any) -> Callable[...
 
 
 def _flatten_variables(variables: Any) -> tuple[list[Variable], Any]:
-    leaves, treedef = jax.tree.flatten(variables, is_leaf=lambda x: isinstance(x, Variable))
-    leaves = list(map(as_variable, leaves))
+    _, leaves, treedef = flatten_variables(variables)
     for leaf in leaves:
         if not isinstance(leaf, Variable):
             raise VariableError(

@@ -11,7 +11,14 @@ from replicax.types import VariableAggregation
 from replicax.values import is_number
 from replicax.variables import Variable
 
-__all__ = ["as_variable", "create_variables", "ordered_like", "read_values"]
+__all__ = [
+    "as_variable",
+    "create_variables",
+    "flatten_variables",
+    "ordered_like",
+    "path_name",
+    "read_values",
+]
 
 
 def create_variables(
@@ -48,11 +55,15 @@ def create_variables(
     def make(path: Any, leaf: Any) -> Any:
         if not is_number(leaf):
             return leaf
-        place = "/".join(map(_entry, path))
-        full = "/".join(part for part in (name, place) if part) or "Variable"
+        full = "/".join(part for part in (name, path_name(path)) if part) or "Variable"
         return make_variable(leaf, name=full, trainable=trainable, aggregation=aggregation)
 
     return jax.tree_util.tree_map_with_path(make, arrays)
+
+
+def path_name(path: Any) -> str:
+    """A path in a structure as a name: 'dense/kernel', 'layers/0/bias'."""
+    return "/".join(map(_entry, path))
 
 
 def _entry(key: Any) -> str:
@@ -60,6 +71,17 @@ def _entry(key: Any) -> str:
         if hasattr(key, attribute):
             return str(getattr(key, attribute))
     return str(key)
+
+
+def flatten_variables(structure: Any) -> tuple[list[tuple[Any, ...]], list[Any], Any]:
+    """The paths and leaves of a structure of variables, and its treedef.
+
+    Variables of other libraries (Keras) are replaced by ours. Any other leaf is left to the caller.
+    """
+    found, treedef = jax.tree_util.tree_flatten_with_path(
+        structure, is_leaf=lambda x: isinstance(x, Variable)
+    )
+    return [path for path, _ in found], [as_variable(leaf) for _, leaf in found], treedef
 
 
 def as_variable(thing: Any) -> Any:

@@ -1,0 +1,78 @@
+"""Gradients on their way into an update: reduced over the replicas in a wide enough dtype, and dense."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, final
+
+import jax.numpy as jnp
+
+from replicax.collectives import CommunicationOptions, map_each
+from replicax.strategies import reduce_leaves
+from replicax.types import ReduceOp
+from replicax.values import IndexedSlices, Mirrored, PerReplica
+from replicax.variables import Variable
+
+__all__ = ["GradientReduction", "dense", "is_distributed"]
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class GradientReduction:
+    """How an optimizer combines the gradients of its replicas.
+
+    Args:
+        op: SUM or MEAN.
+        dtype: the dtype to reduce in. None: float32 for smaller floats, the gradient's own otherwise.
+        options: for the collective.
+    """
+
+    op: ReduceOp
+    dtype: Any
+    options: CommunicationOptions | None
+
+    def cast(self, gradient: Any) -> Any:
+        """One replica's gradient in the dtype to reduce in."""
+        if isinstance(gradient, IndexedSlices):
+            return IndexedSlices(self.cast(gradient.values), gradient.indices, gradient.dense_shape)
+        gradient = jnp.asarray(gradient)
+        small = gradient.dtype in (jnp.bfloat16, jnp.float16)
+        return gradient.astype(self.dtype or (jnp.float32 if small else gradient.dtype))
+
+    def reduce_all(self, strategy: Any, gradients: list[Any]) -> list[Any]:
+        """Reduce every gradient; one that all replicas share is contributed by each of them."""
+        return reduce_leaves(strategy.communicator, self.op, gradients, self.options)
+
+    def reduce_distributed(self, strategy: Any, gradients: list[Any]) -> list[Any]:
+        """Reduce the per-replica gradients and leave the others alone."""
+        chosen = [i for i, gradient in enumerate(gradients) if is_distributed(gradient)]
+        values = [self._cast_parts(gradients[i], strategy.mesh) for i in chosen]
+        results = list(gradients)
+        for i, value in zip(chosen, self.reduce_all(strategy, values), strict=True):
+            results[i] = value
+        return results
+
+    def _cast_parts(self, gradient: Any, mesh: Any) -> Any:
+        if isinstance(gradient, IndexedSlices):
+            values = self._cast_parts(gradient.values, mesh)
+            return IndexedSlices(values, gradient.indices, gradient.dense_shape)
+
+        def cast_each(axis: str, *parts: Any) -> list[Any]:
+            return [self.cast(part) for part in parts]
+
+        return map_each(cast_each, gradient, mesh)
+
+
+def is_distributed(gradient: Any) -> bool:
+    """Whether the gradients of all replicas come as one value."""
+    return isinstance(gradient.values if isinstance(gradient, IndexedSlices) else gradient, PerReplica)
+
+
+def dense(gradient: Any, variable: Variable) -> Any:
+    """A reduced gradient as an array on the devices of the variable's state."""
+    if isinstance(gradient, IndexedSlices):
+        values, indices = dense(gradient.values, variable), dense(gradient.indices, variable)
+        return jnp.zeros(variable.shape, values.dtype).at[indices].add(values)
+    if not isinstance(gradient, Mirrored):
+        return jnp.asarray(gradient)
+    return gradient.whole if variable.rests_on_mesh else gradient.to_plain()

@@ -1,0 +1,103 @@
+"""The state of an optax transformation as variables: its initial values, and what the variables are called.
+
+A slot that belongs to one parameter is named after that parameter's variable, wherever optax puts it in its
+state. So the names are the same whether optax sees a list or a dict, and checkpoints fit both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from replicax._jax import is_tracer
+from replicax.errors import VariableError
+from replicax.training._pairs import Parameters
+from replicax.values import is_key
+from replicax.variables import current_frame
+
+__all__ = ["checkpoint_key", "initial_state", "slot_names"]
+
+
+def initial_state(transformation: Any, parameters: Parameters, values: list[Any]) -> tuple[list[Any], Any]:
+    """The leaves of optax's first state, each with its path, and the structure.
+
+    In a trace the state would consist of tracers, which variables can't keep. Where it depends on nothing
+    but shapes, it is computed outside of the trace.
+    """
+
+    def init(values: list[Any]) -> Any:
+        return transformation.init(parameters.structure.unflatten(values))
+
+    if any(map(is_tracer, values)) and not _depends_on_input(init, values):
+        with current_frame().creating():
+            state = init([jnp.zeros(v.shape, v.dtype) for v in values])
+    else:
+        state = init(values)
+    leaves, structure = jax.tree_util.tree_flatten_with_path(state)
+    if any(is_key(leaf) for _, leaf in leaves):
+        raise VariableError(
+            f"The state of {transformation!r} contains random keys, which variables can't hold. Leave that "
+            "transformation out, and add noise to the gradients yourself."
+        )
+    return leaves, structure
+
+
+def _depends_on_input(fn: Any, values: list[Any]) -> bool:
+    """Whether what `fn` returns depends on the numbers in `values`, not only on their shapes."""
+    shapes = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in values]
+    program = jax.make_jaxpr(fn)(shapes).jaxpr
+    tainted = set(program.invars)
+    for equation in program.eqns:
+        if any(not hasattr(v, "val") and v in tainted for v in equation.invars):
+            tainted.update(equation.outvars)
+    return any(not hasattr(v, "val") and v in tainted for v in program.outvars)
+
+
+def slot_names(paths: Sequence[Any], parameters: Parameters) -> list[str]:
+    """A name for each slot from its path in optax's state, no two the same in a checkpoint."""
+    names = _distinct([variable.name.removesuffix(":0") for variable in parameters.variables])
+    own = {
+        tuple(map(_token, path)): name for path, name in zip(parameters.paths, names, strict=True) if path
+    }
+    depths = sorted({len(path) for path in own}, reverse=True)
+    return _distinct([_slot_name(tuple(map(_token, path)), own, depths) for path in paths])
+
+
+def _slot_name(path: tuple[str, ...], own: dict[tuple[str, ...], str], depths: list[int]) -> str:
+    """A slot's path, with the variable's name for an end that is the path of a variable."""
+    name: tuple[str, ...] = ()
+    for depth in depths:
+        if len(path) > depth and path[-depth:] in own:
+            path, name = path[:-depth], (own[path[-depth:]],)
+            break
+    return "/".join((*(part.removeprefix(".") for part in path), *name)) or "state"
+
+
+def _token(key: Any) -> str:
+    """A step of a path; a field, unlike an entry of a dict or list, begins with a dot."""
+    if hasattr(key, "name"):
+        return f".{key.name}"
+    return str(getattr(key, "idx", getattr(key, "key", key)))
+
+
+def _distinct(names: Sequence[str]) -> list[str]:
+    """`names`, with a number after those that a checkpoint could not tell from an earlier one."""
+    found: list[str] = []
+    taken: set[str] = set()
+    for original in names:
+        name = original
+        if checkpoint_key(name) in taken:
+            number = sum(other == name or other.startswith(f"{name}_") for other in found) or 1
+            while checkpoint_key(name) in taken:
+                name, number = f"{original}_{number}", number + 1
+        found.append(name)
+        taken.add(checkpoint_key(name))
+    return found
+
+
+def checkpoint_key(slot_name: str) -> str:
+    """A slot's name as one part of a path in a checkpoint, where '/' separates the parts."""
+    return slot_name.replace("/", ".")
