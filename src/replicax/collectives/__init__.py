@@ -10,6 +10,7 @@ from replicax.collectives._cross_device_ops import (
     broadcast,
     deliver,
 )
+from replicax.collectives._early_sums import EarlySums, collect_early_sums, offer_early_sum
 from replicax.collectives._local import Recipe, Spread
 from replicax.collectives._options import (
     CollectiveHints,
@@ -18,8 +19,11 @@ from replicax.collectives._options import (
     merge_options,
 )
 from replicax.collectives._programs import combine, map_each, spread
-from replicax.collectives._riders import Riders, offer_rider, taking_riders
+from replicax.collectives._reductions import gather_leaves, reduce_leaves, reduce_leaves_over
 from replicax.collectives._timeout import await_result, collect_step_timeouts
+
+# The names that `execution` uses.
+Riders, taking_riders = EarlySums, collect_early_sums
 
 __all__ = [
     "CollectiveHints",
@@ -28,6 +32,7 @@ __all__ = [
     "Communicator",
     "CrossDeviceOps",
     "DefaultAllReduce",
+    "EarlySums",
     "HierarchicalCopyAllReduce",
     "NcclAllReduce",
     "Recipe",
@@ -37,12 +42,16 @@ __all__ = [
     "await_result",
     "broadcast",
     "checked_axis",
+    "collect_early_sums",
     "collect_step_timeouts",
     "combine",
     "deliver",
+    "gather_leaves",
     "map_each",
     "merge_options",
-    "offer_rider",
+    "offer_early_sum",
+    "reduce_leaves",
+    "reduce_leaves_over",
     "spread",
     "taking_riders",
 ]

@@ -18,8 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from replicax.collectives._early_sums import current_early_sums
 from replicax.collectives._options import CommunicationImplementation, CommunicationOptions
-from replicax.collectives._riders import current_riders
 from replicax.types import ReduceOp
 
 __all__ = ["STACK_AXIS", "AllGather", "AllReduce", "FirstReplica", "OneDeviceReduce", "Recipe", "Spread"]
@@ -74,12 +74,12 @@ class AllReduce:
         return _for_mean(array) if self.op is ReduceOp.MEAN else array
 
     def _sum_packed(self, arrays: Sequence[Any], axis: str) -> list[Any]:
-        riders = current_riders() if self._takes_riders(arrays[0]) else None
-        if riders is None:
+        early = current_early_sums() if self._may_add_scalars(arrays[0]) else None
+        if early is None:
             return _reduce_packed(arrays, lambda pack: self._sum(pack, axis))
-        taken = riders.waiting(arrays[0].dtype)
-        totals = _reduce_packed([*arrays, *taken], lambda pack: self._sum(pack, axis))
-        riders.settle(taken, totals[len(arrays) :])
+        scalars = early.pending(arrays[0].dtype)
+        totals = _reduce_packed([*arrays, *scalars], lambda pack: self._sum(pack, axis))
+        early.record(scalars, totals[len(arrays) :])
         return totals[: len(arrays)]
 
     def _sum(self, array: Any, axis: str) -> Any:
@@ -111,8 +111,11 @@ class AllReduce:
             return (_ALONE_BYTES, _PACK_BYTES) if self.platform == "cpu" else (0, 0)
         return limit, limit
 
-    def _takes_riders(self, first: Any) -> bool:
-        """Whether others may join a pack that begins so: where packs are ours to choose, if it is one."""
+    def _may_add_scalars(self, first: Any) -> bool:
+        """Whether a pack that starts with `first` may include scalars of `EarlySums`.
+
+        Not if the user chose the packs, and not if `first` is so large that it is reduced alone.
+        """
         by_default = self.num_packs is None and not self.options.bytes_per_pack
         return by_default and self.platform == "cpu" and _num_bytes(first) < _ALONE_BYTES
 

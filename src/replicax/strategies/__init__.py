@@ -7,7 +7,6 @@ from replicax.strategies._extended import StrategyExtended
 from replicax.strategies._mirrored import MirroredStrategy
 from replicax.strategies._multi_worker import MultiWorkerMirroredStrategy
 from replicax.strategies._one_device import OneDeviceStrategy
-from replicax.strategies._reductions import reduce_leaves
 from replicax.strategies._run_options import RunOptions, ValueContext
 from replicax.strategies._strategy import Strategy
 from replicax.strategies._tpu import TPUStrategy
@@ -23,7 +22,6 @@ __all__ = [
     "StrategyExtended",
     "TPUStrategy",
     "ValueContext",
-    "reduce_leaves",
 ]
 
 del _aliases

@@ -10,11 +10,11 @@ import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from replicax.collectives import broadcast, deliver, merge_options
+from replicax.collectives import broadcast, deliver, merge_options, reduce_leaves
 from replicax.contexts import current, require_cross_replica
 from replicax.errors import ArgumentKindError, ContextError, VariableError
 from replicax.execution import update_copies
-from replicax.strategies._reductions import flatten_values, reduce_leaves
+from replicax.strategies._held_values import flatten_values
 from replicax.topology import device_name
 from replicax.types import ReduceOp
 from replicax.values import Component, Mirrored, is_array

@@ -7,7 +7,7 @@ A strategy says
     how per-replica values are combined         communicator
     where single-copy state lives               parameter_device
 
-and everything else is shared: here, in `_reductions` and, for the lower-level API, in `_extended`.
+and everything else is shared: here and, for the lower-level API, in `_extended`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, Self, final
 import jax
 import jax.numpy as jnp
 
-from replicax.collectives import Communicator
+from replicax.collectives import Communicator, gather_leaves, reduce_leaves_over
 from replicax.contexts import Scope, current, enter_default, require_cross_replica
 from replicax.execution import Function, run
 from replicax.input import (
@@ -37,7 +37,7 @@ from replicax.input import (
 )
 from replicax.strategies import _logical
 from replicax.strategies._extended import StrategyExtended
-from replicax.strategies._reductions import gather, reduce
+from replicax.strategies._held_values import flatten_values
 from replicax.strategies._run_options import RunOptions, ValueContext
 from replicax.topology import ReplicaMesh
 from replicax.types import ReduceOp
@@ -241,7 +241,9 @@ class Strategy(abc.ABC):
         Array(0.4, dtype=float32)
         """
         require_cross_replica(self, "reduce()")
-        return reduce(self.communicator, ReduceOp.parse(reduce_op), value, axis)
+        op = ReduceOp.parse(reduce_op)
+        leaves, treedef = flatten_values(value)
+        return treedef.unflatten(reduce_leaves_over(self.communicator, op, leaves, axis))
 
     @final
     def gather(self, value: Any, axis: int) -> Any:
@@ -257,7 +259,8 @@ class Strategy(abc.ABC):
         Array([0, 1], dtype=int32)
         """
         require_cross_replica(self, "gather()")
-        return gather(self.communicator, value, axis)
+        leaves, treedef = flatten_values(value)
+        return treedef.unflatten(gather_leaves(self.communicator, leaves, axis))
 
     @final
     def local_results(self, value: Any) -> tuple[Any, ...]:

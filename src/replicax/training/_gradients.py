@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax._jax import current_program, fresh_traces
-from replicax.collectives import offer_rider
+from replicax.collectives import offer_early_sum
 from replicax.contexts import current
 from replicax.errors import TracingError, VariableError
 from replicax.topology import ReplicaMesh
@@ -91,7 +91,7 @@ def value_and_grad(
             parts = Microbatches(microbatches, args, kwargs)
             one = functools.partial(_differentiate, fn, leaves, has_aux, precision)
             (loss, aux), gradients = parts.accumulate(one)
-        offer_rider(loss)
+        offer_early_sum(loss)
         result = (loss, aux) if has_aux else loss
         return result, ordered_like(variables, treedef.unflatten(gradients))
 

@@ -7,8 +7,7 @@ from typing import Any, final
 
 import jax.numpy as jnp
 
-from replicax.collectives import CommunicationOptions, map_each
-from replicax.strategies import reduce_leaves
+from replicax.collectives import CommunicationOptions, map_each, reduce_leaves
 from replicax.types import ReduceOp
 from replicax.values import IndexedSlices, Mirrored, PerReplica
 from replicax.variables import Variable

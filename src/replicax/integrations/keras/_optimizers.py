@@ -8,9 +8,9 @@ from typing import Any
 
 import keras
 
+from replicax.collectives import reduce_leaves
 from replicax.contexts import current, has_strategy
 from replicax.integrations.keras._private import in_stateless_scope
-from replicax.strategies import reduce_leaves
 from replicax.types import ReduceOp
 from replicax.values import Mirrored
 

@@ -1,4 +1,4 @@
-"""The loss travels with the gradients, so that reducing it afterwards needs no meeting of its own."""
+"""The loss is reduced together with the gradients, so reducing it afterwards needs no other collective."""
 
 from __future__ import annotations
 

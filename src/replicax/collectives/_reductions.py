@@ -1,4 +1,8 @@
-"""`strategy.reduce` and `strategy.gather`: structures of values become plain arrays."""
+"""Reducing and gathering many values at once: sparse rows, axes inside of each replica's value, padding.
+
+`Communicator` combines dense values over the replicas. The functions here take the leaves of a structure,
+as `strategy.reduce` and `strategy.gather` get them, and call it.
+"""
 
 from __future__ import annotations
 
@@ -10,24 +14,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax._jax import is_transforming
-from replicax.collectives import Communicator, checked_axis, deliver, map_each
+from replicax._messages import brief
+from replicax.collectives._communicator import Communicator, checked_axis
+from replicax.collectives._cross_device_ops import deliver
+from replicax.collectives._programs import map_each
 from replicax.errors import CollectiveError
 from replicax.types import ReduceOp
-from replicax.values import IndexedSlices, Leaf, Mirrored, PerReplica, is_number, without_padding
-from replicax.variables import Variable, VariableCopy
+from replicax.values import IndexedSlices, Mirrored, PerReplica, is_number, without_padding
 
-__all__ = ["flatten_values", "gather", "reduce", "reduce_leaves"]
-
-
-def flatten_values(structure: Any) -> tuple[list[Any], Any]:
-    """The values in `structure`, of variables what the replicas hold, and its shape."""
-
-    def is_leaf(x: Any) -> bool:
-        return x is None or isinstance(x, IndexedSlices | Leaf)
-
-    leaves, treedef = jax.tree.flatten(structure, is_leaf=is_leaf)
-    held = [x.held() if isinstance(x, Variable | VariableCopy) else x for x in leaves]
-    return held, treedef
+__all__ = ["gather_leaves", "reduce_leaves", "reduce_leaves_over"]
 
 
 def reduce_leaves(
@@ -37,7 +32,7 @@ def reduce_leaves(
     options: Any = None,
     destinations: list[Any] | None = None,
 ) -> list[Any]:
-    """Each leaf combined over the replicas; rows of `IndexedSlices` are put one after the other."""
+    """Combine each leaf over the replicas; the rows of `IndexedSlices` are concatenated."""
     where = destinations or leaves
     dense = [i for i, leaf in enumerate(leaves) if not isinstance(leaf, IndexedSlices)]
     reduced = communicator.reduce(
@@ -61,7 +56,7 @@ def _delivered(rows: IndexedSlices, where: Any) -> IndexedSlices:
 
 
 def _reduce_rows(communicator: Communicator, op: ReduceOp, rows: IndexedSlices) -> IndexedSlices:
-    # Rows, or only their numbers, that are the same for all replicas come from each of them.
+    # Each replica contributes its rows, also where the rows or their indices are the same for all.
     parts = [communicator.mirrored(part) for part in (rows.values, rows.indices)]
     values, indices = (communicator.gather(part, 0)[0] for part in parts)
     if op is ReduceOp.MEAN:
@@ -74,14 +69,18 @@ def _reduce_rows(communicator: Communicator, op: ReduceOp, rows: IndexedSlices) 
     return IndexedSlices(values, indices, rows.dense_shape)
 
 
-def reduce(communicator: Communicator, op: ReduceOp, structure: Any, axis: Any) -> Any:
-    """Combine over the replicas and, with `axis`, inside each replica's value too."""
-    leaves, treedef = flatten_values(structure)
+def reduce_leaves_over(communicator: Communicator, op: ReduceOp, leaves: list[Any], axis: Any) -> list[Any]:
+    """Combine each leaf over the replicas and, unless `axis` is None, over axes of the replicas' values.
+
+    The results are plain arrays.
+    """
     if axis is None:
-        reduced = reduce_leaves(communicator, op, leaves)
-    else:
-        reduced = [_reduce_axis(communicator, op, leaf, axis) for leaf in leaves]
-    return jax.tree.map(_plain, treedef.unflatten(reduced), is_leaf=_is_mirrored)
+        return _as_plain(reduce_leaves(communicator, op, leaves))
+    return _as_plain([_reduce_axis(communicator, op, leaf, axis) for leaf in leaves])
+
+
+def _as_plain(results: list[Any]) -> list[Any]:
+    return jax.tree.map(_plain, results, is_leaf=_is_mirrored)
 
 
 def _is_mirrored(value: Any) -> bool:
@@ -95,7 +94,7 @@ def _plain(value: Any) -> Any:
 @final
 @dataclasses.dataclass(frozen=True)
 class _SumAxes:
-    """A replica's sum over some of its axes; `wide` for a mean."""
+    """The sum of a replica's value over some axes; `wide` uses the dtype of a mean."""
 
     axes: tuple[int, ...]
     wide: bool = False
@@ -108,9 +107,9 @@ class _SumAxes:
 
 
 def _widened(value: Any) -> Any:
-    """What a mean is computed from, as `jnp.mean` does it: whole numbers and small floats as float32.
+    """Convert integers and small floats to float32 before a mean, as `jnp.mean` does.
 
-    The sum of many may not fit into their own dtype, nor may their number.
+    Their own dtype may be too small for the sum, or for the number of elements.
     """
     small = value.dtype in (jnp.float16, jnp.bfloat16)
     return value.astype(jnp.float32) if small or jnp.issubdtype(value.dtype, jnp.integer) else value
@@ -124,7 +123,7 @@ def _reduce_axis(communicator: Communicator, op: ReduceOp, leaf: Any, axis: Any)
     axes, dtype = _checked_axes(axis, sample), jnp.result_type(sample)
     mean = op is ReduceOp.MEAN
     if not isinstance(leaf, PerReplica):
-        # Every replica contributes the same.
+        # Every replica contributes the same value.
         value = jnp.asarray(_plain(leaf))
         (total,) = _SumAxes(axes, wide=mean)("", value)
         count = _count(value.shape, axes)
@@ -146,7 +145,7 @@ def _reduce_axis(communicator: Communicator, op: ReduceOp, leaf: Any, axis: Any)
 
 
 def _reduce_examples(communicator: Communicator, op: ReduceOp, leaf: PerReplica, axes: Any) -> Any:
-    """`_reduce_axis` for a padded value: its padding counts for nothing."""
+    """`_reduce_axis` for a padded value: ignores the padding."""
     mesh, mask, uniform = communicator.mesh, leaf.example_mask, leaf.uniform
     assert mask is not None and uniform is not None
     sums = map_each(_SumAxes(axes, wide=op is ReduceOp.MEAN), without_padding(leaf, mesh), mesh)
@@ -159,7 +158,7 @@ def _reduce_examples(communicator: Communicator, op: ReduceOp, leaf: PerReplica,
 
 
 def _sample(leaf: Any) -> Any:
-    """A component whose axes are those of all: of unlike components, the first."""
+    """A component to check axes with: the first one if shapes differ."""
     if isinstance(leaf, PerReplica):
         uniform = leaf.uniform
         return leaf.components[0] if uniform is None else uniform
@@ -172,11 +171,13 @@ def _check_reducible(component: Any) -> None:
         return
     if isinstance(value, IndexedSlices):
         raise CollectiveError(
-            "IndexedSlices can be reduced only with axis=None, which joins their rows; use "
-            "`.to_dense()` to reduce over an axis."
+            "IndexedSlices can be reduced only with axis=None, which concatenates their rows. Call "
+            "`.to_dense()` first to reduce over an axis."
         )
     if not is_number(value):
-        raise CollectiveError(f"Only arrays and numbers can be reduced, got {component!r}.")
+        raise CollectiveError(
+            f"Only arrays and numbers can be reduced across replicas, got {brief(component)}."
+        )
 
 
 def _checked_axes(axis: Any, sample: Any) -> tuple[int, ...]:
@@ -185,7 +186,7 @@ def _checked_axes(axis: Any, sample: Any) -> tuple[int, ...]:
     given = axis if isinstance(axis, tuple) else (axis,)
     axes = tuple(checked_axis(a, sample, "reduce") for a in given)
     if len(set(axes)) < len(axes):
-        raise CollectiveError(f"reduce(axis={axis}) names an axis twice.")
+        raise CollectiveError(f"reduce(axis={axis}) names an axis twice. Name each axis once.")
     return axes
 
 
@@ -194,7 +195,7 @@ def _count(shape: tuple[int, ...], axes: tuple[int, ...]) -> int:
 
 
 def _divided(total: Any, count: Any, dtype: Any) -> Any:
-    """The mean of values of `dtype`: of that dtype too, or float32 for whole numbers."""
+    """The mean of values of `dtype`: has that dtype too, or float32 for integers."""
     if jnp.issubdtype(total.dtype, jnp.inexact):
         return (total / jnp.asarray(count, total.dtype)).astype(
             dtype if jnp.issubdtype(dtype, jnp.inexact) else total.dtype
@@ -202,28 +203,28 @@ def _divided(total: Any, count: Any, dtype: Any) -> Any:
     return total.astype(jnp.float32) / count
 
 
-def gather(communicator: Communicator, structure: Any, axis: int) -> Any:
-    """Join the replicas' values along `axis`, leaf by leaf."""
-    leaves, treedef = flatten_values(structure)
+def gather_leaves(communicator: Communicator, leaves: list[Any], axis: int) -> list[Any]:
+    """Concatenate the replicas' values of each leaf along `axis`, to plain arrays."""
     for leaf in leaves:
         if isinstance(leaf, IndexedSlices):
-            raise NotImplementedError("gather does not take IndexedSlices; use reduce(axis=None).")
+            raise NotImplementedError(
+                "gather does not support IndexedSlices. Use reduce(axis=None): it concatenates their rows."
+            )
         if not isinstance(leaf, PerReplica | Mirrored) and not is_number(leaf):
-            raise CollectiveError(f"Only arrays can be gathered, got {leaf!r}.")
-    gathered = [_gather_leaf(communicator, leaf, axis) for leaf in leaves]
-    return jax.tree.map(_plain, treedef.unflatten(gathered), is_leaf=_is_mirrored)
+            raise CollectiveError(f"Only arrays can be gathered across replicas, got {brief(leaf)}.")
+    return _as_plain([_gather_leaf(communicator, leaf, axis) for leaf in leaves])
 
 
 def _gather_leaf(communicator: Communicator, leaf: Any, axis: int) -> Any:
-    """One value joined along `axis`; padding is left out."""
+    """One value concatenated along `axis`, without padding."""
     joined = communicator.gather(leaf, axis)[0]
     mask = leaf.example_mask if isinstance(leaf, PerReplica) else None
     if mask is None or checked_axis(axis, leaf.uniform) != 0:
         return joined
     if is_transforming():
         raise CollectiveError(
-            "gather(axis=0) of a padded batch inside a compiled step: how many examples there are is known "
-            "only when it runs. Return the per-replica value from the step and gather it outside."
+            "gather(axis=0) of a padded batch inside a compiled step: the number of examples is known only "
+            "when the step runs. Return the per-replica value from the step and gather it outside."
         )
     examples = communicator.gather(mask, 0)[0]
     return jnp.asarray(_plain(joined))[jnp.asarray(_plain(examples))]
