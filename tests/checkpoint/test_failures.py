@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import logging
 import os
 import pathlib
 import random
@@ -129,6 +130,50 @@ def test_an_error_of_the_system_is_told_in_its_words(code, tmp_path, monkeypatch
         checkpoint.save(tmp_path)
     monkeypatch.undo()
     checkpoint.restore(tmp_path).assert_consumed()
+
+
+# What is logged.
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_a_failed_save_is_told_once_and_by_us(asynchronous, small_disk, monkeypatch, capfd):
+    usage = shutil.disk_usage(small_disk)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=10**9))
+    checkpoint = rx.Checkpoint(w=rx.Variable(values(0, 1_000_000)))
+    manager = rx.CheckpointManager(checkpoint, small_disk, asynchronous=asynchronous)
+    handler = logging.StreamHandler()  # as Orbax' messages are shown outside of pytest
+    logging.getLogger("absl").addHandler(handler)
+    try:
+        with pytest.raises(CheckpointError, match="No space left"):
+            manager.save(0)
+            manager.wait()
+    finally:
+        logging.getLogger("absl").removeHandler(handler)
+    assert capfd.readouterr().err == ""
+    manager.close()
+
+
+def test_warnings_of_others_are_shown_while_a_checkpoint_is_written(tmp_path, monkeypatch, caplog):
+    import orbax.checkpoint as ocp
+    from absl import logging as absl_logging
+
+    finish = ocp.CompositeCheckpointHandler.finalize
+
+    def finalize(self, *args, **kwargs):
+        absl_logging.warning("about the data")
+        absl_logging.error("about the model")
+        return finish(self, *args, **kwargs)
+
+    monkeypatch.setattr(ocp.CompositeCheckpointHandler, "finalize", finalize)
+    logger = logging.getLogger("absl")
+    level, filters = logger.level, list(logger.filters)
+    with caplog.at_level(logging.INFO):
+        rx.Checkpoint(w=rx.Variable(1.0)).save(tmp_path)
+    assert [r.getMessage() for r in caplog.records if r.name == "absl"] == [
+        "about the data",
+        "about the model",
+    ]
+    assert (logger.level, logger.filters) == (level, filters)
 
 
 # Folders.

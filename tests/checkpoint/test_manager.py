@@ -390,28 +390,7 @@ def test_a_newest_of_another_model_is_no_reason_to_go_back(checkpoint, tmp_path)
         rx.CheckpointManager(checkpoint, tmp_path).restore_or_initialize()
 
 
-# What others left behind.
-
-
-def test_what_a_killed_writer_left_is_removed(checkpoint, tmp_path):
-    with rx.CheckpointManager(checkpoint, tmp_path) as manager:
-        manager.save(1)
-    for name in ("2.orbax-checkpoint-tmp", "3.orbax-checkpoint-tmp-123", ".deleted-0"):
-        (tmp_path / name / "arrays").mkdir(parents=True)
-        (tmp_path / name / "arrays" / "file").write_text("half")
-    assert rx.CheckpointManager(checkpoint, tmp_path).checkpoints == [1]
-    assert [path.name for path in tmp_path.iterdir()] == ["1"]
-
-
-def test_what_belongs_to_the_user_stays(checkpoint, tmp_path):
-    (tmp_path / "notes.txt").write_text("mine")
-    (tmp_path / "best").mkdir()
-    (tmp_path / "007").mkdir()
-    with rx.CheckpointManager(checkpoint, tmp_path, max_to_keep=1) as manager:
-        for step in (1, 2):
-            manager.save(step)
-    assert manager.checkpoints == [2]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["007", "2", "best", "notes.txt"]
+# Two managers.
 
 
 def test_two_managers_take_turns_in_one_directory(checkpoint, w, tmp_path):

@@ -1,8 +1,9 @@
 """Checkpoints: the state of a program on disk, independent of how it is laid out."""
 
 from replicax.checkpoint._checkpoint import Checkpoint, read_content
+from replicax.checkpoint._content import Content
 from replicax.checkpoint._manager import CheckpointManager
 from replicax.checkpoint._status import RestoreStatus
-from replicax.checkpoint._store import Content, Store
+from replicax.checkpoint._store import Store
 
 __all__ = ["Checkpoint", "CheckpointManager", "Content", "RestoreStatus", "Store", "read_content"]

@@ -18,9 +18,10 @@ from typing import Any
 import numpy as np
 
 from replicax._jax import is_transforming
+from replicax.checkpoint._content import Content
 from replicax.checkpoint._entries import array_of, assign, check_fit, few, kind_of, packed, unpacked
 from replicax.checkpoint._status import RestoreStatus
-from replicax.checkpoint._store import Content, Store
+from replicax.checkpoint._store import Store
 from replicax.checkpoint._tracking import left_out, track
 from replicax.contexts import has_strategy, in_cross_replica_context
 from replicax.errors import (
@@ -103,7 +104,7 @@ class Checkpoint:
         return self._save_into(Store(directory), first=0)
 
     def _save_into(self, store: Store, *, first: int) -> str:
-        step = max(store.steps(), default=first - 1) + 1
+        step = store.next_step(first)
         store.save(step, self.content())
         return str(store.path(step))
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax.checkpoint._store import Content
+from replicax.checkpoint._content import Content
 from replicax.errors import CheckpointError, CheckpointMismatchError
 from replicax.types import VariableAggregation
 from replicax.values import is_key, is_number

@@ -17,8 +17,9 @@ import weakref
 from typing import Any, final
 
 from replicax.checkpoint._checkpoint import Checkpoint
+from replicax.checkpoint._content import Content
 from replicax.checkpoint._status import RestoreStatus
-from replicax.checkpoint._store import Content, Store
+from replicax.checkpoint._store import Store
 from replicax.contexts import has_strategy, in_cross_replica_context
 from replicax.errors import CheckpointError, ContextError
 
@@ -65,7 +66,6 @@ class CheckpointManager:
         asynchronous: bool = True,
         prefix: str = "",
     ) -> None:
-        """Remove what a killed writer left in `directory`."""
         if not isinstance(checkpoint, Checkpoint):
             raise TypeError(f"CheckpointManager takes an rx.Checkpoint first, got {checkpoint!r}.")
         if max_to_keep is not None and max_to_keep < 1:
@@ -80,13 +80,12 @@ class CheckpointManager:
                 "folder into `directory`."
             )
         self._checkpoint = checkpoint
-        self._store = Store(directory, max_to_keep, prefix)
+        self._store = Store(directory, max_to_keep, prefix, managed=True)
         self._interval = save_interval
         self._writer = _Writer(self._store)
         self._asynchronous = asynchronous
         self._saving = threading.Lock()
         self._unreadable: set[int] = set()
-        self._store.clean()
         self._finalizer = weakref.finalize(self, self._writer.drop)
         _finish_at_exit(self._writer)
 
@@ -134,7 +133,7 @@ class CheckpointManager:
         with self._saving:
             self._writer.wait()
             steps = self._store.steps()
-            number = max(steps, default=-1) + 1 if step is None else step
+            number = self._store.next_step() if step is None else step
             if number in self._unreadable:
                 self._store.set_aside(number)
             elif number in steps:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
+from replicax.checkpoint._content import Content
 from replicax.checkpoint._entries import array_of, check_fit, dtypes_fit, few, misfit
-from replicax.checkpoint._store import Content
 from replicax.checkpoint._tracking import track
 from replicax.errors import CheckpointMismatchError
 from replicax.variables import NewVariable, Variable, awaiting_values

@@ -1,0 +1,123 @@
+"""Folders in which a checkpoint is being written, and whether their writers are still running.
+
+A writer works in a folder with a name of its own, where it first notes which process it is. Another process
+may remove such a folder only if its writer is gone. A process id proves that on the same machine, since it
+booted, and in the same container: a container has process ids of its own, and a shared file system may be
+used from other machines. Everywhere else a folder counts as abandoned if nothing in it has changed for a
+day.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+import shutil
+import socket
+import time
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+__all__ = ["remove_abandoned", "remove_checkpoint", "working_folder"]
+
+_WRITING, _DELETED = ".replicax-writing-", ".replicax-deleted-"
+_NOTE = "writer.json"
+_ABANDONED_SECONDS = 24 * 3600.0
+
+
+@contextlib.contextmanager
+def working_folder(directory: pathlib.Path, name: str) -> Iterator[pathlib.Path]:
+    """A new folder in `directory`, for writing the checkpoint `name`; removed afterwards."""
+    folder = directory / f"{_WRITING}{name}-{uuid.uuid4().hex[:12]}"
+    folder.mkdir()
+    try:
+        (folder / _NOTE).write_text(json.dumps(_identity(os.getpid())))
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove_checkpoint(path: pathlib.Path) -> None:
+    """Delete a checkpoint, hiding it first: one that is half deleted must not look complete."""
+    hidden = path.with_name(f"{_DELETED}{path.name}-{uuid.uuid4().hex[:12]}")
+    with contextlib.suppress(OSError):
+        path.rename(hidden)
+        shutil.rmtree(hidden)
+
+
+def remove_abandoned(directory: pathlib.Path) -> None:
+    """Remove what writers left in `directory` that are no longer running, and half-deleted checkpoints."""
+    for path in directory.iterdir():
+        hidden = path.name.startswith(_DELETED)
+        if hidden or (path.name.startswith(_WRITING) and _is_abandoned(path)):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_abandoned(folder: pathlib.Path) -> bool:
+    if _is_gone(_note(folder)):
+        return True
+    try:
+        newest = max(path.stat().st_mtime for path in (folder, *folder.rglob("*")))
+    except OSError:
+        return False  # it is changing at this moment
+    return newest < time.time() - _ABANDONED_SECONDS
+
+
+def _note(folder: pathlib.Path) -> dict[str, Any]:
+    """What the writer noted of itself; empty if it did not get that far."""
+    try:
+        note = json.loads((folder / _NOTE).read_text())
+    except (OSError, ValueError):
+        return {}
+    return note if isinstance(note, dict) else {}
+
+
+def _is_gone(writer: dict[str, Any]) -> bool:
+    """Whether the process that wrote this note is known to have ended."""
+    own = _identity(os.getpid())
+    places = ("host", "boot", "processes")
+    if own["boot"] is None or any(writer.get(key) != own[key] for key in places):
+        return False
+    try:
+        os.kill(writer["process"], 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    started = _start_time(writer["process"])
+    return started is not None and started != writer["started"]
+
+
+def _identity(process: int) -> dict[str, Any]:
+    return {
+        "host": socket.gethostname(),
+        "boot": _text("/proc/sys/kernel/random/boot_id"),
+        "processes": _link("/proc/self/ns/pid"),
+        "process": process,
+        "started": _start_time(process),
+    }
+
+
+def _start_time(process: int) -> str | None:
+    """When a process started, in clock ticks since the machine did; "" if it has ended; None if unknown."""
+    status = _text(f"/proc/{process}/stat")
+    if status is None:
+        return None
+    state, *fields = status.rpartition(")")[2].split()
+    return "" if state in "ZX" else fields[18]
+
+
+def _text(path: str) -> str | None:
+    try:
+        return pathlib.Path(path).read_text().strip()
+    except OSError:
+        return None
+
+
+def _link(path: str) -> str | None:
+    try:
+        return str(pathlib.Path(path).readlink())
+    except OSError:
+        return None
