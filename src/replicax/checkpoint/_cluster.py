@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from replicax._jax import exchange_between_processes
+from replicax.cluster import exchange_between_processes
 from replicax.errors import CheckpointError
 from replicax.topology import prepare_cpu_pool
 
