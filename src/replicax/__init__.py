@@ -54,7 +54,8 @@ from replicax.strategies import (
     TPUStrategy,
     ValueContext,
 )
-from replicax.topology import DeviceAssignment, Topology, set_cpu_devices
+from replicax.topology import set_cpu_devices
+from replicax.tpu import DeviceAssignment, Topology
 from replicax.tracking import Tracker, on_first_process, profile
 from replicax.training import (
     Accuracy,

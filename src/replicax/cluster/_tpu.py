@@ -18,7 +18,8 @@ from typing import Any, final
 from replicax.cluster._resolver import ClusterResolver, master_url, refuse_config_proto
 from replicax.cluster._spec import ClusterSpec
 from replicax.errors import ClusterError
-from replicax.topology import Topology, resolve_devices
+from replicax.topology import resolve_devices
+from replicax.tpu import Topology
 from replicax.types import Device
 
 __all__ = [

@@ -9,7 +9,8 @@ from replicax.collectives import Communicator, DefaultAllReduce
 from replicax.errors import DeviceError
 from replicax.strategies._mirrored import make_mirrored_variable
 from replicax.strategies._strategy import Strategy
-from replicax.topology import DeviceAssignment, ReplicaMesh
+from replicax.topology import ReplicaMesh
+from replicax.tpu import DeviceAssignment
 from replicax.variables import Variable, VariableSpec
 
 __all__ = ["TPUStrategy"]

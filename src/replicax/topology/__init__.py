@@ -1,6 +1,5 @@
-"""Where things run: device names, virtual CPU devices, meshes, and which devices make up a replica."""
+"""The devices: their names, virtual CPU devices, and meshes of devices by replica."""
 
-from replicax.topology._assignment import DeviceAssignment, Topology
 from replicax.topology._cpu import collectives_must_wait, prepare_cpu_pool, set_cpu_devices
 from replicax.topology._devices import (
     DeviceName,
@@ -9,19 +8,18 @@ from replicax.topology._devices import (
     parse_device_name,
     resolve_devices,
 )
-from replicax.topology._mesh import REPLICA_AXIS, ReplicaMesh
+from replicax.topology._mesh import REPLICA_AXIS, ReplicaMesh, prime_factors
 
 __all__ = [
     "REPLICA_AXIS",
-    "DeviceAssignment",
     "DeviceName",
     "ReplicaMesh",
-    "Topology",
     "collectives_must_wait",
     "device_name",
     "find_device",
     "parse_device_name",
     "prepare_cpu_pool",
+    "prime_factors",
     "resolve_devices",
     "set_cpu_devices",
 ]

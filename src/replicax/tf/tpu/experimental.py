@@ -2,7 +2,7 @@
 
 from replicax.cluster import initialize_tpu_system, shutdown_tpu_system
 from replicax.tf._missing import refuse
-from replicax.topology import DeviceAssignment, Topology
+from replicax.tpu import DeviceAssignment, Topology
 
 __all__ = ["DeviceAssignment", "Topology", "initialize_tpu_system", "shutdown_tpu_system"]
 

@@ -1,208 +1,43 @@
-"""Which devices make up which replica: a `Topology` of cores, and a `DeviceAssignment` that carves it up.
+"""`DeviceAssignment`: which cores of a `Topology` make up which replica.
 
-A TPU's cores have places: the chip's coordinates x, y and z, and a number on the chip. A replica that
-computes on several cores wants neighbours. So an assignment names a box of cores, and as many copies of
-it as there are replicas are laid into the grid, in row-major order:
+A replica that computes on several cores should have neighbouring ones. An assignment therefore takes a box
+of cores and places one copy of it in the grid for each replica, in row-major order:
 
     topology [1, 2, 2, 2]    box [1, 1, 1, 2]    4 replicas of 2 logical devices
                              box [1, 2, 2, 2]    1 replica  of 8
-
-Devices without places (CPUs and GPUs that stand in for TPU cores) are given made-up ones: two cores on
-each chip if their number is even, and chips in a grid as close to a cube as their number allows.
 """
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, final
 
 import numpy as np
 
 from replicax.errors import DeviceError
-from replicax.topology._devices import device_name, parse_device_name, resolve_devices
-from replicax.topology._mesh import prime_factors
+from replicax.topology import device_name, parse_device_name
+from replicax.tpu._topology import RANK, Topology, checked_box
 from replicax.types import Device
 
-__all__ = ["DeviceAssignment", "Topology"]
+__all__ = ["DeviceAssignment"]
 
-_RANK = 4  # x, y, z, core
-_ONES = (1,) * _RANK
-
-
-@final
-class Topology:
-    """The grid of cores that devices form, as `initialize_tpu_system` returns it.
-
-    Args:
-        devices: the devices, or their names; None takes all of JAX's default backend.
-        mesh_shape: the grid to arrange devices in that do not know their places, `[x, y, z, cores]`. TPU
-            cores know theirs.
-
-    Raises:
-        DeviceError: the devices do not fill `mesh_shape`, or it is given for TPU cores.
-
-    >>> topology = rx.Topology()
-    >>> topology.mesh_shape
-    (1, 2, 2, 2)
-    >>> topology.num_tasks, topology.num_tpus_per_task
-    (1, 8)
-    """
-
-    def __init__(
-        self, devices: Iterable[str | Device] | None = None, mesh_shape: Sequence[int] | None = None
-    ) -> None:
-        """Find out, or make up, where the devices are."""
-        found = resolve_devices(devices)
-        places = _known_places(found)
-        if places is None:
-            places = _made_up_places(len(found), mesh_shape)
-        elif mesh_shape is not None:
-            raise DeviceError(
-                f"Topology(mesh_shape={list(mesh_shape)}): these TPU cores know their places. Leave it out."
-            )
-        self._devices = dict(zip(places, found, strict=True))
-        tasks = sorted({device.process_index for device in found})
-        by_task = [[p for p, d in self._devices.items() if d.process_index == task] for task in tasks]
-        if len({len(row) for row in by_task}) > 1:
-            sizes = ", ".join(f"{task}: {len(row)}" for task, row in zip(tasks, by_task, strict=True))
-            raise DeviceError(f"Every process must have the same number of devices; they have {sizes}.")
-        self._coordinates = np.asarray(by_task, np.int32)
-        self._coordinates.flags.writeable = False
-        self._tasks = tasks
-
-    def __repr__(self) -> str:
-        return f"Topology(mesh_shape={list(self.mesh_shape)}, {len(self._devices)} devices)"
-
-    @property
-    def mesh_shape(self) -> tuple[int, ...]:
-        """The extent of the grid along x, y, z and the cores of a chip.
-
-        >>> rx.Topology(["CPU:0", "CPU:1"]).mesh_shape
-        (1, 1, 1, 2)
-        """
-        return tuple(int(size) for size in self._coordinates.reshape(-1, _RANK).max(axis=0) + 1)
-
-    @property
-    def mesh_rank(self) -> int:
-        """How many numbers say where a core is: 4.
-
-        >>> rx.Topology().mesh_rank
-        4
-        """
-        return _RANK
-
-    @property
-    def num_tasks(self) -> int:
-        """How many processes the devices belong to.
-
-        >>> rx.Topology().num_tasks
-        1
-        """
-        return self._coordinates.shape[0]
-
-    @property
-    def num_tpus_per_task(self) -> int:
-        """How many devices each process has.
-
-        >>> rx.Topology().num_tpus_per_task
-        8
-        """
-        return self._coordinates.shape[1]
-
-    @property
-    def device_coordinates(self) -> np.ndarray:
-        """Where each process's devices are: an array of shape (tasks, devices of a task, 4).
-
-        >>> rx.Topology(["CPU:0", "CPU:1"]).device_coordinates.tolist()
-        [[[0, 0, 0, 0], [0, 0, 0, 1]]]
-        """
-        return self._coordinates
-
-    def device_at(self, coordinates: Sequence[int]) -> Device:
-        """The device at a place.
-
-        Raises:
-            DeviceError: there is none.
-
-        >>> rx.Topology().device_at([0, 0, 0, 1]) is jax.devices()[1]
-        True
-        """
-        place = tuple(int(i) for i in coordinates)
-        if place not in self._devices:
-            raise DeviceError(f"{self!r} has no device at {list(place)}.")
-        return self._devices[place]
-
-    def task_of(self, device: Device) -> int:
-        """The number of the process that a device belongs to, counted from 0.
-
-        >>> rx.Topology().task_of(jax.devices()[3])
-        0
-        """
-        return self._tasks.index(device.process_index)
-
-    def has(self, coordinates: Sequence[int]) -> bool:
-        """Whether there is a device at a place: a slice of a TPU need not fill its grid.
-
-        >>> rx.Topology().has([0, 0, 0, 2])
-        False
-        """
-        return tuple(int(i) for i in coordinates) in self._devices
-
-
-def _known_places(devices: Sequence[Any]) -> list[tuple[int, ...]] | None:
-    """Where TPU cores are, counted from the first; None for devices without places."""
-    if any(device.platform != "tpu" for device in devices):
-        return None
-    rows = np.asarray([(*device.coords, device.core_on_chip) for device in devices])
-    return [tuple(int(i) for i in row) for row in rows - rows.min(axis=0)]
-
-
-def _made_up_places(count: int, mesh_shape: Sequence[int] | None) -> list[tuple[int, ...]]:
-    shape = _made_up_shape(count) if mesh_shape is None else _checked_box(mesh_shape, "mesh_shape")
-    if np.prod(shape) != count:
-        raise DeviceError(
-            f"Topology(mesh_shape={list(shape)}) is a grid of {np.prod(shape)} cores, but there are "
-            f"{count} devices."
-        )
-    return list(np.ndindex(*shape))
-
-
-def _made_up_shape(count: int) -> tuple[int, ...]:
-    cores = 2 if count % 2 == 0 else 1
-    chips = [1, 1, 1]
-    for factor in reversed(prime_factors(count // cores)):
-        smallest = max(range(3), key=lambda axis: (-chips[axis], axis))
-        chips[smallest] *= factor
-    return (*chips, cores)
-
-
-def _checked_box(box: Any, name: str) -> tuple[int, ...]:
-    try:
-        sizes = tuple(operator.index(size) for size in box)
-    except TypeError:
-        sizes = ()
-    if len(sizes) != _RANK or min(sizes) < 1:
-        raise DeviceError(
-            f"{name} is a list of {_RANK} positive integers, for x, y, z and the cores of a chip; got "
-            f"{box!r}."
-        )
-    return sizes
+_ONES = (1,) * RANK
 
 
 @final
 class DeviceAssignment:
-    """Which cores of a topology make up which replica; give it to `TPUStrategy`. Made by `build`.
+    """Which cores of a topology make up which replica; an argument of `TPUStrategy`. Create it with
+    `build`.
 
     The cores of a replica are its *logical devices*, numbered from 0.
 
     Args:
         topology: what `initialize_tpu_system` returned.
-        core_assignment: the places of the cores, an array of shape (replicas, cores of a replica, 4).
+        core_assignment: the coordinates of the cores, an array of shape (replicas, cores of a replica, 4).
 
     Raises:
-        DeviceError: the array has another shape, a place has no core, or a core is in it twice.
+        DeviceError: the array has another shape, a core does not exist, or a core appears twice.
 
     >>> topology = rx.Topology()
     >>> assignment = rx.DeviceAssignment.build(topology, computation_shape=[1, 1, 1, 2], num_replicas=4)
@@ -218,16 +53,17 @@ class DeviceAssignment:
                 f"{topology!r}."
             )
         cores = np.array(core_assignment, np.int32)
-        if cores.ndim != 3 or cores.shape[2] != _RANK or not cores.size:
+        if cores.ndim != 3 or cores.shape[2] != RANK or not cores.size:
             raise DeviceError(
-                f"core_assignment has the shape (replicas, cores of a replica, {_RANK}); got {cores.shape}."
+                f"core_assignment must have the shape (replicas, cores of a replica, {RANK}), got "
+                f"{cores.shape}."
             )
         cores.flags.writeable = False
         self._topology, self._cores = topology, cores
         seen: set[Device] = set()
         for device in (device for row in self.devices for device in row):
             if device in seen:
-                raise DeviceError(f"core_assignment has {device_name(device)} twice.")
+                raise DeviceError(f"core_assignment contains {device_name(device)} twice.")
             seen.add(device)
 
     @classmethod
@@ -238,7 +74,7 @@ class DeviceAssignment:
         computation_stride: Sequence[int] | None = None,
         num_replicas: int = 1,
     ) -> DeviceAssignment:
-        """Lay `num_replicas` boxes of cores into the grid.
+        """Place `num_replicas` boxes of cores in the grid.
 
         Args:
             topology: what `initialize_tpu_system` returned.
@@ -246,10 +82,10 @@ class DeviceAssignment:
                 one core.
             computation_stride: the distance between neighbouring cores of a replica along each axis; None
                 is 1, a box without gaps. Other replicas fill the gaps.
-            num_replicas: how many replicas there shall be.
+            num_replicas: the number of replicas.
 
         Raises:
-            DeviceError: so many of these boxes do not fit into the grid.
+            DeviceError: that many boxes do not fit into the grid.
 
         >>> topology = rx.Topology()
         >>> rx.DeviceAssignment.build(topology, [1, 2, 2, 2]).num_cores_per_replica
@@ -264,15 +100,15 @@ class DeviceAssignment:
                 f"DeviceAssignment.build takes the Topology that initialize_tpu_system returned, got "
                 f"{topology!r}."
             )
-        box = _checked_box(_ONES if computation_shape is None else computation_shape, "computation_shape")
-        stride = _checked_box(
+        box = checked_box(_ONES if computation_shape is None else computation_shape, "computation_shape")
+        stride = checked_box(
             _ONES if computation_stride is None else computation_stride, "computation_stride"
         )
         if isinstance(num_replicas, bool) or not isinstance(num_replicas, int) or num_replicas < 1:
             raise DeviceError(
                 f"DeviceAssignment.build(num_replicas={num_replicas!r}): pass an integer, 1 or more."
             )
-        boxes = _lay_out(topology, box, stride, num_replicas)
+        boxes = _place_boxes(topology, box, stride, num_replicas)
         if len(boxes) < num_replicas:
             gaps = "" if stride == _ONES else f", computation_stride={list(stride)}"
             raise DeviceError(
@@ -293,17 +129,17 @@ class DeviceAssignment:
 
     @property
     def num_replicas(self) -> int:
-        """How many replicas there are."""
+        """The number of replicas."""
         return self._cores.shape[0]
 
     @property
     def num_cores_per_replica(self) -> int:
-        """How many logical devices each replica has."""
+        """The number of logical devices of each replica."""
         return self._cores.shape[1]
 
     @property
     def core_assignment(self) -> np.ndarray:
-        """The places of the cores: an array of shape (replicas, cores of a replica, 4).
+        """The coordinates of the cores: an array of shape (replicas, cores of a replica, 4).
 
         >>> assignment = rx.DeviceAssignment.build(rx.Topology(), [1, 1, 1, 2], num_replicas=2)
         >>> assignment.core_assignment.tolist()
@@ -322,7 +158,7 @@ class DeviceAssignment:
         return tuple(tuple(self._topology.device_at(core) for core in row) for row in self._cores)
 
     def coordinates(self, replica: int, logical_core: int) -> tuple[int, ...]:
-        """The place of one core of a replica.
+        """The coordinates of one core of a replica.
 
         >>> assignment = rx.DeviceAssignment.build(rx.Topology(), [1, 1, 1, 2], num_replicas=2)
         >>> assignment.coordinates(replica=1, logical_core=0)
@@ -349,7 +185,7 @@ class DeviceAssignment:
         return found
 
     def tpu_ordinal(self, replica: int = 0, logical_core: int = 0) -> int:
-        """The number of one core of a replica among the devices of its process.
+        """The index of one core of a replica among the devices of its process.
 
         >>> rx.DeviceAssignment.build(rx.Topology(), num_replicas=8).tpu_ordinal(replica=5)
         5
@@ -363,7 +199,7 @@ class DeviceAssignment:
         Args:
             replica: which replica.
             logical_core: which of its cores.
-            job: if given, the name is written in full, with this job.
+            job: if given, return the full name with this job.
 
         >>> assignment = rx.DeviceAssignment.build(rx.Topology(), [1, 1, 1, 2], num_replicas=4)
         >>> assignment.tpu_device(replica=1, logical_core=1)
@@ -388,10 +224,10 @@ class DeviceAssignment:
                 raise DeviceError(f"{name} {number} is out of range: there are {count}, counted from 0.")
 
 
-def _lay_out(
+def _place_boxes(
     topology: Topology, box: tuple[int, ...], stride: tuple[int, ...], num_replicas: int
 ) -> list[list[tuple[int, ...]]]:
-    """The places of up to `num_replicas` boxes, each at the first corner where it fits."""
+    """The coordinates of up to `num_replicas` boxes, each at the first corner where it fits."""
     taken: set[tuple[int, ...]] = set()
     boxes: list[list[tuple[int, ...]]] = []
     steps = [tuple(np.multiply(step, stride)) for step in np.ndindex(*box)]

@@ -6,7 +6,8 @@ import pytest
 
 import replicax as rx
 from replicax.errors import DeviceError
-from replicax.topology import _assignment, find_device
+from replicax.topology import find_device
+from replicax.tpu import _topology
 
 
 def names(n):
@@ -36,7 +37,7 @@ def test_made_up_topologies(count, shape):
 
 @pytest.mark.parametrize("count", [16, 32, 24, 128])
 def test_made_up_shapes_hold_all_devices(count):
-    shape = _assignment._made_up_shape(count)
+    shape = _topology._made_up_shape(count)
     assert np.prod(shape) == count
     assert shape[-1] == 2
 
@@ -58,7 +59,7 @@ class FakeCore:
 
 
 def real_topology(monkeypatch, cores):
-    monkeypatch.setattr(_assignment, "resolve_devices", lambda devices: list(devices))
+    monkeypatch.setattr(_topology, "resolve_devices", lambda devices: list(devices))
     return rx.Topology(cores)
 
 
@@ -68,7 +69,7 @@ def test_tpu_cores_know_their_places(monkeypatch):
     topology = real_topology(monkeypatch, cores)
     assert topology.mesh_shape == (2, 2, 1, 2)
     assert topology.device_at([1, 0, 0, 1]) is cores[3]
-    with pytest.raises(DeviceError, match="know their places"):
+    with pytest.raises(DeviceError, match="coordinates of their own"):
         rx.Topology(cores, mesh_shape=[1, 2, 2, 2])
 
 
@@ -155,8 +156,8 @@ def test_assignments_by_hand():
     for cores, message in [
         ([[[0, 0, 0, 0]], [[0, 0, 0, 0]]], "CPU:0 twice"),
         ([[[0, 0, 0, 2]]], "no device at"),
-        ([[0, 0, 0, 0]], "has the shape"),
-        (np.zeros((0, 1, 4)), "has the shape"),
+        ([[0, 0, 0, 0]], "must have the shape"),
+        (np.zeros((0, 1, 4)), "must have the shape"),
     ]:
         with pytest.raises(DeviceError, match=message):
             rx.DeviceAssignment(topology, cores)
