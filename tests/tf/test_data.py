@@ -352,6 +352,23 @@ def test_without_reshuffling_all_epochs_are_alike():
         assert numbers(dataset) == order and numbers(dataset.repeat(2)) == order * 2
 
 
+def test_all_of_many_elements_are_shuffled_together():
+    count = 2**16 + 3
+    dataset = Dataset.range(count).shuffle(count, seed=5)
+    orders = [[int(i) for i in dataset.as_numpy_iterator()] for _ in range(2)]
+    assert orders[0] != orders[1] and sorted(orders[0]) == sorted(orders[1]) == list(range(count))
+    twice = Dataset.range(count).shuffle(count, seed=5).repeat(2)
+    assert [int(i) for i in twice.as_numpy_iterator()] == orders[0] + orders[1]
+
+
+def test_an_order_that_stays_does_not_stop_the_shuffle_before_it():
+    def dataset():
+        return Dataset.range(20).shuffle(20).shuffle(5, reshuffle_each_iteration=False)
+
+    once, repeated = dataset(), numbers(dataset().repeat(2))
+    assert repeated == numbers(once) + numbers(once) and repeated[:20] != repeated[20:]
+
+
 def test_passes_of_an_endless_dataset_differ():
     dataset = Dataset.range(20).shuffle(20).repeat().take(30)
     first, second = numbers(dataset), numbers(dataset)

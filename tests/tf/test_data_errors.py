@@ -53,7 +53,7 @@ SCALAR = rx.TensorSpec((), np.int32)
         (lambda: Dataset.range(), TypeError, "stop, "),
         (lambda: Dataset.range(0, 4, 0), InputError, "step can't be 0"),
         (lambda: Dataset.range(1.5), TypeError, "whole number"),
-        (lambda: Dataset.zip(), TypeError, "one of these"),
+        (lambda: Dataset.zip(), TypeError, "takes either datasets"),
         (lambda: Dataset.zip((D, 3)), TypeError, "takes a tf.data.Dataset, got 3"),
         (lambda: Dataset.zip(()), InputError, "no datasets"),
         (lambda: Dataset.zip([D, D]), TypeError, "a tuple or a dict of datasets, not the list"),
@@ -79,7 +79,7 @@ SCALAR = rx.TensorSpec((), np.int32)
             TypeError,
             "consists of tf.TensorSpec",
         ),
-        (lambda: Dataset.from_generator(list, "no dtype"), TypeError, "is no dtype"),
+        (lambda: Dataset.from_generator(list, "no dtype"), TypeError, "is not a dtype"),
         (
             lambda: Dataset.from_generator(list, (np.int32, np.int32), ((),)),
             InputError,
@@ -160,7 +160,7 @@ def stop(*_):
         (D.map(lambda i: i).unbatch(), InputError, "Dataset.unbatch.*single value"),
         (D.apply(data.experimental.assert_cardinality(3)), InputError, "has 3 elements, but it has more"),
         (D.apply(data.experimental.assert_cardinality(5)), InputError, "has 5 elements, but it has only 4"),
-        (D.apply(data.experimental.assert_cardinality(-1)), InputError, "no end of elements"),
+        (D.apply(data.experimental.assert_cardinality(-1)), InputError, "infinitely many elements"),
         (D.assert_cardinality(3), InputError, "has 3 elements, but it has more"),
     ],
 )

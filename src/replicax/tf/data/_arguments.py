@@ -1,4 +1,7 @@
-"""Arguments of a dataset's methods, checked where the user wrote the call."""
+"""Arguments of a dataset's methods, checked where the user wrote the call.
+
+`call` is what the user wrote, up to the value.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +20,15 @@ __all__ = ["AUTOTUNE", "as_flag", "as_function", "as_number", "as_parallel_calls
 __all__ += ["as_signature"]
 
 AUTOTUNE = -1
-"""Where a number is asked for that only changes the speed: choose it for me."""
+"""For a number that changes only the speed: choose it for me."""
 
 
 def as_number(value: Any, call: str, *, least: int) -> int:
-    """A whole number that is not too small; `call` is what the user wrote, up to the value."""
     try:
         number = operator.index(value.item() if np.ndim(value) == 0 and hasattr(value, "item") else value)
     except TypeError:
-        raise TypeError(f"{call}{value!r}): pass a whole number.") from None
-    if isinstance(value, bool | np.bool_):
+        number = None
+    if number is None or isinstance(value, bool | np.bool_):
         raise TypeError(f"{call}{value!r}): pass a whole number.")
     if number < least:
         raise InputError(f"{call}{value!r}): pass a number of at least {least}.")
@@ -34,7 +36,6 @@ def as_number(value: Any, call: str, *, least: int) -> int:
 
 
 def as_flag(value: Any, call: str) -> bool:
-    """True or False."""
     if not isinstance(value, bool | np.bool_):
         raise TypeError(f"{call}{value!r}): pass True or False.")
     return bool(value)
@@ -42,20 +43,17 @@ def as_flag(value: Any, call: str) -> bool:
 
 def as_seed(seed: Any, call: str) -> int:
     """A seed that is not negative; None is 0."""
-    if seed is None:
-        return 0
-    return as_number(seed, call, least=-(2**63)) % 2**64
+    return 0 if seed is None else as_number(seed, call, least=-(2**63)) % 2**64
 
 
 def as_parallel_calls(value: Any, call: str) -> int:
     """How many threads; 0 is none besides the caller's."""
     if value is None:
         return 0
-    return AUTOTUNE if value == AUTOTUNE else as_number(value, call, least=1)
+    return min(os.cpu_count() or 1, 16) if value == AUTOTUNE else as_number(value, call, least=1)
 
 
 def as_function(function: Any, call: str) -> Callable[..., Any]:
-    """A function."""
     if not callable(function):
         raise TypeError(f"{call} takes a function, got {function!r}.")
     return function
@@ -72,7 +70,7 @@ def as_paths(names: Any, call: str) -> list[str]:
 
 
 def as_signature(signature: Any, types: Any, shapes: Any) -> tuple[Any, Any]:
-    """The dtypes and the shapes that a generator's elements are said to have."""
+    """The dtypes and the shapes that a generator's elements are declared to have."""
     call = "Dataset.from_generator"
     if signature is not None and (types is not None or shapes is not None):
         raise TypeError(f"{call} takes output_signature, or output_types and output_shapes; not both.")
@@ -103,7 +101,6 @@ def _as_dtype(dtype: Any, call: str) -> np.dtype:
     try:
         found = np.dtype(dtype)
     except TypeError:
-        raise TypeError(
-            f"{call}: {dtype!r} is no dtype; pass one such as tf.float32 or np.int64."
-        ) from None
+        message = f"{call}: {dtype!r} is not a dtype; pass one such as tf.float32 or np.int64."
+        raise TypeError(message) from None
     return np.dtype(object) if found.kind in "SUO" else found

@@ -1,8 +1,8 @@
 """`tf.data.Dataset`: elements one after the other, described step by step and read through Grain.
 
 Functions that are given to a dataset run on the host, and get and return NumPy arrays. Orders are random
-but always the same: they follow from the seed (0 if there is none) and the epoch, never from the machine,
-so that all processes see one order and a restored iterator goes on in its own. They are not TensorFlow's
+but reproducible: they follow from the seed (0 if there is none) and the epoch, never from the machine, so
+that all processes see one order and a restored iterator continues in its own. They are not TensorFlow's
 orders.
 """
 
@@ -21,26 +21,15 @@ import numpy as np
 from replicax.errors import InputError, MissingFilesError
 from replicax.input import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, GivesSource, Source
 from replicax.tf.data import _arguments as arguments
-from replicax.tf.data._changes import Batched, Filtered, Mapped, Nested, pad_and_stack, padded_spec
+from replicax.tf.data import _sources as sources
+from replicax.tf.data import _steps as steps
 from replicax.tf.data._elements import guarded, spec_of_element, to_element
 from replicax.tf.data._iterator import DatasetIterator
 from replicax.tf.data._missing import Helpful, of_dataset
-from replicax.tf.data._node import Node, walk
+from replicax.tf.data._node import Node
 from replicax.tf.data._options import Options
-from replicax.tf.data._orders import (
-    Cached,
-    Concatenated,
-    Counted,
-    Prefetched,
-    Repeated,
-    Sharded,
-    Shuffled,
-    Skipped,
-    Taken,
-    Zipped,
-)
+from replicax.tf.data._padding import pad_and_stack, padded_spec
 from replicax.tf.data._source import DatasetSource, open_iterator
-from replicax.tf.data._sources import FileNames, Generated, Numbers, Slices, Tensors
 from replicax.values import TensorSpec
 
 __all__ = ["Dataset"]
@@ -49,9 +38,10 @@ __all__ = ["Dataset"]
 class Dataset(GivesSource, metaclass=Helpful):
     """Elements one after the other. Methods make new datasets; nothing is read before it is asked for.
 
-    Loop over it for NumPy arrays, or give it to `strategy.experimental_distribute_dataset`. Elements are
-    arrays or structures (tuples, dicts) of them; a Python list is an array. Each loop begins anew, and
-    shuffled elements come in a new order.
+    Loop over it for JAX arrays, or give it to `strategy.experimental_distribute_dataset`. Elements are
+    arrays or structures (tuples, dicts) of them; a Python list is an array. Each loop starts again from the
+    first element, and shuffled elements come in a new order. The arguments `name`, `deterministic` and
+    `synchronous` of the methods have no effect: the order of elements never depends on the machine.
 
     >>> from replicax import tf
     >>> x, y = np.arange(6.0), np.arange(6)
@@ -68,7 +58,7 @@ class Dataset(GivesSource, metaclass=Helpful):
     """
 
     def __init__(self, node: Any, options: Options | None = None) -> None:
-        """Made by `Dataset.from_tensor_slices` and its like, and by the methods."""
+        """Made by `Dataset.from_tensor_slices` and similar functions, and by the methods."""
         if not isinstance(node, Node):
             raise TypeError(
                 f"Dataset({node!r}): make a dataset with Dataset.from_tensor_slices, from_generator, "
@@ -78,46 +68,36 @@ class Dataset(GivesSource, metaclass=Helpful):
         self._options = options or Options()
         self._passes = itertools.count()
 
-    def _then(self, node: Node) -> Dataset:
-        return Dataset(node, self._options)
+    def _then(self, step: Callable[..., Node], *arguments: Any) -> Dataset:
+        return Dataset(step(self._node, *arguments), self._options)
 
     # Where elements come from.
 
     @staticmethod
     def from_tensor_slices(tensors: Any, name: str | None = None) -> Dataset:
-        """A dataset of the rows of arrays, which are neither copied nor checked for changes.
+        """The rows of an array, or of a structure of arrays with the same number of rows.
 
-        Args:
-            tensors: an array, or a structure of arrays with the same number of rows.
-            name: taken for TensorFlow's sake, here and everywhere; it has no effect.
+        Arrays are not copied: do not change them while they are read.
 
-        >>> from replicax import tf
-        >>> list(tf.data.Dataset.from_tensor_slices([1.5, 2.5]))
+        >>> list(Dataset.from_tensor_slices([1.5, 2.5]))
         [Array(1.5, dtype=float32), Array(2.5, dtype=float32)]
         """
-        return Dataset(Slices(tensors, "Dataset.from_tensor_slices"))
+        return Dataset(sources.slices(tensors, "Dataset.from_tensor_slices"))
 
     @staticmethod
     def from_tensors(tensors: Any, name: str | None = None) -> Dataset:
         """A dataset of one element.
 
-        >>> from replicax import tf
-        >>> list(tf.data.Dataset.from_tensors([1, 2]))
+        >>> list(Dataset.from_tensors([1, 2]))
         [Array([1, 2], dtype=int32)]
         """
-        return Dataset(Tensors(tensors, "Dataset.from_tensors"))
+        return Dataset(sources.tensors(tensors, "Dataset.from_tensors"))
 
     @staticmethod
     def range(*args: Any, output_type: Any = np.int64, name: str | None = None) -> Dataset:
-        """Numbers as of Python's `range`.
+        """Numbers as of Python's `range`: stop; or start, stop; or start, stop, step.
 
-        Args:
-            *args: stop; or start, stop; or start, stop, step.
-            output_type: their dtype.
-            name: no effect.
-
-        >>> from replicax import tf
-        >>> [int(i) for i in tf.data.Dataset.range(2, 8, 3)]
+        >>> [int(i) for i in Dataset.range(2, 8, 3)]
         [2, 5]
         """
         if not 1 <= len(args) <= 3:
@@ -126,7 +106,7 @@ class Dataset(GivesSource, metaclass=Helpful):
         if numbers[2:] == [0]:
             raise InputError(f"Dataset.range{args}: the step can't be 0.")
         found = builtins.range(*numbers)
-        return Dataset(Numbers(found.start, found.step, len(found), np.dtype(output_type)))
+        return Dataset(sources.numbers(found.start, found.step, len(found), np.dtype(output_type)))
 
     @staticmethod
     def from_generator(
@@ -137,55 +117,41 @@ class Dataset(GivesSource, metaclass=Helpful):
         output_signature: Any = None,
         name: str | None = None,
     ) -> Dataset:
-        """What a generator yields, each element checked against what it is said to be.
+        """What a generator yields, each element checked against its signature.
 
-        Args:
-            generator: called for each pass; returns something to iterate over.
-            output_types: the dtypes, if there is no signature.
-            output_shapes: the shapes, None for sizes that are not known.
-            args: arguments of the generator, which gets them as arrays.
-            output_signature: a `tf.TensorSpec`, or a structure of them.
-            name: no effect.
+        `generator` is called for each pass, with `args` as arrays, and returns an iterable. The signature
+        is a `tf.TensorSpec` or a structure of them; `output_types` and `output_shapes` are the older form.
 
-        >>> from replicax import tf
         >>> def squares(stop):
         ...     for i in range(stop):
         ...         yield i, i**2
         >>> signature = (rx.TensorSpec((), np.int32), rx.TensorSpec((), np.float32))
-        >>> dataset = tf.data.Dataset.from_generator(squares, args=(3,), output_signature=signature)
+        >>> dataset = Dataset.from_generator(squares, args=(3,), output_signature=signature)
         >>> [float(square) for _, square in dataset]
         [0.0, 1.0, 4.0]
         """
         arguments.as_function(generator, "Dataset.from_generator")
         dtypes, shapes = arguments.as_signature(output_signature, output_types, output_shapes)
         given = to_element(tuple(args or ()), "Dataset.from_generator(args=...)")
-        return Dataset(Generated(generator, given, dtypes, shapes))
+        return Dataset(sources.generated(generator, given, dtypes, shapes))
 
     @staticmethod
     def list_files(
         file_pattern: Any, shuffle: bool | None = None, seed: int | None = None, name: str | None = None
     ) -> Dataset:
-        """The names of files, as bytes; several pipelines can share them out (`AutoShardPolicy.FILE`).
+        """The names of the files that match one or several patterns, as bytes.
 
-        Args:
-            file_pattern: a pattern such as "data/*.tfrecord", or several.
-            shuffle: in random order, which is the default, as in TensorFlow; otherwise in that of the
-                alphabet.
-            seed: for that order.
-            name: no effect.
+        They come in random order, as in TensorFlow; `shuffle=False` sorts them. Several pipelines can share
+        them out (`AutoShardPolicy.FILE`). Raises `MissingFilesError` if no file matches.
 
-        Raises:
-            MissingFilesError: there are no such files.
-
-        >>> from replicax import tf
-        >>> list(tf.data.Dataset.list_files(__file__)) == [__file__.encode()]
+        >>> list(Dataset.list_files(__file__)) == [__file__.encode()]
         True
         """
         patterns = arguments.as_paths(file_pattern, "Dataset.list_files")
         paths = sorted({path for pattern in patterns for path in glob.glob(pattern, recursive=True)})
         if not paths:
             raise MissingFilesError(f"Dataset.list_files found no files for {', '.join(patterns)}.")
-        names = Dataset(FileNames(tuple(paths)))
+        names = Dataset(sources.file_names(tuple(paths)))
         wanted = shuffle is None or arguments.as_flag(shuffle, "Dataset.list_files(shuffle=")
         return names.shuffle(len(paths), seed) if wanted else names
 
@@ -193,20 +159,14 @@ class Dataset(GivesSource, metaclass=Helpful):
     def zip(*args: Any, datasets: Any = None, name: str | None = None) -> Dataset:
         """The elements of several datasets side by side, as many as the shortest has.
 
-        Args:
-            *args: datasets, or one structure (tuple, dict) of them.
-            datasets: the structure, by name.
-            name: no effect.
+        Pass datasets, or one structure (tuple, dict) of them.
 
-        >>> from replicax import tf
-        >>> a, b = tf.data.Dataset.range(3), tf.data.Dataset.range(5, 9)
-        >>> [(int(i), int(j)) for i, j in tf.data.Dataset.zip((a, b))]
+        >>> a, b = Dataset.range(3), Dataset.range(5, 9)
+        >>> [(int(i), int(j)) for i, j in Dataset.zip((a, b))]
         [(0, 5), (1, 6), (2, 7)]
         """
         if bool(args) == (datasets is not None):
-            raise TypeError(
-                "Dataset.zip takes datasets, or datasets=(...) with a structure of them; one of these."
-            )
+            raise TypeError("Dataset.zip takes either datasets or datasets=(...) with a structure of them.")
         structure = datasets if not args else args[0] if len(args) == 1 else args
         leaves, treedef = jax.tree.flatten(structure, is_leaf=lambda part: isinstance(part, list))
         for leaf in leaves:
@@ -216,7 +176,7 @@ class Dataset(GivesSource, metaclass=Helpful):
         if not leaves:
             raise InputError("Dataset.zip got no datasets.")
         options = functools.reduce(Options.merge, (leaf._options for leaf in leaves))
-        return Dataset(Zipped(treedef, tuple(leaf._node for leaf in leaves)), options)
+        return Dataset(steps.zipped(*[leaf._node for leaf in leaves], treedef=treedef), options)
 
     # Which elements, and in which order.
 
@@ -227,128 +187,109 @@ class Dataset(GivesSource, metaclass=Helpful):
         reshuffle_each_iteration: bool | None = True,
         name: str | None = None,
     ) -> Dataset:
-        """Elements in a random order, another one for each epoch.
+        """Elements in a random order, a new one for each epoch unless `reshuffle_each_iteration` is False.
 
-        Args:
-            buffer_size: how many elements, one such window after the other, are shuffled together. All
-                elements are if there are no more than this. Elements that can be had by index are not held
-                in memory for it.
-            seed: the same seed gives the same orders; None is 0.
-            reshuffle_each_iteration: False gives every epoch the order of the first.
-            name: no effect.
+        Elements are shuffled within windows of `buffer_size`, or all together if there are no more than
+        this; those that are available by index are not held in memory for it. The same seed gives the same
+        orders; None is 0.
 
-        >>> from replicax import tf
-        >>> dataset = tf.data.Dataset.range(5).shuffle(5, seed=1)
+        >>> dataset = Dataset.range(5).shuffle(5, seed=1)
         >>> [[int(i) for i in dataset] for _ in range(2)]
         [[4, 0, 1, 2, 3], [1, 4, 0, 3, 2]]
         """
         size = arguments.as_number(buffer_size, "Dataset.shuffle(buffer_size=", least=1)
         again = reshuffle_each_iteration
         reshuffle = again is None or arguments.as_flag(again, "Dataset.shuffle(reshuffle_each_iteration=")
-        return self._then(
-            Shuffled(self._node, size, arguments.as_seed(seed, "Dataset.shuffle(seed="), reshuffle)
-        )
+        number = arguments.as_seed(seed, "Dataset.shuffle(seed=")
+        return self._then(steps.shuffled, size, number, reshuffle)
 
     def repeat(self, count: Any = None, name: str | None = None) -> Dataset:
-        """Several epochs in one pass.
+        """Several epochs in one pass; endlessly many for None and -1.
 
-        Args:
-            count: how many; None and -1 are without end.
-            name: no effect.
-
-        >>> from replicax import tf
-        >>> [int(i) for i in tf.data.Dataset.range(2).repeat(3)]
+        >>> [int(i) for i in Dataset.range(2).repeat(3)]
         [0, 1, 0, 1, 0, 1]
         """
         epochs = None if count is None else arguments.as_number(count, "Dataset.repeat(", least=-1)
-        return self._then(Repeated(self._node, None if epochs == -1 else epochs))
+        return self._then(steps.repeated, None if epochs == -1 else epochs)
 
     def take(self, count: Any, name: str | None = None) -> Dataset:
         """The first `count` elements; -1 is all.
 
-        >>> from replicax import tf
-        >>> [int(i) for i in tf.data.Dataset.range(9).take(2)]
+        >>> [int(i) for i in Dataset.range(9).take(2)]
         [0, 1]
         """
         number = arguments.as_number(count, "Dataset.take(", least=-1)
-        return self if number == -1 else self._then(Taken(self._node, number))
+        return self if number == -1 else self._then(steps.sliced, "TakeDataset", slice(0, number))
 
     def skip(self, count: Any, name: str | None = None) -> Dataset:
         """All but the first `count` elements; -1 leaves none.
 
-        >>> from replicax import tf
-        >>> [int(i) for i in tf.data.Dataset.range(4).skip(2)]
+        >>> [int(i) for i in Dataset.range(4).skip(2)]
         [2, 3]
         """
         number = arguments.as_number(count, "Dataset.skip(", least=-1)
-        return self.take(0) if number == -1 else self._then(Skipped(self._node, number))
+        chosen = slice(0, 0) if number == -1 else slice(number, None)
+        return self._then(steps.sliced, "SkipDataset", chosen)
 
     def shard(self, num_shards: Any, index: Any, name: str | None = None) -> Dataset:
         """Every `num_shards`-th element, from `index`.
 
-        >>> from replicax import tf
-        >>> [int(i) for i in tf.data.Dataset.range(7).shard(3, 1)]
+        >>> [int(i) for i in Dataset.range(7).shard(3, 1)]
         [1, 4]
         """
         count = arguments.as_number(num_shards, "Dataset.shard(num_shards=", least=1)
         number = arguments.as_number(index, "Dataset.shard(index=", least=0)
         if number >= count:
             raise InputError(f"Dataset.shard({count}, {number}): pass an index from 0 to {count - 1}.")
-        return self._then(Sharded(self._node, count, number))
+        return self._then(steps.sliced, "ShardDataset", slice(number, None, count))
 
     def concatenate(self, dataset: Dataset, name: str | None = None) -> Dataset:
         """The elements of this dataset, and then those of another.
 
-        >>> from replicax import tf
-        >>> [int(i) for i in tf.data.Dataset.range(2).concatenate(tf.data.Dataset.range(5, 7))]
+        >>> [int(i) for i in Dataset.range(2).concatenate(Dataset.range(5, 7))]
         [0, 1, 5, 6]
         """
         _check_dataset(dataset, "Dataset.concatenate")
-        node = Concatenated(self._node, dataset._node)
-        node.spec()  # raises if they are not alike
-        return Dataset(node, self._options.merge(dataset._options))
+        options = self._options.merge(dataset._options)
+        return Dataset(steps.concatenated(self._node, dataset._node), options)
 
     def enumerate(self, start: Any = 0, name: str | None = None) -> Dataset:
         """Pairs of a number, counted from `start`, and an element.
 
-        >>> from replicax import tf
-        >>> halves = tf.data.Dataset.from_tensor_slices([0.5, 1.5])
+        >>> halves = Dataset.from_tensor_slices([0.5, 1.5])
         >>> [(int(i), float(x)) for i, x in halves.enumerate(start=3)]
         [(3, 0.5), (4, 1.5)]
         """
         first = arguments.as_number(start, "Dataset.enumerate(start=", least=-(2**63))
-        numbers = Numbers(first, 1, None, np.dtype(np.int64))
-        return self._then(Zipped(jax.tree.structure((0, 0)), (numbers, self._node)))
+        numbers = sources.numbers(first, 1, None, np.dtype(np.int64))
+        pairs = steps.zipped(numbers, self._node, treedef=jax.tree.structure((0, 0)))
+        return Dataset(pairs, self._options)
 
     def cache(self, filename: Any = "", name: str | None = None) -> Dataset:
-        """Elements that are made once and kept in memory, with the order of a shuffle before it.
+        """Elements that are made once and kept in memory, in the order of a shuffle before it.
 
-        Args:
-            filename: leave it out: there is no cache in files.
-            name: no effect.
+        There is no cache in files: leave out `filename`.
 
-        >>> from replicax import tf
         >>> seen = []
-        >>> dataset = tf.data.Dataset.range(2).map(lambda i: seen.append(i) or i).cache()
+        >>> dataset = Dataset.range(2).map(lambda i: seen.append(i) or i).cache()
         >>> len(list(dataset) + list(dataset)), len(seen)
         (4, 2)
         """
         if filename != "":
             raise NotImplementedError(
-                f"Dataset.cache(filename={filename!r}): elements are kept in memory only. Leave it out, or "
-                "write them to files once and read those (`TFRecordDataset`, `rx.from_files`)."
+                f"Dataset.cache(filename={filename!r}): elements are cached in memory only. Leave it out, "
+                "or write them to files once and read those (`TFRecordDataset`, `rx.from_files`)."
             )
-        return self._then(Cached(self._node))
+        return self._then(steps.cached)
 
     def prefetch(self, buffer_size: Any, name: str | None = None) -> Dataset:
-        """A hint to read ahead. A strategy does that anyway; here it is how far threads (of a `map`) go.
+        """A hint how many elements the threads of a `map` read ahead. A strategy reads ahead anyway.
 
-        >>> from replicax import tf
-        >>> len(tf.data.Dataset.range(3).prefetch(tf.data.AUTOTUNE))
+        >>> len(Dataset.range(3).prefetch(arguments.AUTOTUNE))
         3
         """
         size = arguments.as_number(buffer_size, "Dataset.prefetch(", least=-1)
-        return self._then(Prefetched(self._node, max(size, 0)))
+        return self._then(steps.prefetched, max(size, 0))
 
     # Other elements.
 
@@ -363,36 +304,27 @@ class Dataset(GivesSource, metaclass=Helpful):
     ) -> Dataset:
         """A function of each element, called on the host with NumPy arrays.
 
-        Args:
-            map_func: gets an element, or the parts of a tuple as several arguments; returns an element.
-            num_parallel_calls: how many threads call it, where elements can be had by index; elsewhere, and
-                with None, it is called in the thread that reads. The order of elements is the same.
-            deterministic: the order is always kept, so that both answers hold.
-            synchronous: no effect.
-            use_unbounded_threadpool: refused.
-            name: no effect.
+        `map_func` gets an element, or the parts of a tuple as several arguments, and returns an element.
+        Where elements are available by index, `num_parallel_calls` threads call it; elsewhere, and with
+        None, the thread that reads does.
 
-        >>> from replicax import tf
-        >>> dataset = tf.data.Dataset.from_tensor_slices(([1, 2], [3, 4]))
+        >>> dataset = Dataset.from_tensor_slices(([1, 2], [3, 4]))
         >>> [int(i) for i in dataset.map(lambda x, y: x * y)]
         [3, 8]
         """
         arguments.as_function(map_func, "Dataset.map")
         if use_unbounded_threadpool:
-            raise NotImplementedError(
-                "Dataset.map(use_unbounded_threadpool=True): pass num_parallel_calls."
-            )
+            raise NotImplementedError("Dataset.map(use_unbounded_threadpool=...): pass num_parallel_calls.")
         calls = arguments.as_parallel_calls(num_parallel_calls, "Dataset.map(num_parallel_calls=")
-        return self._then(Mapped(self._node, map_func, calls))
+        return self._then(steps.mapped, map_func, calls)
 
     def filter(self, predicate: Callable[..., Any], name: str | None = None) -> Dataset:
-        """Those elements that `predicate` says True of.
+        """The elements for which `predicate` returns True.
 
-        >>> from replicax import tf
-        >>> [int(i) for i in tf.data.Dataset.range(6).filter(lambda i: i % 2 == 0)]
+        >>> [int(i) for i in Dataset.range(6).filter(lambda i: i % 2 == 0)]
         [0, 2, 4]
         """
-        return self._then(Filtered(self._node, arguments.as_function(predicate, "Dataset.filter")))
+        return self._then(steps.filtered, arguments.as_function(predicate, "Dataset.filter"))
 
     def batch(
         self,
@@ -404,21 +336,16 @@ class Dataset(GivesSource, metaclass=Helpful):
     ) -> Dataset:
         """Elements put together along a new first axis.
 
-        Args:
-            batch_size: how many; for `strategy.experimental_distribute_dataset`, for all replicas together.
-            drop_remainder: leave out a last batch that would be smaller.
-            num_parallel_calls: how many threads make batches, where elements can be had by index.
-            deterministic: the order is always kept, so that both answers hold.
-            name: no effect.
+        For `strategy.experimental_distribute_dataset`, `batch_size` is that of all replicas together. A
+        smaller last batch is left out with `drop_remainder`. `num_parallel_calls` is as for `map`.
 
-        >>> from replicax import tf
-        >>> [batch.tolist() for batch in tf.data.Dataset.range(5).batch(2)]
+        >>> [batch.tolist() for batch in Dataset.range(5).batch(2)]
         [[0, 1], [2, 3], [4]]
         """
         size = arguments.as_number(batch_size, "Dataset.batch(", least=1)
         drop = arguments.as_flag(drop_remainder, "Dataset.batch(drop_remainder=")
         calls = arguments.as_parallel_calls(num_parallel_calls, "Dataset.batch(num_parallel_calls=")
-        return self._then(Batched(self._node, size, drop, calls))
+        return self._then(steps.batched, size, drop, calls)
 
     def padded_batch(
         self,
@@ -428,55 +355,42 @@ class Dataset(GivesSource, metaclass=Helpful):
         drop_remainder: bool = False,
         name: str | None = None,
     ) -> Dataset:
-        """Batches of elements of several sizes, filled up to the largest in the batch.
+        """Batches of elements of several sizes, padded to the largest in the batch or to `padded_shapes`.
 
-        Args:
-            batch_size: how many elements.
-            padded_shapes: sizes to fill up to, for each array of an element; None is the largest.
-            padding_values: what to fill up with, one or for each array; 0, or empty text.
-            drop_remainder: leave out a last batch that would be smaller.
-            name: no effect.
+        In shapes, None is the largest size. Both arguments for padding have one value for each array of an
+        element; `padding_values` can also be one for all, and is 0 or empty text by default.
 
-        >>> from replicax import tf
-        >>> dataset = tf.data.Dataset.range(1, 4).map(lambda n: np.full(n, n))
+        >>> dataset = Dataset.range(1, 4).map(lambda n: np.full(n, n))
         >>> next(iter(dataset.padded_batch(3))).tolist()
         [[1, 0, 0], [2, 2, 0], [3, 3, 3]]
         """
         size = arguments.as_number(batch_size, "Dataset.padded_batch(", least=1)
         drop = arguments.as_flag(drop_remainder, "Dataset.padded_batch(drop_remainder=")
-        join = pad_and_stack(padded_shapes, padding_values)
-        spec = functools.partial(padded_spec, padded_shapes)
-        return self._then(Batched(self._node, size, drop, 0, join, spec, "PaddedBatchDataset"))
+        join = functools.partial(pad_and_stack, shapes=padded_shapes, values=padding_values)
+        spec = functools.partial(padded_spec, shapes=padded_shapes)
+        return self._then(steps.batched, size, drop, 0, join, spec, "PaddedBatchDataset")
 
     def unbatch(self, name: str | None = None) -> Dataset:
         """The rows of each element, one after the other.
 
-        >>> from replicax import tf
-        >>> [int(i) for i in tf.data.Dataset.range(4).batch(3).unbatch()]
+        >>> [int(i) for i in Dataset.range(4).batch(3).unbatch()]
         [0, 1, 2, 3]
         """
-        spec = self._node.spec()
-        for leaf in jax.tree.leaves(spec):
-            if not leaf.shape:
-                raise InputError(f"Dataset.unbatch needs elements with rows, but they are {spec}.")
+        spec = self._node.spec
+        if not all(leaf.shape for leaf in jax.tree.leaves(spec)):
+            raise InputError(f"Dataset.unbatch needs elements with rows, but they are {spec}.")
         row = None if spec is None else jax.tree.map(lambda s: TensorSpec(s.shape[1:], s.dtype), spec)
-        node = Nested(
-            self._node,
-            lambda element: Slices(element, "Dataset.unbatch"),
-            inner_spec=row,
-            name="UnbatchDataset",
-        )
-        return self._then(node)
+        inner = functools.partial(sources.slices, what="Dataset.unbatch")
+        return self._then(steps.nested, inner, 1, 1, row, "UnbatchDataset")
 
     def flat_map(self, map_func: Callable[..., Any], name: str | None = None) -> Dataset:
         """The elements of the datasets that a function makes of each element, one dataset after the other.
 
-        >>> from replicax import tf
-        >>> dataset = tf.data.Dataset.range(1, 4).flat_map(lambda n: tf.data.Dataset.range(n))
+        >>> dataset = Dataset.range(1, 4).flat_map(lambda n: Dataset.range(n))
         >>> [int(i) for i in dataset]
         [0, 0, 1, 0, 1, 2]
         """
-        return self._then(Nested(self._node, _inner(map_func, "Dataset.flat_map")))
+        return self._then(steps.nested, _inner(map_func, "Dataset.flat_map"))
 
     def interleave(
         self,
@@ -489,17 +403,12 @@ class Dataset(GivesSource, metaclass=Helpful):
     ) -> Dataset:
         """The elements of the datasets that a function makes of each element, several of them in turn.
 
-        Args:
-            map_func: makes a dataset of an element.
-            cycle_length: how many datasets are read in turn; None and AUTOTUNE are 16, on every machine.
-            block_length: how many elements are read of one before the next; 1 if None.
-            num_parallel_calls: a hint without effect: datasets are read in turn, in one thread.
-            deterministic: the order is always kept, so that both answers hold.
-            name: no effect.
+        `cycle_length` datasets are open together, 16 by default and for AUTOTUNE, and each gives
+        `block_length` elements before it is the next one's turn. All are read in one thread:
+        `num_parallel_calls` has no effect.
 
-        >>> from replicax import tf
-        >>> dataset = tf.data.Dataset.range(2).interleave(
-        ...     lambda i: tf.data.Dataset.from_tensors(i).repeat(3), cycle_length=2, block_length=2)
+        >>> dataset = Dataset.range(2).interleave(
+        ...     lambda i: Dataset.from_tensors(i).repeat(3), cycle_length=2, block_length=2)
         >>> [int(i) for i in dataset]
         [0, 0, 1, 1, 0, 1]
         """
@@ -509,13 +418,12 @@ class Dataset(GivesSource, metaclass=Helpful):
         block = 1 if block_length is None else block_length
         length = arguments.as_number(block, "Dataset.interleave(block_length=", least=1)
         inner = _inner(map_func, "Dataset.interleave")
-        return self._then(Nested(self._node, inner, cycle, length, name="InterleaveDataset"))
+        return self._then(steps.nested, inner, cycle, length, None, "InterleaveDataset")
 
     def apply(self, transformation_func: Callable[[Dataset], Any]) -> Any:
         """What a function makes of the dataset: another one.
 
-        >>> from replicax import tf
-        >>> len(tf.data.Dataset.range(9).apply(lambda dataset: dataset.batch(3)))
+        >>> len(Dataset.range(9).apply(lambda dataset: dataset.batch(3)))
         3
         """
         result = arguments.as_function(transformation_func, "Dataset.apply")(self)
@@ -526,10 +434,9 @@ class Dataset(GivesSource, metaclass=Helpful):
     def with_options(self, options: Options, name: str | None = None) -> Dataset:
         """The same dataset with those of `options` that are set.
 
-        >>> from replicax import tf
-        >>> options = tf.data.Options()
+        >>> options = Options()
         >>> options.deterministic = False
-        >>> tf.data.Dataset.range(3).with_options(options).options().deterministic
+        >>> Dataset.range(3).with_options(options).options().deterministic
         False
         """
         if not isinstance(options, Options):
@@ -539,22 +446,19 @@ class Dataset(GivesSource, metaclass=Helpful):
     def options(self) -> Options:
         """A copy of the options.
 
-        >>> from replicax import tf
-        >>> tf.data.Dataset.range(3).options().deterministic is None
+        >>> Dataset.range(3).options().deterministic is None
         True
         """
         return self._options.merge(Options())
 
     @functools.cached_property
     def element_spec(self) -> Any:
-        """What an element looks like. Where only a function can tell, the first element is made for it.
+        """The structure of an element. Where only a function can tell, the first element is made for it.
 
-        >>> from replicax import tf
-        >>> tf.data.Dataset.range(5).map(lambda i: {"x": i / 2}).batch(2).element_spec
+        >>> Dataset.range(5).map(lambda i: {"x": i / 2}).batch(2).element_spec
         {'x': TensorSpec(shape=(None,), dtype=float64)}
         """
-        spec = self._node.spec()
-        return self._spec_of_first() if spec is None else spec
+        return self._spec_of_first() if self._node.spec is None else self._node.spec
 
     def _spec_of_first(self) -> Any:
         iterator = open_iterator(self._node, self._options, 0)
@@ -564,56 +468,44 @@ class Dataset(GivesSource, metaclass=Helpful):
             raise RuntimeError(f"The first element can't be made to find its spec: {error}") from error
         except StopIteration:
             raise InputError(
-                f"The {self._node.name} has no elements, so there is no telling what they look like."
+                f"The {self._node.name} has no elements, so it is not known what they look like."
             ) from None
         finally:
             iterator.close()
-        whole = itertools.takewhile(lambda node: not isinstance(node, Nested), walk(self._node))
-        batches = [node for node in whole if isinstance(node, Batched)]
-        if not batches or batches[0].drop_remainder:
-            return first
 
-        def open_rows(spec: TensorSpec) -> TensorSpec:
-            # The last batch may be smaller than the first.
-            rows = spec.shape[:1] if spec.shape[:1] != (full,) else (None,)
-            return TensorSpec((*rows, *spec.shape[1:]), spec.dtype)
+        def with_open_rows(spec: TensorSpec) -> TensorSpec:
+            if not spec.shape or spec.shape[0] != self._node.open_rows:
+                return spec
+            return TensorSpec((None, *spec.shape[1:]), spec.dtype)
 
-        known = batches[0].parent.cardinality
-        full = batches[0].size if known < 0 else min(known, batches[0].size)
-        return jax.tree.map(open_rows, first)
+        return jax.tree.map(with_open_rows, first)
 
     def cardinality(self, name: str | None = None) -> int:
         """How many elements; `tf.data.INFINITE_CARDINALITY` and `UNKNOWN_CARDINALITY` are negative.
 
-        >>> from replicax import tf
-        >>> tf.data.Dataset.range(10).batch(4).cardinality()
+        >>> Dataset.range(10).batch(4).cardinality()
         3
-        >>> tf.data.Dataset.range(10).filter(bool).cardinality() == tf.data.UNKNOWN_CARDINALITY
+        >>> Dataset.range(10).filter(bool).cardinality() == UNKNOWN_CARDINALITY
         True
         """
         return self._node.cardinality
 
     def assert_cardinality(self, expected_cardinality: Any, name: str | None = None) -> Dataset:
-        """The same dataset, known to have so many elements. Reading raises if it has not.
+        """The same dataset with a known number of elements. Reading raises if it has another.
 
-        Args:
-            expected_cardinality: the number, or INFINITE_CARDINALITY or UNKNOWN_CARDINALITY.
-            name: no effect.
-
-        >>> from replicax import tf
-        >>> len(tf.data.Dataset.range(6).filter(lambda i: i % 2 == 0).assert_cardinality(3))
+        >>> len(Dataset.range(6).filter(lambda i: i % 2 == 0).assert_cardinality(3))
         3
         """
         number = arguments.as_number(expected_cardinality, "Dataset.assert_cardinality(", least=-2)
-        return self._then(Counted(self._node, number))
+        return self._then(steps.counted, number)
 
     def __len__(self) -> int:
         count = self.cardinality()
         if count == INFINITE_CARDINALITY:
-            raise TypeError("The dataset is endless, and has no length; `take` elements first.")
+            raise TypeError("The dataset is endless and has no length; `take` elements first.")
         if count == UNKNOWN_CARDINALITY:
             raise TypeError(
-                "The length of the dataset is not known before it is read; if you know it, say so with "
+                "The length of the dataset is not known before it is read. If you know it, use "
                 "`.assert_cardinality(n)`."
             )
         return count
@@ -622,7 +514,7 @@ class Dataset(GivesSource, metaclass=Helpful):
         return True
 
     def __repr__(self) -> str:
-        spec = self._node.spec()
+        spec = self._node.spec
         if spec is None:
             spec = self.__dict__.get("element_spec", "not known before it is read")
         return f"<{self._node.name} element_spec={spec}>"
@@ -642,8 +534,7 @@ class Dataset(GivesSource, metaclass=Helpful):
     def as_numpy_iterator(self) -> DatasetIterator:
         """One pass whose elements are NumPy arrays, where `iter(dataset)` gives JAX arrays.
 
-        >>> from replicax import tf
-        >>> list(tf.data.Dataset.from_tensor_slices(["a", "b"]).as_numpy_iterator())
+        >>> list(Dataset.from_tensor_slices(["a", "b"]).as_numpy_iterator())
         [b'a', b'b']
         """
         return self._iterate(as_numpy=True)
@@ -651,31 +542,23 @@ class Dataset(GivesSource, metaclass=Helpful):
     def reduce(
         self, initial_state: Any, reduce_func: Callable[[Any, Any], Any], name: str | None = None
     ) -> Any:
-        """Go over the elements with a running result.
+        """Combine all elements: `reduce_func` gets the result so far and an element.
 
-        Args:
-            initial_state: what to begin with.
-            reduce_func: gets the result so far and an element; returns the next result.
-            name: no effect.
-
-        >>> from replicax import tf
-        >>> int(tf.data.Dataset.range(5).reduce(np.int64(0), lambda total, i: total + i))
+        >>> int(Dataset.range(5).reduce(np.int64(0), lambda total, i: total + i))
         10
         """
         arguments.as_function(reduce_func, "Dataset.reduce")
         state = to_element(initial_state, "Dataset.reduce(initial_state=...)")
         with self.as_numpy_iterator() as elements:
             for element in elements:
-                state = to_element(
-                    reduce_func(state, element), "What the function given to Dataset.reduce returned"
-                )
+                state = reduce_func(state, element)
+                state = to_element(state, "What the function given to Dataset.reduce returned")
         return state
 
     def source(self) -> Source:
         """What a strategy reads.
 
-        >>> from replicax import tf
-        >>> tf.data.Dataset.range(8).batch(4).source().batch_size
+        >>> Dataset.range(8).batch(4).source().batch_size
         4
         """
         return DatasetSource(self._node, self._options)
@@ -689,6 +572,6 @@ def _check_dataset(dataset: Any, call: str) -> Any:
 
 
 def _inner(function: Callable[..., Any], call: str) -> Callable[[Any], Node]:
-    """A function that makes a dataset of an element, as one that makes a node."""
+    """A function that makes the node of a dataset from an element."""
     make = guarded(arguments.as_function(function, call), call)
     return lambda element: _check_dataset(make(element), f"{call}: the function")._node

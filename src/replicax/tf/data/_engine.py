@@ -1,52 +1,42 @@
-"""What nodes build their Grain pipelines with. This is imported only when a dataset is opened."""
+"""The steps of a dataset as Grain pipelines. This module is imported when the first dataset is opened.
+
+Where elements are available by index (`grain.MapDataset`), an index beyond the length belongs to a later
+epoch, as everywhere in Grain. Three iterators are our own, because Grain has nothing for them: a Python
+generator, the records of a file with its checksums, and datasets inside of datasets.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, final
+import functools
+import itertools
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, BinaryIO, final
 
 import grain
+import numpy as np
 
-from replicax.tf.data._by_index import ENDLESS, CachedRows, JoinedRows, Rows, ShuffledRows
+from replicax.errors import InputError
 from replicax.tf.data._node import Opening
-from replicax.tf.data._streams import (
-    CacheIterator,
-    ConcatenateIterator,
-    CountingIterator,
-    FileIterator,
-    GeneratorIterator,
-    NestedIterator,
-    RepeatIterator,
-    StrideIterator,
-)
 
-__all__ = [
-    "ENDLESS",
-    "CacheIterator",
-    "CachedRows",
-    "ConcatenateIterator",
-    "CountingIterator",
-    "FileIterator",
-    "GeneratorIterator",
-    "JoinedRows",
-    "NestedIterator",
-    "RepeatIterator",
-    "Rows",
-    "ShuffledRows",
-    "as_stream",
-    "is_by_index",
-    "iterate",
-    "limit",
-    "side_by_side",
-    "stream",
-    "stride",
-    "window_shuffle",
-]
+__all__ = ["ENDLESS", "as_stream", "chain", "concatenate", "is_by_index", "iterate", "nested", "records"]
+__all__ += ["replayed", "rows", "shuffle", "side_by_side", "sliced"]
+
+ENDLESS = sys.maxsize
+"""Grain's length of a dataset without end."""
+
+# `filter` may drop as much as it likes, and `shard` is a filter; Grain would warn if that is most elements.
+_QUIET = grain.experimental.DatasetOptions(filter_warn_threshold_ratio=None)
 
 
-def is_by_index(dataset: Any) -> bool:
-    """Whether elements can be had by index."""
-    return isinstance(dataset, grain.MapDataset)
+def rows(count: int, get: Callable[[int], Any]) -> Any:
+    """The elements `get(0)`, `get(1)`, ... by index."""
+    return _Rows(count, lambda index: get(index % count))
+
+
+def is_by_index(*datasets: Any) -> bool:
+    """Whether all elements are available by index."""
+    return all(isinstance(dataset, grain.MapDataset) for dataset in datasets)
 
 
 def as_stream(dataset: Any, opening: Opening) -> Any:
@@ -59,10 +49,126 @@ def as_stream(dataset: Any, opening: Opening) -> Any:
 
 def iterate(dataset: Any, opening: Opening) -> Any:
     """An iterator over `dataset`."""
-    opened = as_stream(dataset, opening)
+    opened = grain.experimental.WithOptionsIterDataset(as_stream(dataset, opening), _QUIET)
     # Otherwise Grain would write into every error that it has shortened the traceback.
     opened.has_child = True
     return opened.__iter__()
+
+
+def sliced(dataset: Any, chosen: slice) -> Any:
+    """The elements `[:n]`, `[n:]` or `[i::n]`."""
+    if is_by_index(dataset):
+        return dataset.slice(chosen)
+    if chosen.stop is not None:
+        return grain.experimental.LimitIterDataset(dataset, chosen.stop)
+    start, step = chosen.start, chosen.step or 1
+    numbered = dataset.map_with_index(lambda index, element: (index, element))
+    passing = numbered.filter(lambda pair: pair[0] >= start and (pair[0] - start) % step == 0)
+    return passing.map(lambda pair: pair[1])
+
+
+def side_by_side(datasets: Sequence[Any], opening: Opening) -> Any:
+    """Tuples of the elements of several datasets, as long as all have some."""
+    if is_by_index(*datasets):
+        shortest = slice(min(map(len, datasets)))
+        return grain.experimental.ZipMapDataset([dataset.slice(shortest) for dataset in datasets])
+    streams = [as_stream(dataset, opening) for dataset in datasets]
+    return grain.experimental.ZipIterDataset(streams, strict=False)
+
+
+def concatenate(datasets: Sequence[Any], opening: Opening) -> Any:
+    """The elements of one dataset after those of another."""
+    if is_by_index(*datasets) and ENDLESS not in map(len, datasets):
+        return grain.MapDataset.concatenate(datasets)
+    return chain(len(datasets), lambda number: iterate(datasets[number], opening))
+
+
+def shuffle(dataset: Any, window: int, seed: int, epoch: int, reshuffle: bool) -> Any:
+    """Elements in a random order within windows; every epoch has its own order if `reshuffle` is set.
+
+    To draw an index, Grain walks through a permutation of at least 2**16 numbers, which takes a hundred
+    times as long as this for a window of 1,000. It is used where all elements are shuffled together.
+    """
+
+    @functools.lru_cache(maxsize=16)  # threads that read ahead are in neighbouring windows
+    def order(epoch: int, number: int, size: int) -> np.ndarray:
+        return np.random.default_rng([seed, epoch if reshuffle else 0, number]).permutation(size)
+
+    if not is_by_index(dataset):
+        lists = dataset.batch(window, batch_fn=list).map_with_index(
+            lambda number, elements: [elements[i] for i in order(epoch, number, len(elements))]
+        )
+        return nested(lists, lambda window, _: iterate(rows(len(window), window.__getitem__), Opening()))
+    length = len(dataset)
+    if reshuffle and 2**16 <= length <= window:
+        first = int(np.random.SeedSequence(seed).generate_state(1)[0])
+        return dataset.shuffle(seed=(first + epoch) % 2**32)
+
+    def element(index: int) -> Any:
+        repetition, row = divmod(index, length)
+        number, place = divmod(row, window)
+        chosen = order(epoch + repetition, number, min(window, length - number * window))[place]
+        return dataset[index - place + int(chosen)]
+
+    return _Rows(length, element)
+
+
+def replayed(begin: Callable[[], Iterator[Any]], make: Callable[[int, Any], Any], what: str) -> Any:
+    """What `make` makes of the number and the value of what a Python iterator gives.
+
+    Args:
+        begin: begins the iteration; it must give the same again.
+        make: makes an element.
+        what: what the iterator is called in errors.
+    """
+    return _Stream((), lambda: _ReplayedIterator(begin, make, what))
+
+
+def records(begin: Callable[[], BinaryIO], read: Callable[[BinaryIO], bytes | None]) -> Any:
+    """The records of the file that `begin` opens; `read` reads the next one, and gives None at the end."""
+    return _Stream((), lambda: _RecordIterator(begin, read))
+
+
+def chain(count: int | None, begin: Callable[[int], Any]) -> Any:
+    """The elements of the iterators `begin(0)`, `begin(1)`, ...; for None, up to one that is empty."""
+    numbers = as_stream(grain.MapDataset.range(ENDLESS if count is None else count), Opening())
+    return nested(numbers, lambda number, _: begin(number), until_empty=count is None)
+
+
+def nested(
+    parent: Any,
+    begin: Callable[[Any, int], Any],
+    cycle_length: int = 1,
+    block_length: int = 1,
+    until_empty: bool = False,
+) -> Any:
+    """The elements of what each element of a stream opens, `cycle_length` of those in turn.
+
+    Args:
+        parent: what to open.
+        begin: makes an iterator of an element and its number.
+        cycle_length: how many are open together.
+        block_length: how many elements one gives before it is the next one's turn.
+        until_empty: whether to stop at the first one that is empty.
+    """
+    return _Stream(
+        (parent,), lambda opened: _NestedIterator(opened, begin, cycle_length, block_length, until_empty)
+    )
+
+
+@final
+class _Rows(grain.MapDataset):
+    """Elements that a function gives. `grain.MapDataset.range(length).map(get)` would be 3x slower."""
+
+    def __init__(self, length: int, get: Callable[[int], Any]) -> None:
+        super().__init__()
+        self._length, self._get = length, get
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.slice(index) if isinstance(index, slice) else self._get(index)
 
 
 @final
@@ -75,31 +181,163 @@ class _Stream(grain.IterDataset):
         return self._make(*[parent.__iter__() for parent in self.parents])
 
 
-def stream(parents: Sequence[Any], make: Callable[..., Any]) -> Any:
-    """The dataset that iterates with what `make` makes of its parents' iterators."""
-    return _Stream(parents, make)
+_State = dict[str, Any]
 
 
-def window_shuffle(dataset: Any, window_size: int, seed: int) -> Any:
-    """A stream that is shuffled `window_size` elements at a time."""
-    return grain.experimental.WindowShuffleIterDataset(dataset, window_size=window_size, seed=seed)
+@final
+class _ReplayedIterator(grain.DatasetIterator):
+    """Elements of a Python iterator; it gets to a position by reading up to it."""
+
+    def __init__(
+        self, begin: Callable[[], Iterator[Any]], make: Callable[[int, Any], Any], what: str
+    ) -> None:
+        self._iterator: Any = None
+        super().__init__()
+        self._begin, self._make, self._what, self._count = begin, make, what, 0
+
+    def __next__(self) -> Any:
+        if self._iterator is None:
+            self._iterator = self._begin()
+        value = next(self._iterator)
+        self._count += 1
+        return self._make(self._count - 1, value)
+
+    def get_state(self) -> _State:
+        return {"count": self._count}
+
+    def set_state(self, state: _State) -> None:
+        self._stop()
+        self._iterator, self._count = self._begin(), state["count"]
+        found = sum(1 for _ in itertools.islice(self._iterator, self._count))
+        if found < self._count:
+            raise InputError(
+                f"The position is after {self._count} elements of {self._what}, which now gives only "
+                f"{found}. It must give the same elements again."
+            )
+
+    def _stop(self) -> None:
+        # A generator runs its `finally` blocks; other iterators need not have this method.
+        getattr(self._iterator, "close", lambda: None)()
+
+    def close(self) -> None:
+        self._stop()
+        super().close()
 
 
-def limit(dataset: Any, count: int) -> Any:
-    """The first elements of a stream."""
-    return grain.experimental.LimitIterDataset(dataset, count)
+@final
+class _RecordIterator(grain.DatasetIterator):
+    """Records of a file. Grain's `TFRecordIterDataset` neither checks checksums nor decompresses."""
+
+    def __init__(self, begin: Callable[[], BinaryIO], read: Callable[[BinaryIO], bytes | None]) -> None:
+        self._file: Any = None
+        super().__init__()
+        self._read, self._file = read, begin()
+
+    def __next__(self) -> bytes:
+        record = self._read(self._file)
+        if record is None:
+            raise StopIteration
+        return record
+
+    def get_state(self) -> _State:
+        return {"offset": self._file.tell()}
+
+    def set_state(self, state: _State) -> None:
+        self._file.seek(state["offset"])
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+        super().close()
 
 
-def stride(dataset: Any, start: int, step: int) -> Any:
-    """Every `step`-th element, from `start`."""
-    if is_by_index(dataset):
-        return dataset.slice(slice(start, None, step))
-    return stream((dataset,), lambda iterator: StrideIterator(iterator, start, step))
+@final
+class _NestedIterator(grain.DatasetIterator):
+    """Datasets inside of datasets.
 
+    Grain's `InterleaveIterDataset` needs to know how many there are, always gives one element at a time of
+    each, and opens them ahead of time; `FlatMapIterDataset` takes lists. Slots hold what is open: the
+    parent's state before the element, its number, and the iterator.
+    """
 
-def side_by_side(datasets: Sequence[Any]) -> Any:
-    """Tuples of the elements of several datasets, as long as all have some."""
-    if not is_by_index(datasets[0]):
-        return grain.experimental.ZipIterDataset(datasets, strict=False)
-    length = min(map(len, datasets))
-    return grain.experimental.ZipMapDataset([dataset.slice(slice(0, length)) for dataset in datasets])
+    def __init__(
+        self,
+        parent: Any,
+        begin: Callable[[Any, int], Any],
+        cycle_length: int,
+        block_length: int,
+        until_empty: bool,
+    ) -> None:
+        self._slots: list[tuple[_State, int, Any] | None] = [None] * cycle_length
+        super().__init__(parent)
+        self._begin, self._block_length, self._until_empty = begin, block_length, until_empty
+        self._turn, self._in_block, self._num_opened = 0, 0, 0
+        self._at_end, self._is_empty = False, True
+
+    def __next__(self) -> Any:
+        while not self._at_end or any(self._slots):
+            slot = self._slots[self._turn]
+            if slot is None:
+                if self._at_end:
+                    self._next_turn()
+                else:
+                    self._open()
+                continue
+            try:
+                element = next(slot[2])
+            except StopIteration:
+                slot[2].close()
+                self._slots[self._turn] = None
+                self._at_end |= self._until_empty and self._is_empty
+                self._next_turn()
+                continue
+            self._is_empty = False
+            self._in_block += 1
+            if self._in_block == self._block_length:
+                self._next_turn()
+            return element
+        raise StopIteration
+
+    def _next_turn(self) -> None:
+        self._turn, self._in_block = (self._turn + 1) % len(self._slots), 0
+
+    def _open(self) -> None:
+        before = self._parent.get_state()
+        try:
+            element = next(self._parent)
+        except StopIteration:
+            self._at_end = True
+            return
+        number = self._num_opened
+        self._slots[self._turn] = before, number, self._begin(element, number)
+        self._num_opened, self._is_empty = number + 1, True
+
+    def get_state(self) -> _State:
+        return {
+            "parent": self._parent.get_state(),
+            "slots": [slot and (*slot[:2], slot[2].get_state()) for slot in self._slots],
+            "turn": [self._turn, self._in_block, self._num_opened],
+            "ends": [self._at_end, self._is_empty],
+        }
+
+    def set_state(self, state: _State) -> None:
+        self._close_slots()
+        for index, slot in enumerate(state["slots"]):
+            if slot is not None:
+                before, number, inner = slot
+                self._parent.set_state(before)
+                iterator = self._begin(next(self._parent), number)
+                iterator.set_state(inner)
+                self._slots[index] = before, number, iterator
+        self._parent.set_state(state["parent"])
+        self._turn, self._in_block, self._num_opened = state["turn"]
+        self._at_end, self._is_empty = state["ends"]
+
+    def _close_slots(self) -> None:
+        for slot in filter(None, self._slots):
+            slot[2].close()
+        self._slots = [None] * len(self._slots)
+
+    def close(self) -> None:
+        self._close_slots()
+        super().close()

@@ -25,7 +25,6 @@ class DatasetIterator(Iterator[Any]):
     """
 
     def __init__(self, iterator: Any, element_spec: Callable[[], Any], *, as_numpy: bool) -> None:
-        """Made by a dataset."""
         self._iterator, self._element_spec, self._as_numpy = iterator, element_spec, as_numpy
         self._closed = False
 
@@ -48,7 +47,7 @@ class DatasetIterator(Iterator[Any]):
         return self._element_spec()
 
     def close(self) -> None:
-        """Let go of files and threads. Leaving a `with` block, or dropping the iterator, does it too."""
+        """Release files and threads. So does leaving a `with` block, or dropping the iterator."""
         self._closed = True
         self._iterator.close()
 

@@ -1,23 +1,21 @@
 """A node: one step of a dataset, described.
 
-A `Dataset` holds the last node of a chain. Nodes are immutable; nothing is read until one is opened, for a
-certain epoch, which builds a Grain pipeline: a `MapDataset` as long as elements can be had by index, an
-`IterDataset` after that. Epochs are counted over all passes, so that looping twice over a dataset gives
-what looping once over one that repeats twice does.
+A `Dataset` holds the last node of a chain. Nodes are immutable, and nothing is read until one is built for
+a certain epoch. That gives a Grain pipeline: a `MapDataset` as long as elements are available by index, and
+an `IterDataset` (a stream) after that. Epochs are counted over all passes, so that looping twice over a
+dataset gives the same elements as looping once over `dataset.repeat(2)`.
 """
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 import functools
-import math
-from collections.abc import Iterator, Sequence
-from typing import Any, Self, final
+from collections.abc import Callable, Iterator
+from typing import Any, final
 
 from replicax.input import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 
-__all__ = ["Node", "Opening", "Transformation", "engine", "least", "total", "walk"]
+__all__ = ["Node", "Opening", "engine", "least", "step", "total", "walk"]
 
 
 @final
@@ -27,7 +25,7 @@ class Opening:
 
     Args:
         epoch: which pass over the node this is; it selects the order of a shuffle.
-        num_threads: how many threads read elements that can be had by index; 0 reads in the caller's.
+        num_threads: how many threads read elements that are available by index; 0 reads in the caller's.
         buffer_size: how many elements they read ahead.
     """
 
@@ -40,69 +38,71 @@ class Opening:
         return dataclasses.replace(self, epoch=epoch)
 
 
-class Node(abc.ABC):
-    """One step of a dataset."""
+@final
+@dataclasses.dataclass(frozen=True, eq=False)
+class Node:
+    """One step of a dataset.
+
+    Args:
+        name: what the dataset is called when it is printed.
+        parents: the nodes that it reads.
+        make: makes the Grain dataset of a node that is not known to be empty.
+        cardinality: how many elements one pass gives.
+        spec: what an element looks like; None if only reading one can tell.
+        batch_size: how many rows a full element has, if that is known.
+        open_rows: the number of rows in a full batch, if the last batch may have fewer.
+        num_parallel_calls: how many threads this step or one before it asks for.
+        buffer_size: how many elements this step or one before it asks to read ahead.
+        paths: the files whose names are the elements.
+        rows: for the rows of arrays, a function of an index, or of several for a batch.
+        with_parents: makes the same step on other nodes.
+    """
 
     name: str
-    """What the dataset is called when it is printed."""
+    parents: tuple[Node, ...]
+    make: Callable[[Opening], Any]
+    cardinality: int
+    spec: Any = None
+    batch_size: int | None = None
+    open_rows: int | None = None
+    num_parallel_calls: int = 0
+    buffer_size: int = 0
+    paths: tuple[str, ...] = ()
+    rows: Callable[[Any], Any] | None = None
+    with_parents: Callable[..., Node] | None = None
 
-    @property
-    @abc.abstractmethod
-    def parents(self) -> tuple[Node, ...]:
-        """The nodes that it reads."""
-
-    @property
-    @abc.abstractmethod
-    def cardinality(self) -> int:
-        """How many elements one pass gives."""
-
-    @property
-    def batch_size(self) -> int | None:
-        """How many rows a full element has, if that is known."""
-        return None
-
-    @abc.abstractmethod
-    def with_parents(self, parents: Sequence[Node]) -> Node:
-        """The same step on other nodes."""
-
-    @abc.abstractmethod
-    def spec(self) -> Any:
-        """What an element looks like; None if only reading one can tell."""
-
-    @abc.abstractmethod
-    def _build(self, opening: Opening) -> Any:
-        """The Grain dataset of a node that is not known to be empty."""
-
-    @final
     def build(self, opening: Opening) -> Any:
         """The Grain dataset: a `MapDataset` or an `IterDataset`."""
-        if self.cardinality == 0:
-            return engine().Rows(0, lambda index: index)
-        return self._build(opening)
+        return engine().rows(0, int) if self.cardinality == 0 else self.make(opening)
+
+    def then(self, name: str, make: Callable[[Opening], Any], **changes: Any) -> Node:
+        """A node that reads this one, with the same properties except for `changes`."""
+        fields: dict[str, Any] = {"paths": (), "rows": None, **changes}
+        return dataclasses.replace(self, name=name, parents=(self,), make=make, **fields)
 
 
-class Transformation(Node):
-    """A node with one parent, which it is a dataclass of."""
+def step(function: Callable[..., Node]) -> Callable[..., Node]:
+    """A function that makes a node of nodes, its first arguments, and can do so again with others."""
 
-    parent: Node
+    @functools.wraps(function)
+    def make(*arguments: Any, **options: Any) -> Node:
+        node = function(*arguments, **options)
+        others = arguments[len(node.parents) :]
+        return dataclasses.replace(node, with_parents=lambda *parents: make(*parents, *others, **options))
 
-    @property
-    @final
-    def parents(self) -> tuple[Node, ...]:
-        """The parent."""
-        return (self.parent,)
+    return make
 
-    @final
-    def with_parents(self, parents: Sequence[Node]) -> Self:
-        """The same step on another node."""
-        (parent,) = parents
-        changed: Any = dataclasses.replace(self, parent=parent)  # pyright: ignore
-        return changed
+
+def walk(node: Node) -> Iterator[Node]:
+    """`node` and all nodes that it reads."""
+    yield node
+    for parent in node.parents:
+        yield from walk(parent)
 
 
 @functools.cache
 def engine() -> Any:
-    """The module with the Grain pipelines; raises `ImportError` if Grain is not there."""
+    """The module with the Grain pipelines; raises `ImportError` if Grain is not installed."""
     try:
         import grain  # noqa: F401  # pyright: ignore[reportUnusedImport]
     except ImportError as error:
@@ -115,26 +115,16 @@ def engine() -> Any:
     return _engine
 
 
-def walk(node: Node) -> Iterator[Node]:
-    """`node` and all nodes that it reads."""
-    yield node
-    for parent in node.parents:
-        yield from walk(parent)
+def least(*cardinalities: int | None) -> int:
+    """The smallest cardinality, without those that are None; unknown if one is, unless another is 0."""
+    if 0 in cardinalities or UNKNOWN_CARDINALITY in cardinalities:
+        return 0 if 0 in cardinalities else UNKNOWN_CARDINALITY
+    finite = [count for count in cardinalities if count not in (None, INFINITE_CARDINALITY)]
+    return min(finite, default=INFINITE_CARDINALITY)
 
 
-# Cardinalities are numbers, except for two.
-
-
-def least(cardinalities: Sequence[int]) -> int:
-    """The smallest cardinality; not known if one is not."""
-    if UNKNOWN_CARDINALITY in cardinalities:
-        return UNKNOWN_CARDINALITY
-    found = min(math.inf if count == INFINITE_CARDINALITY else count for count in cardinalities)
-    return INFINITE_CARDINALITY if found == math.inf else int(found)
-
-
-def total(cardinalities: Sequence[int]) -> int:
-    """The cardinality of one dataset after the other."""
+def total(*cardinalities: int) -> int:
+    """The cardinality of datasets one after the other."""
     if INFINITE_CARDINALITY in cardinalities:
         return INFINITE_CARDINALITY
     return UNKNOWN_CARDINALITY if UNKNOWN_CARDINALITY in cardinalities else sum(cardinalities)

@@ -1,8 +1,7 @@
 """`tf.data.Options` and its groups: what is honoured, what is a hint, and what is refused by name.
 
 Honoured: `experimental_distribute.auto_shard_policy`, `deterministic` (elements always come in one order,
-so both answers hold) and `threading.private_threadpool_size`. Hints, which change no element and may be
-without
+so both answers hold) and `threading.private_threadpool_size`. Hints, which change no element and have no
 effect: the other options of `threading`, those of `autotune` and `experimental_optimization`,
 `experimental_slack` and `experimental_warm_start`.
 """
@@ -43,23 +42,30 @@ def _policy(value: Any) -> AutoShardPolicy:
 class _Group:
     """Options that can be set as attributes; those that were not are None."""
 
-    _CHECKS: ClassVar[dict[str, Callable[[Any], Any]]]
+    _CHECKS: ClassVar[dict[str, Callable[..., Any]]]
     _REFUSED: ClassVar[dict[str, str]] = {}
+    _OLD_NAMES: ClassVar[dict[str, str]] = {}
 
     def __init__(self) -> None:
-        for name in self._CHECKS:
-            object.__setattr__(self, name, None)
+        for name, check in self._CHECKS.items():
+            object.__setattr__(self, name, check() if isinstance(check, type) else None)
 
     def __setattr__(self, name: str, value: Any) -> None:
+        name = self._OLD_NAMES.get(name, name)
         if name not in self._CHECKS:
             raise AttributeError(self._complaint(name))
+        check = self._CHECKS[name]
         try:
-            checked = None if value is None else self._CHECKS[name](value)
+            if isinstance(check, type) and not isinstance(value, check):
+                raise InputError(f"pass a {check.__name__}")
+            checked = value if value is None or isinstance(check, type) else check(value)
         except InputError as error:
             raise InputError(f"{type(self).__name__}.{name} = {value!r}: {error}.") from None
         object.__setattr__(self, name, checked)
 
     def __getattr__(self, name: str) -> Any:
+        if name in self._OLD_NAMES:
+            return getattr(self, self._OLD_NAMES[name])
         raise AttributeError(self._complaint(name))
 
     def _complaint(self, name: str) -> str:
@@ -77,11 +83,7 @@ class _Group:
         return f"{type(self).__name__}({given})"
 
     def merge(self, options: Self) -> Self:
-        """These options with those that are set in `options` in their place.
-
-        Args:
-            options: of the same kind.
-        """
+        """These options, replaced by those that are set in `options`."""
         if type(options) is not type(self):
             raise TypeError(f"{type(self).__name__}.merge takes {type(self).__name__}, got {options!r}.")
         merged = copy.deepcopy(self)
@@ -95,11 +97,10 @@ class _Group:
 
 @final
 class DistributeOptions(_Group):
-    """How a dataset is distributed: `auto_shard_policy`, which is honoured.
+    """How a dataset is distributed: `auto_shard_policy`.
 
-    >>> from replicax import tf
-    >>> options = tf.data.experimental.DistributeOptions()
-    >>> options.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
+    >>> options = DistributeOptions()
+    >>> options.auto_shard_policy = "DATA"
     >>> options
     DistributeOptions(auto_shard_policy=<AutoShardPolicy.DATA: 2>)
     """
@@ -111,93 +112,49 @@ class DistributeOptions(_Group):
 
 @final
 class ThreadingOptions(_Group):
-    """How many threads there are for `num_parallel_calls`: `private_threadpool_size`; 0 is up to us.
-
-    `max_intra_op_parallelism` is a hint without effect.
-
-    >>> from replicax import tf
-    >>> options = tf.data.ThreadingOptions()
-    >>> options.private_threadpool_size = 2
-    >>> options
-    ThreadingOptions(private_threadpool_size=2)
-    """
+    """How many threads there are for `num_parallel_calls`: `private_threadpool_size`; 0 chooses."""
 
     private_threadpool_size: Any
-    max_intra_op_parallelism: Any
     _CHECKS: ClassVar = {"private_threadpool_size": _number, "max_intra_op_parallelism": _number}
 
 
 @final
 class AutotuneOptions(_Group):
-    """Hints for a tuner that does not exist here: they change no element, and have no effect.
-
-    >>> from replicax import tf
-    >>> tf.data.experimental.AutotuneOptions().enabled is None
-    True
-    """
+    """Hints for a tuner, which does not exist here; they have no effect."""
 
     enabled: Any
     _CHECKS: ClassVar = {
         "enabled": _flag,
-        "cpu_budget": _number,
-        "ram_budget": _number,
-        "initial_parallelism": _number,
-        "min_parallelism": _number,
+        **dict.fromkeys(["cpu_budget", "ram_budget", "initial_parallelism", "min_parallelism"], _number),
     }
     _REFUSED: ClassVar = {"autotune_algorithm": "nothing is tuned"}
 
 
+_OPTIMIZATIONS = """
+    apply_default_optimizations filter_fusion filter_parallelization inject_prefetch map_and_batch_fusion
+    map_and_filter_fusion map_fusion map_parallelization noop_elimination parallel_batch
+    seq_interleave_prefetch shuffle_and_repeat_fusion
+"""
+
+
 @final
 class OptimizationOptions(_Group):
-    """Hints for rewriting a pipeline: they change no element, and have no effect.
+    """Hints for rewriting a pipeline, which is not done here; they have no effect."""
 
-    >>> from replicax import tf
-    >>> options = tf.data.experimental.OptimizationOptions()
-    >>> options.map_fusion = True
-    """
-
-    _CHECKS: ClassVar = dict.fromkeys(
-        [
-            "apply_default_optimizations",
-            "filter_fusion",
-            "filter_parallelization",
-            "inject_prefetch",
-            "map_and_batch_fusion",
-            "map_and_filter_fusion",
-            "map_fusion",
-            "map_parallelization",
-            "noop_elimination",
-            "parallel_batch",
-            "seq_interleave_prefetch",
-            "shuffle_and_repeat_fusion",
-        ],
-        _flag,
-    )
-
-
-def _of(kind: type[_Group]) -> Callable[[Any], Any]:
-    def check(value: Any) -> Any:
-        if not isinstance(value, kind):
-            raise InputError(f"pass a {kind.__name__}")
-        return value
-
-    return check
+    _CHECKS: ClassVar = dict.fromkeys(_OPTIMIZATIONS.split(), _flag)
 
 
 def _always(value: Any) -> bool:
     if value is not True:
-        raise InputError("positions are always kept as descriptions; leave it out, or pass True")
+        raise InputError("positions are always saved symbolically; leave it out, or pass True")
     return True
-
-
-_OLD_NAMES = {"experimental_deterministic": "deterministic", "experimental_threading": "threading"}
 
 
 @final
 class Options(_Group):
-    """Options of a dataset, given with `Dataset.with_options` and kept by what is made of it.
+    """Options of a dataset, given with `Dataset.with_options` and inherited by what is made of it.
 
-    Those that are not known, or have no meaning here, raise when they are set. `experimental_distribute`,
+    Options that are not known, or have no meaning here, raise when they are set. `experimental_distribute`,
     `threading`, `autotune` and `experimental_optimization` are groups of options.
 
     >>> from replicax import tf
@@ -218,10 +175,10 @@ class Options(_Group):
     experimental_optimization: Any
     _CHECKS: ClassVar = {
         "deterministic": _flag,
-        "autotune": _of(AutotuneOptions),
-        "threading": _of(ThreadingOptions),
-        "experimental_distribute": _of(DistributeOptions),
-        "experimental_optimization": _of(OptimizationOptions),
+        "autotune": AutotuneOptions,
+        "threading": ThreadingOptions,
+        "experimental_distribute": DistributeOptions,
+        "experimental_optimization": OptimizationOptions,
         "experimental_slack": _flag,
         "experimental_warm_start": _flag,
         "experimental_symbolic_checkpoint": _always,
@@ -233,18 +190,7 @@ class Options(_Group):
         "dataset_name": "datasets have no names",
         "framework_type": "there is one framework",
     }
-
-    def __init__(self) -> None:
-        """Nothing is set."""
-        super().__init__()
-        self.autotune, self.threading = AutotuneOptions(), ThreadingOptions()
-        self.experimental_distribute = DistributeOptions()
-        self.experimental_optimization = OptimizationOptions()
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(_OLD_NAMES.get(name, name), value)
-
-    def __getattr__(self, name: str) -> Any:
-        if name in _OLD_NAMES:
-            return getattr(self, _OLD_NAMES[name])
-        return super().__getattr__(name)
+    _OLD_NAMES: ClassVar = {
+        "experimental_deterministic": "deterministic",
+        "experimental_threading": "threading",
+    }

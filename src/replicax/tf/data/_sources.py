@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, final
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import jax
 import numpy as np
@@ -12,191 +11,76 @@ import numpy as np
 from replicax.errors import InputError
 from replicax.input import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from replicax.tf.data._elements import frozen, leaf_dtype, spec_of_element, to_element
-from replicax.tf.data._node import Node, Opening, engine
+from replicax.tf.data._node import Node, engine
 from replicax.values import TensorSpec
 
-__all__ = ["FileNames", "Generated", "Leaf", "Numbers", "Positions", "Slices", "Tensors"]
+__all__ = ["file_names", "generated", "numbers", "slices", "tensors"]
 
 
-class Leaf(Node):
-    """A node that reads no other."""
+def slices(tensors: Any, what: str) -> Node:
+    """The rows of arrays; `what` is the call in the user's words."""
+    arrays = frozen(to_element(tensors, what))
+    leaves = [
+        (f"tensors{jax.tree_util.keystr(path)}", leaf)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(arrays)
+    ]
+    if not leaves:
+        raise InputError(f"{what} got no arrays: {tensors!r}.")
+    for name, leaf in leaves:
+        if not np.ndim(leaf):
+            raise InputError(
+                f"{what} takes arrays with one row for each element, but {name} is the single value "
+                f"{leaf!r}. `Dataset.from_tensors` makes a dataset of one element."
+            )
+    count = len(leaves[0][1])
+    if any(len(leaf) != count for _, leaf in leaves):
+        listing = ", ".join(f"{name} has {len(leaf)}" for name, leaf in leaves)
+        raise InputError(f"{what} takes arrays with the same number of rows, but {listing}.")
 
-    @property
-    @final
-    def parents(self) -> tuple[Node, ...]:
-        return ()
+    def rows(index: Any) -> Any:
+        return jax.tree.map(lambda array: array[index], arrays)
 
-    @final
-    def with_parents(self, parents: Sequence[Node]) -> Node:
-        return self
-
-
-@final
-class Slices(Leaf):
-    """The rows of arrays."""
-
-    name = "TensorSliceDataset"
-
-    def __init__(self, arrays: Any, what: str) -> None:
-        """Check that all arrays have the same number of rows."""
-        self.arrays = frozen(to_element(arrays, what))
-        leaves = jax.tree_util.tree_leaves_with_path(self.arrays)
-        if not leaves:
-            raise InputError(f"{what} got no arrays: {arrays!r}.")
-        for path, leaf in leaves:
-            if not np.ndim(leaf):
-                raise InputError(
-                    f"{what} takes arrays with one row for each element, but tensors"
-                    f"{jax.tree_util.keystr(path)} is the single value {leaf!r}. "
-                    "`Dataset.from_tensors` makes a dataset of one element."
-                )
-        sizes = {leaf.shape[0] for _, leaf in leaves}
-        if len(sizes) > 1:
-            pairs = [(jax.tree_util.keystr(path), leaf.shape[0]) for path, leaf in leaves]
-            listing = ", ".join(f"tensors{name} has {size}" for name, size in pairs)
-            raise InputError(f"{what} takes arrays with the same number of rows, but {listing}.")
-        (self.num_rows,) = sizes
-
-    @property
-    def cardinality(self) -> int:
-        """The number of rows."""
-        return self.num_rows
-
-    def spec(self) -> Any:
-        """That of a row."""
-        return jax.tree.map(lambda array: TensorSpec(array.shape[1:], array.dtype), self.arrays)
-
-    def rows(self, wanted: Any) -> Any:
-        """The rows at an index, or a batch of those at several."""
-        return jax.tree.map(lambda array: array[wanted], self.arrays)
-
-    def _build(self, opening: Opening) -> Any:
-        return engine().Rows(self.num_rows, self.rows)
+    spec = jax.tree.map(lambda array: TensorSpec(array.shape[1:], array.dtype), arrays)
+    return Node("TensorSliceDataset", (), lambda _: engine().rows(count, rows), count, spec, rows=rows)
 
 
-@final
-@dataclasses.dataclass(frozen=True, eq=False)
-class Positions(Leaf):
-    """The indices of rows, which stand for the rows until a batch of them is made."""
-
-    num_rows: int
-    name = "RangeDataset"
-
-    @property
-    def cardinality(self) -> int:
-        """The number of rows."""
-        return self.num_rows
-
-    def spec(self) -> Any:
-        """That of an index."""
-        return TensorSpec((), np.int64)
-
-    def _build(self, opening: Opening) -> Any:
-        return engine().Rows(self.num_rows, int)
-
-
-@final
-class Tensors(Leaf):
+def tensors(element: Any, what: str) -> Node:
     """One element."""
-
-    name = "TensorDataset"
-
-    def __init__(self, element: Any, what: str) -> None:
-        """Bring the element into its form."""
-        self._element = frozen(to_element(element, what))
-
-    @property
-    def cardinality(self) -> int:
-        """One."""
-        return 1
-
-    def spec(self) -> Any:
-        """That of the element."""
-        return spec_of_element(self._element)
-
-    def _build(self, opening: Opening) -> Any:
-        return engine().Rows(1, lambda index: self._element)
+    one = frozen(to_element(element, what))
+    return Node("TensorDataset", (), lambda _: engine().rows(1, lambda _: one), 1, spec_of_element(one))
 
 
-@final
-@dataclasses.dataclass(frozen=True, eq=False)
-class Numbers(Leaf):
+def numbers(start: int, step: int, count: int | None, dtype: np.dtype) -> Node:
     """Numbers at equal distances; without end if there is no `count`."""
 
-    start: int
-    step: int
-    count: int | None
-    dtype: np.dtype
-    name = "RangeDataset"
+    def make(_: Any) -> Any:
+        length = engine().ENDLESS if count is None else count
+        return engine().rows(length, lambda index: dtype.type(start + index * step))
 
-    @property
-    def cardinality(self) -> int:
-        """How many."""
-        return INFINITE_CARDINALITY if self.count is None else self.count
-
-    def spec(self) -> Any:
-        """That of one number."""
-        return TensorSpec((), self.dtype)
-
-    def _build(self, opening: Opening) -> Any:
-        count = engine().ENDLESS if self.count is None else self.count
-        return engine().Rows(count, lambda index: self.dtype.type(self.start + index * self.step))
+    cardinality = INFINITE_CARDINALITY if count is None else count
+    return Node("RangeDataset", (), make, cardinality, TensorSpec((), dtype))
 
 
-@final
-@dataclasses.dataclass(frozen=True, eq=False)
-class FileNames(Leaf):
+def file_names(paths: tuple[str, ...]) -> Node:
     """The names of files, which several pipelines can share out."""
 
-    paths: tuple[str, ...]
-    name = "ListFilesDataset"
+    def make(_: Any) -> Any:
+        return engine().rows(len(paths), lambda index: paths[index].encode())
 
-    @property
-    def cardinality(self) -> int:
-        """How many files."""
-        return len(self.paths)
-
-    def spec(self) -> Any:
-        """That of a text."""
-        return TensorSpec((), object)
-
-    def _build(self, opening: Opening) -> Any:
-        return engine().Rows(len(self.paths), lambda index: self.paths[index].encode())
+    return Node("ListFilesDataset", (), make, len(paths), TensorSpec((), object), paths=paths)
 
 
-@final
-@dataclasses.dataclass(frozen=True, eq=False)
-class Generated(Leaf):
-    """What a generator yields, checked against what it was said to."""
+def generated(
+    generator: Callable[..., Iterable[Any]], args: tuple[Any, ...], dtypes: Any, shapes: Any
+) -> Node:
+    """What a generator yields, checked against the dtypes and shapes that were declared."""
+    treedef = jax.tree.structure(dtypes)
+    wanted = list(zip(treedef.flatten_up_to(dtypes), treedef.flatten_up_to(shapes), strict=True))
+    spec = None
+    if all(shape is not None for _, shape in wanted):
+        spec = treedef.unflatten([TensorSpec(shape, dtype) for dtype, shape in wanted])
 
-    generator: Callable[..., Iterable[Any]]
-    arguments: tuple[Any, ...]
-    dtypes: Any
-    shapes: Any
-    name = "GeneratorDataset"
-
-    @property
-    def cardinality(self) -> int:
-        """Nobody knows."""
-        return UNKNOWN_CARDINALITY
-
-    def spec(self) -> Any:
-        """What was said, if the shapes were."""
-        shapes = jax.tree.structure(self.dtypes).flatten_up_to(self.shapes)
-        if any(shape is None for shape in shapes):
-            return None
-        specs = [TensorSpec(*pair) for pair in zip(shapes, jax.tree.leaves(self.dtypes), strict=True)]
-        return jax.tree.structure(self.dtypes).unflatten(specs)
-
-    def _build(self, opening: Opening) -> Any:
-        def begin() -> Any:
-            return iter(self.generator(*self.arguments))
-
-        return engine().stream((), lambda: engine().GeneratorIterator(begin, self._checked))
-
-    def _checked(self, value: Any, number: int) -> Any:
-        """What was yielded as an element; raises if it is not what was said."""
-        treedef = jax.tree.structure(self.dtypes)
+    def checked(number: int, value: Any) -> Any:
         if isinstance(value, list) and treedef != jax.tree.structure(0):
             value = tuple(value)
         element = to_element(value, f"The generator given to Dataset.from_generator (element {number})")
@@ -205,17 +89,18 @@ class Generated(Leaf):
                 f"Element {number} of the generator given to Dataset.from_generator has another structure "
                 f"than its signature says: {jax.tree.structure(element)} instead of {treedef}."
             )
-        leaves = zip(
-            jax.tree.leaves(element),
-            jax.tree.leaves(self.dtypes),
-            treedef.flatten_up_to(self.shapes),
-            strict=True,
-        )
-        return treedef.unflatten([_fitted(leaf, dtype, shape, number) for leaf, dtype, shape in leaves])
+        leaves = zip(jax.tree.leaves(element), wanted, strict=True)
+        return treedef.unflatten([_fitted(leaf, *said, number) for leaf, said in leaves])
+
+    def make(_: Any) -> Any:
+        what = "the generator given to Dataset.from_generator"
+        return engine().replayed(lambda: iter(generator(*args)), checked, what)
+
+    return Node("GeneratorDataset", (), make, UNKNOWN_CARDINALITY, spec)
 
 
 def _fitted(leaf: Any, dtype: np.dtype, shape: tuple[int | None, ...] | None, number: int) -> Any:
-    """A part of an element with the dtype that was said; raises if it has another kind or shape."""
+    """A part of an element with the declared dtype; raises if it has another kind or shape."""
     have, got = leaf_dtype(leaf), np.shape(leaf)
     fits = have == dtype if "O" in (have.kind, dtype.kind) else np.can_cast(have, dtype, "same_kind")
     if shape is not None:

@@ -17,12 +17,8 @@ from replicax.tf.data._options import (
     ThreadingOptions,
 )
 
-__all__ = [
-    "AUTOTUNE",
-    "INFINITE_CARDINALITY",
-    "UNKNOWN_CARDINALITY",
-    "AutoShardPolicy",
-    "AutotuneOptions",
+__all__ = ["AUTOTUNE", "INFINITE_CARDINALITY", "UNKNOWN_CARDINALITY", "AutoShardPolicy", "AutotuneOptions"]
+__all__ += [
     "DistributeOptions",
     "OptimizationOptions",
     "ThreadingOptions",
@@ -36,8 +32,7 @@ __getattr__ = refuse("tf.data.experimental", OF_EXPERIMENTAL)
 def cardinality(dataset: Dataset) -> int:
     """How many elements a dataset has, if that is known without reading it.
 
-    >>> from replicax import tf
-    >>> tf.data.experimental.cardinality(tf.data.Dataset.range(4).repeat())
+    >>> cardinality(Dataset.range(4).repeat())
     -1
     """
     if not isinstance(dataset, Dataset):
@@ -46,14 +41,10 @@ def cardinality(dataset: Dataset) -> int:
 
 
 def assert_cardinality(expected_cardinality: Any) -> Callable[[Dataset], Dataset]:
-    """For `Dataset.apply`: says how many elements there are. Reading raises if there are not.
+    """For `Dataset.apply`: the dataset with a known number of elements. Reading raises if it has another.
 
-    Args:
-        expected_cardinality: the number, or INFINITE_CARDINALITY or UNKNOWN_CARDINALITY.
-
-    >>> from replicax import tf
-    >>> even = tf.data.Dataset.range(6).filter(lambda i: i % 2 == 0)
-    >>> len(even.apply(tf.data.experimental.assert_cardinality(3)))
+    >>> even = Dataset.range(6).filter(lambda i: i % 2 == 0)
+    >>> len(even.apply(assert_cardinality(3)))
     3
     """
     number = as_number(expected_cardinality, "tf.data.experimental.assert_cardinality(", least=-2)
