@@ -131,7 +131,7 @@ def test_dtypes_of_constants():
     assert tf.constant(7.0, shape=[2, 2]).shape == (2, 2)
     assert tf.constant([1, 2, 3, 4], shape=(2, 2)).tolist() == [[1, 2], [3, 4]]
     assert tf.as_dtype("int32") is tf.int32 or tf.as_dtype("int32") == tf.int32
-    with pytest.raises(TypeError, match="no tensors of text"):
+    with pytest.raises(TypeError, match="no string tensors"):
         tf.constant("text")
 
 
@@ -326,7 +326,7 @@ def test_assertions():
     with pytest.raises(ValueError, match=r"\(2, 3\), not \(2, 2\)"):
         tf.debugging.assert_shapes([(X, (2, 2))])
     tf.debugging.assert_shapes([(X, (None, 3))])
-    with pytest.raises(ValueError, match="bad: the tensor has NaN"):
+    with pytest.raises(ValueError, match="bad: the tensor contains NaN"):
         tf.debugging.check_numerics([np.nan], "bad")
     with pytest.raises(NotImplementedError, match="checkify"):
         tf.function(lambda x: tf.debugging.assert_equal(x, x))(tf.constant(1))
@@ -346,7 +346,7 @@ def test_the_stream_of_the_process():
     assert sorted(tf.random.shuffle([1, 2, 3]).tolist()) == [1, 2, 3]
     with pytest.raises(ValueError, match="maxval"):
         tf.random.uniform([2], dtype=tf.int32)
-    with pytest.raises(RuntimeError, match="the same in every step"):
+    with pytest.raises(RuntimeError, match="the same ones in every step"):
         tf.function(lambda: tf.random.uniform([2]))()
 
 
@@ -375,7 +375,7 @@ def test_a_generator_in_replicas(compiled):
     assert len(set(drawn)) == 6, "other numbers on each replica, and in each step"
     outside = tf.random.Generator.from_seed(1)
     assert float(outside.uniform([])) != float(outside.uniform([]))
-    with pytest.raises(ValueError, match="algorithm"):
+    with pytest.raises(ValueError, match="threefry"):
         tf.random.Generator.from_seed(1, alg="other")
 
 
@@ -410,11 +410,11 @@ def test_arguments_are_honoured_or_refused(capsys):
     with pytest.raises(ValueError, match="there are 2 sizes"):
         tf.split(X, [1, 2], axis=1, num=3)
     assert tf.map_fn(lambda row: row.sum(), X, fn_output_signature=tf.float32).shape == (2,)
-    with pytest.raises(TypeError, match="gives float32, and the signature says int32"):
+    with pytest.raises(TypeError, match="returned float32, but the signature says int32"):
         tf.map_fn(lambda row: row, X, fn_output_signature=tf.TensorSpec([3], tf.int32))
     with pytest.raises(ValueError, match=r"x = \[1\. 2\.\] and 3 more, y = 0"):
         tf.debugging.assert_equal([1.0, 2.0, 3.0, 4.0, 5.0], 0, summarize=2)
-    with pytest.raises(ValueError, match="every call prints a line"):
+    with pytest.raises(ValueError, match="each call prints a whole line"):
         tf.function(lambda x: tf.print(x, end=""))(tf.constant(1))
     tf.print("a", end="")
     assert capsys.readouterr().out == "a"

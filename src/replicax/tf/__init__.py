@@ -2,9 +2,9 @@
 
 It has what such code uses: `tf.distribute`, `tf.compat.v1.distribute`, `tf.Variable`, `tf.function`,
 `tf.data`, `tf.train.Checkpoint`, `tf.keras` (Keras 3 on JAX), `tf.nest`, `tf.config` and the usual ops.
-Tensors are JAX arrays, and an op is a thin name for its equal in `jax.numpy`; arrays get one method more,
-`x.numpy()`. It is a bridge, not a second TensorFlow: what can't be had raises an AttributeError that names
-the alternative. `docs/porting.md` shows what changes. `tf.__version__` is Replicax's own version.
+Tensors are JAX arrays, and an op is a thin wrapper of its equivalent in `jax.numpy`; arrays get one more
+method, `x.numpy()`. It is a bridge, not a second TensorFlow: what is missing raises an AttributeError that
+names the alternative. `docs/porting.md` shows what changes. `tf.__version__` is Replicax's own version.
 
     import replicax.tf as tf
 
@@ -313,7 +313,7 @@ Tensor = jax.Array
 
 
 def TensorShape(dims: Any) -> tuple[int | None, ...]:
-    """A shape: the tuple that shapes are in JAX.
+    """A shape, which is a tuple in JAX.
 
     >>> from replicax import tf
     >>> tf.TensorShape([2, None])

@@ -1,6 +1,6 @@
-"""Control flow that can be compiled: thin names for `jax.lax`.
+"""Control flow that can be compiled: thin wrappers of `jax.lax`.
 
-Where nothing is traced, the condition has a value and plain Python runs, breakpoints and all.
+Where nothing is traced, the condition has a value and plain Python runs, so that breakpoints work.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _print = print
 
 @op
 def cond(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
-    """What one of two functions returns.
+    """The result of `true_fn` or `false_fn`.
 
     >>> from replicax import tf
     >>> tf.cond(tf.constant(1.0) > 0, lambda: "yes", lambda: "no")
@@ -37,7 +37,7 @@ def cond(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> 
 def switch_case(
     branch_index: Any, branch_fns: Sequence[Callable[[], Any]], default: Callable[[], Any] | None = None
 ) -> Any:
-    """What the function of this index returns; out of range, the `default` or the last one.
+    """The result of the function with this index; out of range, of `default` or the last one.
 
     >>> from replicax import tf
     >>> tf.switch_case(tf.constant(1), [lambda: "zero", lambda: "one"])
@@ -57,7 +57,7 @@ def while_loop(
     loop_vars: Any,
     maximum_iterations: int | None = None,
 ) -> Any:
-    """Repeats `body` while `cond` holds.
+    """Repeat `body` while `cond` is true.
 
     >>> from replicax import tf
     >>> tf.while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, 2 * x), [0, 1])
@@ -68,7 +68,7 @@ def while_loop(
     while maximum_iterations is None or count < maximum_iterations:
         going = cond(*state)
         if is_tracer(array(going)) or any(map(is_tracer, jax.tree.leaves(state))):
-            # Also one that was given numbers, and meets what it refers to now.
+            # Even if `loop_vars` are plain numbers: `cond` or `body` may refer to traced values.
             left = None if maximum_iterations is None else maximum_iterations - count
             return names(_traced_loop(cond, body, state, left))
         if not going:
@@ -100,7 +100,7 @@ def map_fn(fn: Callable[..., Any], elems: Any, fn_output_signature: Any = None) 
     """`fn` applied to every row.
 
     Args:
-        fn: what to apply.
+        fn: the function.
         elems: an array, or a structure of arrays.
         fn_output_signature: if given, the dtype or `tf.TensorSpec` that each result must have.
     """
@@ -113,14 +113,18 @@ def map_fn(fn: Callable[..., Any], elems: Any, fn_output_signature: Any = None) 
 def _check_dtype(result: Any, signature: Any) -> None:
     wanted = on_device(getattr(signature, "dtype", signature))
     if result.dtype != wanted:
-        raise TypeError(f"tf.map_fn: the function gives {result.dtype}, and the signature says {wanted}.")
+        raise TypeError(
+            f"tf.map_fn: the function returned {result.dtype}, but the signature says {wanted}."
+        )
 
 
 def print(*inputs: Any, sep: str = " ", end: str = "\n") -> None:
-    """Print values, also those of a compiled function, when it runs; there, each on a line of its own."""
+    """Print values. In a compiled function, they are printed when it runs, one line for each call."""
     traced = any(is_tracer(leaf) for leaf in jax.tree.leaves(inputs))
     if traced and end != "\n":
-        raise ValueError(f"tf.print(end={end!r}) in a compiled function: every call prints a line.")
+        raise ValueError(
+            f"tf.print(end={end!r}) in a compiled function: each call prints a whole line; leave `end` out."
+        )
     if traced:
         jax.debug.print(sep.join("{}" for _ in inputs), *inputs)
         return
@@ -128,7 +132,7 @@ def print(*inputs: Any, sep: str = " ", end: str = "\n") -> None:
 
 
 def executing_eagerly() -> bool:
-    """Whether operations run as they are called: not while a function is traced.
+    """Whether operations run when they are called, which they do not while a function is traced.
 
     >>> from replicax import tf
     >>> tf.executing_eagerly()

@@ -23,18 +23,18 @@ _NO_AUTOGRAPH = (
 )
 _NO_VALUES = (
     "A tf.function used a traced value as a Python number or a NumPy array (in `if`, `while`, `int()`, "
-    "`range()`, `np.asarray()`, ...). What is computed from its arguments and from variables has no value "
-    f"yet. {_NO_AUTOGRAPH}"
+    "`range()`, `np.asarray()`, ...). Results that depend on its arguments or on variables have no value "
+    f"while it is traced. {_NO_AUTOGRAPH}"
 )
 
 _WITHOUT_MEANING = {
     "autograph": "Python's `if` on a traced value is not rewritten: use tf.cond and tf.while_loop",
-    "reduce_retracing": "XLA compiles every shape that comes",
-    "experimental_relax_shapes": "XLA compiles every shape that comes",
+    "reduce_retracing": "XLA compiles a program for each shape",
+    "experimental_relax_shapes": "XLA compiles a program for each shape",
     "experimental_autograph_options": "there is no AutoGraph",
-    "experimental_implements": "there are no graphs in which a function could be replaced",
-    "experimental_attributes": "there are no graphs that could have attributes",
-    "experimental_follow_type_hints": "arguments are traced by what they are",
+    "experimental_implements": "there is no graph in which a function could be replaced",
+    "experimental_attributes": "there is no graph that could have attributes",
+    "experimental_follow_type_hints": "arguments are traced according to their values",
 }
 
 
@@ -48,17 +48,17 @@ def function(
 ) -> Any:
     """Compile a step; see `rx.function`.
 
-    Python numbers that the step returns become tensors. XLA compiles everything here, with `jit_compile`
-    or without it. Options that only say how TensorFlow should build a graph are noted in the log, once, and
-    have no effect.
+    Python numbers that the step returns become tensors. XLA compiles everything, with or without
+    `jit_compile`. Options that only say how TensorFlow should build a graph have no effect, which is logged
+    once.
 
     Args:
         func: the step; without it a decorator is returned.
         input_signature: what the positional arguments must be.
-        autograph: there is none; see `tf.cond`.
+        autograph: no effect: there is no AutoGraph; see `tf.cond`.
         jit_compile: None or True.
         experimental_compile: the older spelling of `jit_compile`.
-        **options: others of TensorFlow's, by name.
+        **options: TensorFlow's other options.
 
     >>> from replicax import tf
     >>> @tf.function
@@ -71,8 +71,8 @@ def function(
     """
     if jit_compile is False or experimental_compile is False:
         raise ValueError(
-            "tf.function(jit_compile=False): there is no other way to compile than XLA. Leave @tf.function "
-            "out to run the function as plain Python."
+            "tf.function(jit_compile=False): only XLA compiles functions here. Leave @tf.function out to "
+            "run the function as plain Python."
         )
     for option, value in {"autograph": autograph, **options}.items():
         if option not in _WITHOUT_MEANING:
@@ -86,30 +86,30 @@ def function(
 
 def _returning_tensors(func: Any) -> Any:
     if not callable(func):
-        return func  # refused by `execution.function`, in its words
+        return func  # `execution.function` raises the error
 
     @functools.wraps(func)
     def step(*args: Any, **kwargs: Any) -> Any:
         try:
             with execution.explain_traced_values(_NO_VALUES):
                 result = func(*args, **kwargs)
-        except TracedValueError as error:  # perhaps of a replica function in this one
+        except TracedValueError as error:  # maybe raised in a replica function
             if _NO_AUTOGRAPH not in "".join([str(error), *getattr(error, "__notes__", ())]):
                 error.add_note(_NO_AUTOGRAPH)
             raise
         return jax.tree.map(_as_tensor, result, is_leaf=_is_variable)
 
     with_attributes: Any = step
-    # An `rx.function` takes over the attributes of its function, and so do those that it makes for methods.
+    # `rx.function` copies the attributes of its function, also for methods.
     with_attributes.get_concrete_function = _no_concrete_function
     return step
 
 
 def _no_concrete_function(*_: Any, **__: Any) -> NoReturn:
     raise NotImplementedError(
-        "tf.function(...).get_concrete_function: there are no graphs to look at. Call the function with "
-        "such arguments, which compiles it for them; pass input_signature to refuse others; use "
-        "`jax.export` to save a program."
+        "tf.function(...).get_concrete_function: there are no graphs. Call the function with such "
+        "arguments to compile it for them; pass input_signature to refuse others; use `jax.export` to "
+        "save a program."
     )
 
 
@@ -118,7 +118,7 @@ def _as_tensor(leaf: Any) -> Any:
 
 
 def _is_variable(value: Any) -> bool:
-    """Whether `value` is a variable, which `jax.tree` would take for its value."""
+    """Whether `value` is a variable, which `jax.tree` would replace by its value."""
     return isinstance(value, Variable | VariableCopy)
 
 

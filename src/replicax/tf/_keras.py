@@ -9,7 +9,7 @@ __all__ = ["load_keras"]
 
 
 def load_keras() -> Any:
-    """The module `keras`, with JAX as its backend, whose models strategies distribute."""
+    """The module `keras` with JAX as its backend and with support for strategies."""
     try:
         return importlib.import_module("replicax.integrations.keras").require_keras()
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Arithmetic, reductions and linear algebra: thin names for functions of `jax.numpy`."""
+"""Arithmetic, reductions and linear algebra: thin wrappers of `jax.numpy`."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ __all__ = [
 
 
 def _unary(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """An op that is a function of JAX with one argument."""
+    """An op that calls a JAX function of one argument."""
 
     def unary(x: Any) -> Any:
         return fn(array(x))
@@ -104,7 +104,7 @@ def _unary(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _binary(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """An op that is a function of JAX with two arguments."""
+    """An op that calls a JAX function of two arguments."""
 
     def binary(x: Any, y: Any) -> Any:
         return fn(array(x), array(y))
@@ -156,7 +156,7 @@ logical_xor = _binary(jnp.logical_xor)
 
 @op
 def stop_gradient(input: Any) -> jax.Array:
-    """The same value, which does not change as far as a gradient is concerned."""
+    """The same value, treated as a constant by gradients."""
     return jax.lax.stop_gradient(array(input))
 
 
@@ -208,7 +208,7 @@ reduce_logsumexp = _reduction(jax.nn.logsumexp)
 
 @op
 def reduce_mean(input_tensor: Any, axis: Any = None, keepdims: bool = False) -> jax.Array:
-    """The mean over `axis`; by default over all axes. Of integers it is an integer, as in TensorFlow."""
+    """The mean over `axis`, by default all axes. The mean of integers is an integer, as in TensorFlow."""
     x = array(input_tensor)
     mean = jnp.mean(x, axis=_axes(axis), keepdims=keepdims)
     return mean.astype(x.dtype) if jnp.issubdtype(x.dtype, jnp.integer) else mean
@@ -253,7 +253,7 @@ def top_k(input: Any, k: int = 1, sorted: bool = True) -> tuple[jax.Array, jax.A
 
 @op
 def cumsum(x: Any, axis: int = 0, exclusive: bool = False, reverse: bool = False) -> jax.Array:
-    """The sums of the first elements along an axis."""
+    """The cumulative sum along an axis."""
     x = array(x)
     turned = jnp.flip(x, axis) if reverse else x
     sums = jnp.cumsum(turned, axis)
@@ -263,7 +263,7 @@ def cumsum(x: Any, axis: int = 0, exclusive: bool = False, reverse: bool = False
 
 @op
 def clip_by_value(t: Any, clip_value_min: Any, clip_value_max: Any) -> Any:
-    """Elements within bounds."""
+    """Elements clipped to the bounds."""
     return jnp.clip(array(t), array(clip_value_min), array(clip_value_max))
 
 
@@ -272,7 +272,7 @@ def clip_by_norm(t: Any, clip_norm: Any, axes: Any = None) -> jax.Array:
     """An array scaled down so that its norm is at most `clip_norm`."""
     t = array(t)
     squares = jnp.sum(jnp.square(t), axis=_axes(axes), keepdims=True)
-    # The slope of a root is infinite at 0, which would make the gradient there not a number.
+    # The gradient of a square root at 0 would be NaN.
     length = jnp.where(squares > 0, jnp.sqrt(jnp.where(squares > 0, squares, 1)), 0)
     return t * (clip_norm / jnp.maximum(length, clip_norm))
 
@@ -289,7 +289,7 @@ def clip_by_global_norm(
 ) -> tuple[list[Any], Any]:
     """Arrays scaled down so that their common norm is at most `clip_norm`, and that norm.
 
-    If the norm is infinite or not a number, neither are the arrays, so that it shows.
+    If the norm is infinite or NaN, the arrays become NaN, as in TensorFlow.
     """
     length = array(global_norm(t_list) if use_norm is None else use_norm)
     scale = jnp.where(jnp.isfinite(length), clip_norm / jnp.maximum(length, clip_norm), jnp.nan)
@@ -330,13 +330,13 @@ def tensordot(a: Any, b: Any, axes: Any) -> jax.Array:
 
 @op
 def einsum(equation: str, *inputs: Any) -> jax.Array:
-    """A sum of products, as an equation says."""
+    """A sum of products, given as an equation."""
     return jnp.einsum(equation, *map(array, inputs))
 
 
 @op
 def norm(tensor: Any, ord: Any = "euclidean", axis: Any = None, keepdims: bool = False) -> jax.Array:
-    """The norm, by default of all elements together, as of one vector."""
+    """The norm, by default of all elements as one vector."""
     x = array(tensor)
     if axis is not None:
         return jnp.linalg.norm(x, None if ord == "euclidean" else ord, _axes(axis), keepdims)

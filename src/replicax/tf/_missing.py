@@ -1,4 +1,4 @@
-"""What TensorFlow has and this namespace has not, with what to use in its place."""
+"""What TensorFlow has and this namespace does not, with what to use instead."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["OF_COMPAT_V1", "OF_DISTRIBUTE", "OF_TF", "WRITE_RECORDS", "refuse"]
 
 _LAX = "the function of that name in `jax.lax` or `jax.numpy`"
 _TEXT = "Python's own strings on the host: JAX has no string arrays"
-_GRAPH = "nothing: there are no graphs and sessions, every call does its work at once"
+_GRAPH = "nothing: there are no graphs and sessions, every call runs immediately"
 
 WRITE_RECORDS = (
     "`ArrayRecordWriter` of the package array_record, whose files Grain reads, or any other writer of "
@@ -18,8 +18,8 @@ WRITE_RECORDS = (
 
 OF_TF = {
     "GradientTape": (
-        "`rx.value_and_grad(loss_fn, variables)` or `rx.grad`: JAX differentiates functions, so put what "
-        "was inside the `with` block into a function that returns the loss"
+        "`rx.value_and_grad(loss_fn, variables)` or `rx.grad`: JAX differentiates functions, so move the "
+        "`with` block into a function that returns the loss"
     ),
     "Graph": _GRAPH,
     "Operation": _GRAPH,
@@ -28,17 +28,17 @@ OF_TF = {
     "TensorArray": "`jax.lax.scan`, or a Python list",
     "audio": "a library that decodes audio, in `Dataset.map`",
     "autodiff": "`jax.jvp`",
-    "autograph": "`tf.cond` and `tf.while_loop`: Python's `if` on a traced value is not rewritten",
-    "control_dependencies": "the order of the calls: writes of variables happen in it",
+    "autograph": "`tf.cond` and `tf.while_loop`: a Python `if` on a traced value is not rewritten",
+    "control_dependencies": "the order of the calls: variables are written in that order",
     "custom_gradient": "`jax.custom_vjp`",
-    "estimator": "a loop of your own; see docs/porting.md",
-    "experimental": "what the function does in `jax`",
+    "estimator": "your own training loop; see docs/porting.md",
+    "experimental": "the equivalent in `jax`",
     "feature_column": "arrays made in `Dataset.map`",
     "gradients": "`rx.grad(loss_fn, variables)`",
     "group": "the calls themselves: there are no operations to group",
     "image": "`jax.image`, or a library such as Pillow in `Dataset.map`",
-    "init_scope": "code outside of `tf.function`",
-    "keras.estimator": "a loop of your own",
+    "init_scope": "code outside `tf.function`",
+    "keras.estimator": "your own training loop",
     "lite": "`jax2tf` and TensorFlow Lite",
     "lookup": "a Python dict in `Dataset.map`",
     "no_op": "`None`",
@@ -56,15 +56,15 @@ OF_TF = {
     "strings": _TEXT,
     "summary": "`rx.Tracker(tensorboard=folder)`, and its `log(step, loss=...)`",
     "test": "pytest",
-    "variable_creator_scope": "a function that makes your variables",
+    "variable_creator_scope": "a function that creates your variables",
     "vectorized_map": "`jax.vmap`",
     "while": "`tf.while_loop`",
-    "xla": "`jax.jit`: everything is compiled by XLA",
+    "xla": "`jax.jit`: XLA compiles everything",
 }
 
 OF_DISTRIBUTE = {
-    "DistributedDatasetsFromFunction": "`rx.DistributedDataset`: every distributed dataset is one",
-    "Server": "`MultiWorkerMirroredStrategy`, which joins its processes by itself",
+    "DistributedDatasetsFromFunction": "`rx.DistributedDataset`, the type of all distributed datasets",
+    "Server": "`MultiWorkerMirroredStrategy`, which connects its processes itself",
     "experimental.ParameterServerStrategy": "`MultiWorkerMirroredStrategy`",
     "ParameterServerStrategy": (
         "`CentralStorageStrategy` to keep variables in one place, or `MultiWorkerMirroredStrategy` to "
@@ -75,13 +75,13 @@ OF_DISTRIBUTE = {
 
 OF_COMPAT_V1 = {
     "Session": _GRAPH,
-    "data": "`tf.data`, and `iter(dataset)` in place of iterators that are made by a function",
-    "global_variables_initializer": "nothing: a variable has its value from the start",
+    "data": "`tf.data`, with `iter(dataset)` instead of `make_one_shot_iterator` and similar functions",
+    "global_variables_initializer": "nothing: a variable has its value as soon as it exists",
     "placeholder": "an argument of the function",
     "get_variable": "`tf.Variable`",
     "train": "`rx.Optimizer` on an optax transformation",
     "layers": "Keras, or plain functions",
-    "estimator": "a loop of your own; see docs/porting.md",
+    "estimator": "your own training loop; see docs/porting.md",
     "disable_eager_execution": _GRAPH,
     "disable_v2_behavior": _GRAPH,
     "logging": '`logging.getLogger("replicax")`',
@@ -89,7 +89,7 @@ OF_COMPAT_V1 = {
 
 
 def refuse(module: str, instead: dict[str, str]) -> Callable[[str], NoReturn]:
-    """A module's `__getattr__`: raises, and names the alternative where there is one."""
+    """A module's `__getattr__` that raises an error and names the alternative, if there is one."""
 
     def __getattr__(name: str) -> NoReturn:
         hint = _hint(instead[name]) if name in instead else ""

@@ -15,7 +15,7 @@ __all__ = ["Module", "device", "name_scope"]
 
 
 class Module:
-    """The base of objects with variables, in attributes, lists, dicts and other modules.
+    """A base class that finds variables in attributes, lists, dicts and other modules.
 
     >>> from replicax import tf
     >>> class Dense(tf.Module):
@@ -29,12 +29,12 @@ class Module:
     """
 
     def __init__(self, name: str | None = None) -> None:
-        """Give the module a name."""
+        """`name` is by default that of the class, in lower case."""
         self._name = name or type(self).__name__.lower()
 
     @property
     def name(self) -> str:
-        """What the module is called."""
+        """The name of the module."""
         return self._name
 
     @property
@@ -44,7 +44,7 @@ class Module:
 
     @property
     def variables(self) -> tuple[Variable, ...]:
-        """All variables, those of inner modules too; attributes in the order of their names."""
+        """All variables, including those of submodules; attributes are sorted by name."""
         return tuple(found for found in _inside(self, set()) if isinstance(found, Variable))
 
     @property
@@ -54,12 +54,12 @@ class Module:
 
     @property
     def non_trainable_variables(self) -> tuple[Variable, ...]:
-        """The other ones."""
+        """The variables that optimizers should not update."""
         return tuple(variable for variable in self.variables if not variable.trainable)
 
     @property
     def submodules(self) -> tuple[Module, ...]:
-        """The modules inside of this one."""
+        """The modules inside this one."""
         return tuple(
             found for found in _inside(self, set()) if isinstance(found, Module) and found is not self
         )
@@ -87,9 +87,9 @@ def _inside(thing: Any, seen: set[int]) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def device(device_name: Any) -> Iterator[None]:
-    """A `with` block in which new arrays go to a device; None leaves it to JAX.
+    """A `with` block in which new arrays are placed on a device; None leaves the choice to JAX.
 
-    Inside a strategy, the strategy decides where things go.
+    Inside a strategy, the strategy decides the placement.
 
     >>> from replicax import tf
     >>> with tf.device("/cpu:1"):

@@ -1,4 +1,4 @@
-"""What makes a function of JAX an op: it takes `name`, and variables as well as arrays."""
+"""Ops: JAX functions that also accept variables and the argument `name`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["array", "op"]
 
 
 def array(value: Any) -> jax.Array:
-    """`value`, a variable among others, as an array."""
+    """`value`, which may be a variable, as an array."""
     return jnp.asarray(value)
 
 
 def op(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """`fn` with the argument `name` that every op of TensorFlow has; it is shown in profiles."""
+    """`fn` with the argument `name` that every TensorFlow op has; it is shown in profiles."""
 
     @functools.wraps(fn)
     def named(*args: Any, name: str | None = None, **kwargs: Any) -> Any:

@@ -1,6 +1,6 @@
-"""Tensors are JAX arrays: making them, and changing their form.
+"""Tensors, which are JAX arrays: creating and reshaping them.
 
-`import replicax.tf` gives JAX's arrays one method that ported code is full of: `x.numpy()`.
+`import replicax.tf` gives JAX arrays one method that ported code often uses: `x.numpy()`.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ add_array_method("numpy", lambda array: np.asarray(array), "The value as a NumPy
 
 
 def _strong(value: Any, dtype: Any) -> jax.Array:
-    """An array of the very dtype that TensorFlow would choose, where JAX has it."""
+    """An array with the dtype that TensorFlow would choose, where JAX has it, and never a weak type."""
     if isinstance(value, jax.Array) or hasattr(value, "__jax_array__"):
         found = jnp.asarray(value)
         return found if dtype is None else found.astype(dtypes.on_device(dtype))
     found = np.asarray(value, None if dtype is None else dtypes.as_dtype(dtype))
     if found.dtype.kind in "OUS":
         raise TypeError(
-            f"{value!r} is no array of numbers. JAX has no tensors of text; keep it in host memory, as "
+            f"{value!r} is not an array of numbers. JAX has no string tensors; keep text on the host, as "
             "Python strings or in a dataset."
         )
     return jnp.asarray(found, dtypes.on_device(found.dtype))
@@ -94,12 +94,12 @@ def constant(value: Any, dtype: Any = None, shape: Any = None) -> jax.Array:
 
 @op
 def convert_to_tensor(value: Any, dtype: Any = None, dtype_hint: Any = None) -> jax.Array:
-    """`value` as an array; of a variable, its value.
+    """`value`, which may be a variable, as an array.
 
     Args:
         value: an array, a variable, or Python numbers.
         dtype: the dtype.
-        dtype_hint: the dtype of Python numbers, if it is not given otherwise and they are of its kind.
+        dtype_hint: the dtype of Python numbers without a `dtype`, if they can be converted to it.
     """
     if dtype is None and dtype_hint is not None and not hasattr(value, "dtype"):
         fits = np.can_cast(np.asarray(value).dtype, dtypes.as_dtype(dtype_hint), "same_kind")
@@ -109,7 +109,7 @@ def convert_to_tensor(value: Any, dtype: Any = None, dtype_hint: Any = None) -> 
 
 @op
 def identity(input: Any) -> jax.Array:
-    """A copy of an array; of a variable, its value."""
+    """A copy of an array, or of the value of a variable."""
     return jnp.array(_strong(input, None), copy=True)
 
 
@@ -142,7 +142,7 @@ def ones(shape: Any, dtype: Any = dtypes.float32) -> jax.Array:
 
 @op
 def fill(dims: Any, value: Any) -> jax.Array:
-    """An array of one value."""
+    """An array filled with one value."""
     return jnp.full(_shape(dims), _strong(value, None))
 
 
@@ -182,7 +182,7 @@ def linspace(start: Any, stop: Any, num: int, axis: int = 0) -> jax.Array:
 def one_hot(
     indices: Any, depth: int, on_value: Any = None, off_value: Any = None, axis: int = -1, dtype: Any = None
 ) -> jax.Array:
-    """Ones where an index says so, or other values; without a `dtype`, of theirs."""
+    """`on_value` (1) at the indices, `off_value` (0) elsewhere; the default dtype is that of the values."""
     hot = jax.nn.one_hot(array(indices), depth, axis=axis, dtype=jnp.bool_)
     given = [_strong(value, None).dtype for value in (on_value, off_value) if value is not None]
     found = jnp.result_type(*(given or [dtypes.float32])) if dtype is None else dtypes.on_device(dtype)
@@ -210,7 +210,7 @@ def expand_dims(input: Any, axis: int) -> jax.Array:
 
 @op
 def squeeze(input: Any, axis: Any = None) -> jax.Array:
-    """Without axes of size 1."""
+    """Remove axes of size 1."""
     return jnp.squeeze(array(input), tuple(axis) if isinstance(axis, list) else axis)
 
 
@@ -229,7 +229,7 @@ def stack(values: Any, axis: int = 0) -> jax.Array:
 
 @op
 def unstack(value: Any, num: int | None = None, axis: int = 0) -> list[jax.Array]:
-    """The parts of an array along an axis, which disappears."""
+    """The slices of an array along an axis, without that axis."""
     moved = jnp.moveaxis(array(value), axis, 0)
     if num is not None and num != moved.shape[0]:
         raise ValueError(f"tf.unstack(num={num}): the array has size {moved.shape[0]} along axis {axis}.")
@@ -238,7 +238,7 @@ def unstack(value: Any, num: int | None = None, axis: int = 0) -> list[jax.Array
 
 @op
 def split(value: Any, num_or_size_splits: Any, axis: int = 0, num: int | None = None) -> list[jax.Array]:
-    """The parts of an array along an axis: a number of equal ones, or ones of given sizes."""
+    """An array split along an axis into a number of equal parts, or into parts of given sizes."""
     whole = array(value)
     if num is not None and num != np.size(num_or_size_splits):
         raise ValueError(f"tf.split(num={num}): there are {np.size(num_or_size_splits)} sizes.")
@@ -246,11 +246,11 @@ def split(value: Any, num_or_size_splits: Any, axis: int = 0, num: int | None = 
         return jnp.split(whole, int(num_or_size_splits), axis)
     sizes, total = np.asarray(num_or_size_splits).tolist(), whole.shape[axis]
     if sizes.count(-1) == 1:
-        sizes[sizes.index(-1)] = total - sum(sizes) - 1  # what the others leave
+        sizes[sizes.index(-1)] = total - sum(sizes) - 1  # the rest
     if sum(sizes) != total or min(sizes) < 0:
         raise ValueError(
-            f"tf.split({num_or_size_splits}): the array has size {total} along axis {axis}, and the sizes "
-            "do not add up to that."
+            f"tf.split({num_or_size_splits}): the sizes must add up to {total}, the size of the array "
+            f"along axis {axis}."
         )
     return jnp.split(whole, np.cumsum(sizes)[:-1].tolist(), axis)
 
@@ -269,7 +269,7 @@ def repeat(input: Any, repeats: Any, axis: int | None = None) -> jax.Array:
 
 @op
 def gather(params: Any, indices: Any, axis: int = 0, batch_dims: int = 0) -> jax.Array:
-    """The rows of `params` that `indices` names."""
+    """The rows of `params` at `indices`."""
     if batch_dims:
         raise NotImplementedError("tf.gather(batch_dims=...): use jnp.take_along_axis or jax.vmap.")
     return jnp.take(array(params), array(indices), axis=axis)
@@ -286,7 +286,7 @@ def gather_nd(params: Any, indices: Any, batch_dims: int = 0) -> jax.Array:
 
 @op
 def boolean_mask(tensor: Any, mask: Any, axis: int = 0) -> jax.Array:
-    """The elements where `mask` is true. In a compiled function their number is not known: use tf.where."""
+    """The elements where `mask` is true. Compiled functions do not know their number: use tf.where."""
     tensor = array(tensor)
     return tensor[(*[_slice(None)] * (axis % tensor.ndim), np.asarray(mask, bool))]
 
@@ -303,7 +303,7 @@ def where(condition: Any, x: Any = None, y: Any = None) -> jax.Array:
 
 @op
 def slice(input_: Any, begin: Any, size: Any) -> jax.Array:
-    """The part of an array from `begin`, of a size; -1 is all that remains."""
+    """The part of an array of a given size from `begin`; -1 is all that remains."""
     starts, sizes = _shape(begin), _shape(size)
     parts = (_slice(b, None if n == -1 else b + n) for b, n in zip(starts, sizes, strict=True))
     return array(input_)[tuple(parts)]
@@ -311,7 +311,7 @@ def slice(input_: Any, begin: Any, size: Any) -> jax.Array:
 
 @op
 def pad(tensor: Any, paddings: Any, mode: str = "CONSTANT", constant_values: Any = 0) -> jax.Array:
-    """An array with a margin."""
+    """A padded array."""
     widths = np.asarray(paddings).tolist()
     if mode.upper() == "CONSTANT":
         return jnp.pad(array(tensor), widths, constant_values=constant_values)
@@ -327,13 +327,13 @@ def reverse(tensor: Any, axis: Any) -> jax.Array:
 
 @op
 def roll(input: Any, shift: Any, axis: Any) -> jax.Array:
-    """Shifted along some axes; what falls off comes back in."""
+    """An array shifted along axes; elements that leave at one end come back at the other."""
     return jnp.roll(array(input), shift, axis)
 
 
 @op
 def broadcast_to(input: Any, shape: Any) -> jax.Array:
-    """An array repeated until it has a shape."""
+    """An array broadcast to a shape."""
     return jnp.broadcast_to(array(input), _shape(shape))
 
 
@@ -344,9 +344,9 @@ def shape(input: Any, out_type: Any = dtypes.int32) -> Any:
 
 
 def _known(numbers: Any, dtype: Any) -> Any:
-    """Numbers that have a value in compiled functions too, where they are often used to make shapes.
+    """Numbers that have a value while a function is traced too, where they are often used in shapes.
 
-    What is taken from a JAX array there would be traced, so they are a NumPy array.
+    Elements of a JAX array would be traced there, so this is a NumPy array.
     """
     return (np if is_staging() else jnp).asarray(numbers, dtypes.on_device(dtype))
 
@@ -359,7 +359,7 @@ def size(input: Any, out_type: Any = dtypes.int32) -> Any:
 
 @op
 def ensure_shape(x: Any, shape: Any) -> jax.Array:
-    """`x`, after checking that it has a shape; None stands for any size."""
+    """`x`, after checking its shape; None stands for any size."""
     x = array(x)
     fits = len(shape) == x.ndim and all(
         want in (None, got) for want, got in zip(shape, x.shape, strict=True)

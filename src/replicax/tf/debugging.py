@@ -1,4 +1,4 @@
-"""`tf.debugging`: checks of values, made where they are known."""
+"""`tf.debugging`: checks of values, outside compiled functions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _assertion(name: str, compare: Callable[[Any, Any], Any]) -> Callable[..., N
         if is_tracer(x) or is_tracer(y):
             raise NotImplementedError(
                 f"tf.debugging.{name} in a compiled function: the values are not known while it is traced. "
-                "Check outside of it, or use `jax.experimental.checkify`."
+                "Check outside it, or use `jax.experimental.checkify`."
             )
         if not np.all(compare(x, y)):
             shown = f"x = {_shown(x, summarize)}, y = {_shown(y, summarize)}"
@@ -46,7 +46,7 @@ def _assertion(name: str, compare: Callable[[Any, Any], Any]) -> Callable[..., N
 
 
 def _shown(x: Any, summarize: int | None) -> str:
-    """All entries, or the first so many."""
+    """All elements, or the first `summarize`."""
     cut = summarize is not None and x.size > summarize
     return f"{x.ravel()[:summarize]} and {x.size - (summarize or 0)} more" if cut else str(x)
 
@@ -67,13 +67,12 @@ def assert_shapes(shapes: Any, message: str | None = None) -> None:
             want in (None, size) for want, size in zip(shape, actual, strict=True)
         )
         if not fits:
-            raise ValueError(
-                f"{message or 'tf.debugging.assert_shapes failed'}: {actual}, not {tuple(shape)}."
-            )
+            failure = message or "tf.debugging.assert_shapes failed"
+            raise ValueError(f"{failure}: the shape is {actual}, not {tuple(shape)}.")
 
 
 def check_numerics(tensor: Any, message: str) -> jax.Array:
-    """`tensor`, after checking that it has neither NaN nor infinity."""
+    """`tensor`, after checking that it contains neither NaN nor infinity."""
     x = array(tensor)
     if is_tracer(x):
         raise NotImplementedError(
@@ -81,12 +80,12 @@ def check_numerics(tensor: Any, message: str) -> jax.Array:
             "`jax.config.update('jax_debug_nans', True)`."
         )
     if not np.all(np.isfinite(x)):
-        raise ValueError(f"{message}: the tensor has NaN or infinity.")
+        raise ValueError(f"{message}: the tensor contains NaN or infinity.")
     return x
 
 
 def enable_check_numerics() -> None:
-    """Have JAX raise when a computation gives NaN: sets `jax_debug_nans`."""
+    """Make JAX raise an error when a computation gives NaN: sets `jax_debug_nans`."""
     jax.config.update("jax_debug_nans", True)
 
 
@@ -94,7 +93,7 @@ __getattr__ = refuse(
     "tf.debugging",
     {
         "disable_check_numerics": '`jax.config.update("jax_debug_nans", False)`',
-        "get_log_device_placement": "`x.devices()`, which tells where an array is",
-        "set_log_device_placement": "`x.devices()`, which tells where an array is",
+        "get_log_device_placement": "`x.devices()`, which tells where an array is placed",
+        "set_log_device_placement": "`x.devices()`, which tells where an array is placed",
     },
 )

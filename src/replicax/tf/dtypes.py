@@ -1,7 +1,7 @@
 """Dtypes: NumPy's, under TensorFlow's names.
 
-JAX computes with 32 bits unless `jax_enable_x64` is set, so `int64` and `float64` are what a variable or an
-array is asked for, and int32 and float32 what it gets.
+JAX computes with 32 bits unless `jax_enable_x64` is set: a variable or an array that is created with
+`int64` or `float64` has int32 or float32.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ uint8, uint16, uint32, uint64 = (np.dtype(f"uint{bits}") for bits in (8, 16, 32,
 complex64, complex128 = np.dtype("complex64"), np.dtype("complex128")
 bool = np.dtype("bool")
 string = np.dtype(object)
-"""Text and bytes, in host memory only."""
+"""Text and bytes, on the host only."""
 
 
 def as_dtype(type_value: Any) -> np.dtype:
-    """The dtype that a name, a type or a dtype means.
+    """The dtype for a name, a type or a dtype.
 
     >>> from replicax import tf
     >>> tf.as_dtype("float32") == tf.float32
@@ -56,5 +56,5 @@ def as_dtype(type_value: Any) -> np.dtype:
 
 
 def on_device(dtype: Any) -> np.dtype:
-    """The dtype that JAX uses where `dtype` is asked for."""
+    """The dtype that JAX uses for `dtype`."""
     return jax.dtypes.canonicalize_dtype(as_dtype(dtype))

@@ -1,4 +1,4 @@
-"""`tf.linalg`: products of matrices and norms; for the rest see `jax.numpy.linalg`."""
+"""`tf.linalg`: matrix products and norms; for the rest see `jax.numpy.linalg`."""
 
 import jax.numpy as jnp
 

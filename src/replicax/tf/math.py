@@ -1,4 +1,4 @@
-"""`tf.math`: the same functions as at the top."""
+"""`tf.math`: the same functions as in `tf`, and a few more."""
 
 from replicax.tf._math import *  # noqa: F403
 from replicax.tf._math import __all__ as __all__

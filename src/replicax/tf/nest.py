@@ -25,7 +25,7 @@ def _is_container(value: Any) -> bool:
 
 
 def is_nested(structure: Any) -> bool:
-    """Whether `structure` has parts.
+    """Whether `structure` is a list, a tuple or a dict.
 
     >>> from replicax import tf
     >>> tf.nest.is_nested([1]), tf.nest.is_nested(1)
@@ -35,7 +35,7 @@ def is_nested(structure: Any) -> bool:
 
 
 def flatten(structure: Any, expand_composites: bool = False) -> list[Any]:
-    """The leaves of a structure, dicts in the order of their keys.
+    """The leaves of a structure, with dicts sorted by key.
 
     >>> from replicax import tf
     >>> tf.nest.flatten({"b": 1, "a": (2, None)})
@@ -56,7 +56,7 @@ def map_structure(
     """
     _refuse_composites(expand_composites)
     if not structure:
-        raise ValueError("tf.nest.map_structure needs a structure to go through.")
+        raise ValueError("tf.nest.map_structure needs at least one structure.")
     first, *others = structure
     for other in others:
         assert_same_structure(first, other, check_types)
@@ -65,7 +65,7 @@ def map_structure(
 
 
 def pack_sequence_as(structure: Any, flat_sequence: Sequence[Any], expand_composites: bool = False) -> Any:
-    """`flat_sequence` put into the form of `structure`.
+    """`flat_sequence` in the form of `structure`.
 
     >>> from replicax import tf
     >>> tf.nest.pack_sequence_as({"a": 0, "b": (0, 0)}, [1, 2, 3])
@@ -84,11 +84,11 @@ def pack_sequence_as(structure: Any, flat_sequence: Sequence[Any], expand_compos
 def assert_same_structure(
     nest1: Any, nest2: Any, check_types: bool = True, expand_composites: bool = False
 ) -> None:
-    """Raise unless both have the same form.
+    """Raise an error unless both have the same structure.
 
     Raises:
-        TypeError: a list where the other has a tuple, or the like, if types are checked.
-        ValueError: another number of parts, or other keys.
+        TypeError: the types of containers differ, and `check_types` is set.
+        ValueError: the numbers of parts or the keys differ.
     """
     _refuse_composites(expand_composites)
     _compare(nest1, nest2, check_types, "the structure")

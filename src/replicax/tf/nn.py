@@ -1,4 +1,4 @@
-"""`tf.nn`: activations, losses, convolutions and pooling, as thin names for `jax.nn` and `jax.lax`."""
+"""`tf.nn`: activations, losses, convolutions and pooling, as thin wrappers of `jax.nn` and `jax.lax`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ __all__ = [
 
 
 def _activation(fn: Callable[[Any], Any]) -> Callable[..., Any]:
-    """An op that is a function of `jax.nn`."""
+    """An op that calls a function of `jax.nn`."""
 
     def activation(features: Any) -> jax.Array:
         return fn(array(features))
@@ -63,7 +63,7 @@ selu, softplus = _activation(jax.nn.selu), _activation(jax.nn.softplus)
 
 @op
 def silu(features: Any, beta: float = 1.0) -> jax.Array:
-    """Every element times the sigmoid of `beta` times itself."""
+    """`x * sigmoid(beta * x)`, element by element."""
     x = array(features)
     return x * jax.nn.sigmoid(beta * x)
 
@@ -79,7 +79,7 @@ def gelu(features: Any, approximate: bool = False) -> jax.Array:
 
 @op
 def leaky_relu(features: Any, alpha: float = 0.2) -> jax.Array:
-    """Negative values scaled by `alpha`."""
+    """`x`, or `alpha * x` where `x` is negative."""
     return jax.nn.leaky_relu(array(features), alpha)
 
 
@@ -131,7 +131,7 @@ def moments(x: Any, axes: Any, keepdims: bool = False) -> tuple[jax.Array, jax.A
 def batch_normalization(
     x: Any, mean: Any, variance: Any, offset: Any, scale: Any, variance_epsilon: float
 ) -> jax.Array:
-    """Normalized by given moments, then scaled and shifted."""
+    """`x` normalized by given moments, then scaled and shifted."""
     factor = jax.lax.rsqrt(array(variance) + variance_epsilon)
     factor = factor if scale is None else factor * array(scale)
     shift = 0 if offset is None else array(offset)
@@ -140,7 +140,7 @@ def batch_normalization(
 
 @op
 def bias_add(value: Any, bias: Any, data_format: str | None = None) -> jax.Array:
-    """A bias for each channel added."""
+    """`value` plus a bias for each channel."""
     x, bias = array(value), array(bias)
     return x + bias if not _channels_first(data_format) else x + bias.reshape(-1, *[1] * (x.ndim - 2))
 
@@ -181,7 +181,7 @@ def max_pool2d(input: Any, ksize: Any, strides: Any, padding: Any, data_format: 
 
 @op
 def avg_pool2d(input: Any, ksize: Any, strides: Any, padding: Any, data_format: str = "NHWC") -> jax.Array:
-    """The mean of each window, of the elements that there are."""
+    """The mean of each window, without the padding."""
     x = array(input)
     total = _pool(x, 0.0, jax.lax.add, ksize, strides, padding, data_format)
     count = _pool(jnp.ones_like(x), 0.0, jax.lax.add, ksize, strides, padding, data_format)
@@ -202,7 +202,7 @@ def _channels_first(data_format: str | None) -> bool:
 
 
 def _spatial(sizes: Any, data_format: str) -> tuple[int, int]:
-    """Two sizes, from one number, two, or four in the order of the axes."""
+    """Height and width, from one number, two, or four in the order of the axes."""
     numbers = np.atleast_1d(sizes).tolist()
     if len(numbers) == 4:
         numbers = numbers[2:] if _channels_first(data_format) else numbers[1:3]

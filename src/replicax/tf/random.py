@@ -1,6 +1,6 @@
-"""`tf.random`: numbers of JAX's generator. They are other ones than TensorFlow's for the same seed.
+"""`tf.random`: random numbers from JAX. The same seed gives other numbers than in TensorFlow.
 
-`tf.random.uniform` and its like draw from one stream of this process, so they are for code outside of
+`tf.random.uniform` and similar functions draw from one stream of this process, so they are for code outside
 compiled functions. Inside, and in replicas, use a `Generator`, whose state is a variable, or the stateless
 functions.
 """
@@ -36,23 +36,24 @@ __all__ = [
 
 @final
 class _Stream:
-    """The numbers of this process: a seed, and how often it was asked."""
+    """The random stream of this process: a seed, and the number of keys drawn."""
 
     def __init__(self) -> None:
         self.set_seed(None)
 
     def set_seed(self, seed: int | None) -> None:
-        """Begin anew; without a seed, somewhere at random."""
+        """Restart the stream; without a seed, from a random one."""
         self._is_random = seed is None
         self._seed = np.random.SeedSequence().generate_state(1)[0] if seed is None else seed
         self._count = 0
 
     def next_key(self, what: str, seed: int | None) -> jax.Array:
-        """Another key; `seed` makes a stream of its own, the same in every run of the program."""
+        """A new key; with `seed`, from a separate stream that is the same in every run of the program."""
         if is_transforming():
             raise ContextError(
-                f"tf.random.{what} in a compiled function would be drawn once, when it is traced, and be "
-                "the same in every step. Use a tf.random.Generator, or tf.random.stateless_uniform."
+                f"tf.random.{what} in a compiled function would draw its numbers once, while it is traced, "
+                "and give the same ones in every step. Use a tf.random.Generator, or "
+                "tf.random.stateless_uniform."
             )
         self._count += 1
         base = 0 if self._is_random and seed is not None else self._seed
@@ -64,7 +65,7 @@ _stream = _Stream()
 
 
 def set_seed(seed: int) -> None:
-    """Begin this process's stream of random numbers with a seed.
+    """Restart the random stream of this process from a seed.
 
     >>> from replicax import tf
     >>> tf.random.set_seed(1)
@@ -84,7 +85,7 @@ def _uniform(key: Any, shape: Any, minval: Any, maxval: Any, dtype: Any) -> jax.
     dtype = dtypes.on_device(dtype)
     if jnp.issubdtype(dtype, jnp.integer):
         if maxval is None:
-            raise ValueError("Random integers need a maxval.")
+            raise ValueError("tf.random.uniform: pass maxval for an integer dtype.")
         return jax.random.randint(key, _shape(shape), minval, maxval, dtype)
     return jax.random.uniform(key, _shape(shape), dtype, minval, 1.0 if maxval is None else maxval)
 
@@ -101,7 +102,7 @@ def _truncated(key: Any, shape: Any, mean: Any, stddev: Any, dtype: Any) -> jax.
 def uniform(
     shape: Any, minval: Any = 0, maxval: Any = None, dtype: Any = dtypes.float32, seed: int | None = None
 ) -> jax.Array:
-    """Numbers between `minval` and `maxval`."""
+    """Uniformly distributed numbers from `minval` up to `maxval`."""
     return _uniform(_stream.next_key("uniform", seed), shape, minval, maxval, dtype)
 
 
@@ -109,7 +110,7 @@ def uniform(
 def normal(
     shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = dtypes.float32, seed: int | None = None
 ) -> jax.Array:
-    """Numbers of a normal distribution."""
+    """Normally distributed numbers."""
     return _normal(_stream.next_key("normal", seed), shape, mean, stddev, dtype)
 
 
@@ -117,20 +118,20 @@ def normal(
 def truncated_normal(
     shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = dtypes.float32, seed: int | None = None
 ) -> jax.Array:
-    """Numbers of a normal distribution, at most two standard deviations from the mean."""
+    """Normally distributed numbers at most two standard deviations from the mean."""
     return _truncated(_stream.next_key("truncated_normal", seed), shape, mean, stddev, dtype)
 
 
 @op
 def shuffle(value: Any, seed: int | None = None) -> jax.Array:
-    """The rows in another order."""
+    """The rows in random order."""
     return jax.random.permutation(_stream.next_key("shuffle", seed), array(value))
 
 
 def _stateless_key(seed: Any) -> Any:
     words = array(seed).astype(jnp.uint32)
     if words.shape != (2,):
-        raise ValueError(f"A stateless seed is two integers, got shape {words.shape}.")
+        raise ValueError(f"A stateless seed consists of two integers, got shape {words.shape}.")
     return jax.random.wrap_key_data(words, impl="threefry2x32")
 
 
@@ -138,7 +139,7 @@ def _stateless_key(seed: Any) -> Any:
 def stateless_uniform(
     shape: Any, seed: Any, minval: Any = 0, maxval: Any = None, dtype: Any = dtypes.float32
 ) -> jax.Array:
-    """Numbers that depend on `seed`, two integers, and on nothing else.
+    """Uniformly distributed numbers that depend only on `seed`, which is two integers.
 
     >>> from replicax import tf
     >>> tf.random.stateless_uniform([2], seed=[1, 2])
@@ -151,7 +152,7 @@ def stateless_uniform(
 def stateless_normal(
     shape: Any, seed: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = dtypes.float32
 ) -> jax.Array:
-    """Numbers of a normal distribution that depend on `seed`, two integers, and on nothing else."""
+    """Normally distributed numbers that depend only on `seed`, which is two integers."""
     return _normal(_stateless_key(seed), shape, mean, stddev, dtype)
 
 
@@ -159,7 +160,7 @@ def stateless_normal(
 class Generator:
     """A stream of random numbers whose state is a variable, so that compiled steps can draw from it.
 
-    Made in a strategy's scope, every replica has a state of its own and draws other numbers.
+    If it is created in a strategy's scope, each replica has its own state and draws different numbers.
 
     >>> from replicax import tf
     >>> generator = tf.random.Generator.from_seed(1)
@@ -168,7 +169,7 @@ class Generator:
     """
 
     def __init__(self, state: Any) -> None:
-        """Continue from `state`: two integers of a key and a count."""
+        """Continue from `state`: the two integers of a key, and a count."""
         make: Any = Variable
         self.state = make(
             jnp.asarray(state, jnp.uint32),
@@ -182,14 +183,16 @@ class Generator:
 
     @classmethod
     def from_seed(cls, seed: int, alg: Any = None) -> Generator:
-        """A stream that a seed determines."""
+        """A stream determined by a seed."""
         if alg not in (None, "auto_select", "philox", "threefry"):
-            raise ValueError(f"tf.random.Generator(alg={alg!r}): the algorithm is JAX's; leave it out.")
+            raise ValueError(
+                f"tf.random.Generator(alg={alg!r}): numbers come from JAX's threefry; leave `alg` out."
+            )
         return cls(jnp.append(jax.random.key_data(jax.random.key(seed, impl="threefry2x32")), 0))
 
     @classmethod
     def from_non_deterministic_state(cls, alg: Any = None) -> Generator:
-        """A stream that begins somewhere at random."""
+        """A stream with a random seed."""
         return cls.from_seed(int(np.random.SeedSequence().generate_state(1)[0]), alg)
 
     def _next_key(self) -> Any:
@@ -202,19 +205,19 @@ class Generator:
     def uniform(
         self, shape: Any, minval: Any = 0, maxval: Any = None, dtype: Any = dtypes.float32
     ) -> jax.Array:
-        """Numbers between `minval` and `maxval`."""
+        """Uniformly distributed numbers from `minval` up to `maxval`."""
         return _uniform(self._next_key(), shape, minval, maxval, dtype)
 
     def normal(
         self, shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = dtypes.float32
     ) -> jax.Array:
-        """Numbers of a normal distribution."""
+        """Normally distributed numbers."""
         return _normal(self._next_key(), shape, mean, stddev, dtype)
 
     def truncated_normal(
         self, shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = dtypes.float32
     ) -> jax.Array:
-        """Numbers of a normal distribution, at most two standard deviations from the mean."""
+        """Normally distributed numbers at most two standard deviations from the mean."""
         return _truncated(self._next_key(), shape, mean, stddev, dtype)
 
 

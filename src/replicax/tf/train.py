@@ -1,7 +1,7 @@
-"""`tf.train`: checkpoints and descriptions of clusters. Optimizers are `rx.Optimizer` on optax.
+"""`tf.train`: checkpoints and cluster specs. Optimizers are `rx.Optimizer` on optax.
 
-Checkpoints are written by Replicax, in its own format: TensorFlow's can't be read here. What it reads of
-them with `tf.train.load_checkpoint` can be given to variables with `assign`.
+Checkpoints are in Replicax's own format. TensorFlow's checkpoints can't be read here: read the values with
+TensorFlow's `tf.train.load_checkpoint`, and `assign` them to variables.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ __all__ = [
 
 
 class Checkpoint(core.Checkpoint):
-    """`rx.Checkpoint`, whose checkpoints have names like `ckpt-1`.
+    """`rx.Checkpoint`, with checkpoints named like `ckpt-1`.
 
     Args:
-        root: None. Name what to save, as in `Checkpoint(model=model)`.
-        **kwargs: what to save, by name.
+        root: must be None; name the objects, as in `Checkpoint(model=model)`.
+        **kwargs: the objects to save, by name.
 
     >>> import tempfile
     >>> from replicax import tf
@@ -53,15 +53,14 @@ class Checkpoint(core.Checkpoint):
     """
 
     def __init__(self, root: Any = None, **kwargs: Any) -> None:
-        """Take note of the objects."""
         if root is not None:
             raise ValueError(
-                "tf.train.Checkpoint(root=...): give what to save a name, as in Checkpoint(model=model)."
+                "tf.train.Checkpoint(root=...): name the objects to save, as in Checkpoint(model=model)."
             )
         super().__init__(**kwargs)
 
     def save(self, file_prefix: str | os.PathLike[str], options: Any = None) -> str:  # type: ignore[override]
-        """Write a checkpoint `file_prefix-n`, with the next free number n from 1.
+        """Write a checkpoint `file_prefix-n`, where n is the next free number from 1.
 
         Returns:
             Its path.
@@ -71,7 +70,7 @@ class Checkpoint(core.Checkpoint):
         return self._save_into(Store(path.parent, prefix=f"{path.name}-"), first=1)
 
     def restore(self, save_path: str | os.PathLike[str] | None, options: Any = None) -> Any:  # type: ignore[override]
-        """Give all objects the state of a checkpoint; None, of no checkpoint, leaves them as they are."""
+        """Restore all objects from a checkpoint; None leaves them unchanged."""
         _refuse_options(options)
         return NothingRestored() if save_path is None else super().restore(save_path)
 
@@ -86,7 +85,7 @@ class Checkpoint(core.Checkpoint):
 
 def _refuse_options(options: Any) -> None:
     if options is not None:
-        raise ValueError("CheckpointOptions are about TensorFlow's files; leave `options` out.")
+        raise ValueError("CheckpointOptions are for TensorFlow's file format; leave `options` out.")
 
 
 @final
@@ -94,28 +93,28 @@ class NothingRestored:
     """What `restore(None)` returns: there was no checkpoint."""
 
     def assert_consumed(self) -> NothingRestored:
-        """Raise: nothing was restored."""
+        """Raise an error, since nothing was restored."""
         raise CheckpointMismatchError("No checkpoint was given to restore, so nothing was restored.")
 
     assert_existing_objects_matched = assert_consumed
 
     def expect_partial(self) -> NothingRestored:
-        """Nothing was restored, and that is fine."""
+        """No effect."""
         return self
 
 
 @final
 class CheckpointManager:
-    """Keeps the newest checkpoints in a folder. For saving in the background use `rx.CheckpointManager`.
+    """Keep the newest checkpoints in a directory. `rx.CheckpointManager` can save in the background.
 
     Args:
-        checkpoint: what to save.
-        directory: the folder.
-        max_to_keep: how many to keep; None keeps all.
-        keep_checkpoint_every_n_hours: None.
-        checkpoint_name: what the checkpoints are called.
+        checkpoint: the checkpoint to save.
+        directory: the directory.
+        max_to_keep: how many checkpoints to keep; None keeps all.
+        keep_checkpoint_every_n_hours: must be None.
+        checkpoint_name: the prefix of the checkpoints' names.
         step_counter: a variable that counts steps.
-        checkpoint_interval: how many steps there are at least between two checkpoints.
+        checkpoint_interval: the least number of steps between two checkpoints.
         init_fn: called by `restore_or_initialize` if there is no checkpoint.
 
     >>> import tempfile
@@ -139,14 +138,15 @@ class CheckpointManager:
         checkpoint_interval: int | None = None,
         init_fn: Callable[[], Any] | None = None,
     ) -> None:
-        """Look at nothing yet."""
         if keep_checkpoint_every_n_hours is not None:
             raise ValueError(
-                "CheckpointManager(keep_checkpoint_every_n_hours=...): only the newest are kept, by "
-                "number. Use max_to_keep=None to keep all."
+                "CheckpointManager(keep_checkpoint_every_n_hours=...): checkpoints are kept by number, not "
+                "by age. Pass max_to_keep, or max_to_keep=None to keep all."
             )
         if (checkpoint_interval is None) != (step_counter is None):
-            raise ValueError("CheckpointManager: `step_counter` and `checkpoint_interval` go together.")
+            raise ValueError(
+                "CheckpointManager: pass both `step_counter` and `checkpoint_interval`, or neither."
+            )
         prefix = f"{checkpoint_name}-"
         self._manager = core.CheckpointManager(
             checkpoint, directory, max_to_keep, asynchronous=False, prefix=prefix
@@ -158,7 +158,7 @@ class CheckpointManager:
 
     @property
     def directory(self) -> str:
-        """Where the checkpoints are."""
+        """The directory of the checkpoints."""
         return self._manager.directory
 
     @property
@@ -174,10 +174,10 @@ class CheckpointManager:
     def save(
         self, checkpoint_number: Any = None, check_interval: bool = True, options: Any = None
     ) -> str | None:
-        """Save a checkpoint, if the interval is over.
+        """Save a checkpoint, unless the last one is less than `checkpoint_interval` steps old.
 
         Returns:
-            Its path; None if it was too early.
+            Its path; None if nothing was saved.
         """
         _refuse_options(options)
         step = None if self._counter is None else int(self._counter)
@@ -210,7 +210,7 @@ class CheckpointManager:
 
 
 def latest_checkpoint(checkpoint_dir: str | os.PathLike[str], latest_filename: Any = None) -> str | None:
-    """The path of the newest checkpoint in a folder; None if there is none.
+    """The path of the newest checkpoint in a directory; None if there is none.
 
     >>> from replicax import tf
     >>> tf.train.latest_checkpoint("nowhere")
@@ -227,30 +227,28 @@ def latest_checkpoint(checkpoint_dir: str | os.PathLike[str], latest_filename: A
 
 @final
 class CheckpointReader:
-    """Looks into a checkpoint; made by `tf.train.load_checkpoint`."""
+    """The values in a checkpoint; created by `tf.train.load_checkpoint`."""
 
     def __init__(self, values: Mapping[str, np.ndarray]) -> None:
-        """Hold the values."""
         self._values = values
 
     def get_variable_to_shape_map(self) -> dict[str, list[int]]:
-        """The shape of every value, by its name."""
+        """The shape of each value, by name."""
         return {name: list(value.shape) for name, value in self._values.items()}
 
     def get_variable_to_dtype_map(self) -> dict[str, np.dtype]:
-        """The dtype of every value, by its name."""
+        """The dtype of each value, by name."""
         return {name: value.dtype for name, value in self._values.items()}
 
     def has_tensor(self, tensor_str: str) -> bool:
-        """Whether there is a value of this name."""
+        """Whether there is a value with this name."""
         return tensor_str in self._values
 
     def get_tensor(self, tensor_str: str) -> np.ndarray:
-        """The value of this name."""
+        """The value with this name."""
         if tensor_str not in self._values:
-            raise CheckpointMissingError(
-                f"The checkpoint has no {tensor_str!r}, but {', '.join(sorted(self._values)) or 'nothing'}."
-            )
+            names = ", ".join(sorted(self._values)) or "no values"
+            raise CheckpointMissingError(f"The checkpoint has no {tensor_str!r}; it has {names}.")
         return self._values[tensor_str]
 
 
@@ -258,7 +256,7 @@ _SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
 
 
 def load_checkpoint(ckpt_dir_or_file: str | os.PathLike[str]) -> CheckpointReader:
-    """Read a checkpoint without having its objects; names have TensorFlow's suffix.
+    """Read the values of a checkpoint without its objects; names have TensorFlow's suffix.
 
     >>> import tempfile
     >>> from replicax import tf
@@ -288,7 +286,7 @@ __getattr__ = refuse(
     "tf.train",
     {
         "AdamOptimizer": _OPTAX,
-        "CheckpointOptions": "nothing: they are about TensorFlow's files",
+        "CheckpointOptions": "nothing: they are for TensorFlow's file format",
         "ExponentialMovingAverage": "`optax.ema`",
         "GradientDescentOptimizer": _OPTAX,
         "MomentumOptimizer": _OPTAX,

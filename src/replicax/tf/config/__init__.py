@@ -1,4 +1,4 @@
-"""`tf.config`: which devices there are, and virtual CPU devices."""
+"""`tf.config`: the devices of this process, and virtual CPU devices."""
 
 from replicax.cluster import connect_to_cluster as experimental_connect_to_cluster
 from replicax.tf._missing import refuse
@@ -29,7 +29,7 @@ __getattr__ = refuse(
         "get_visible_devices": "`tf.config.list_logical_devices`",
         "optimizer": "XLA_FLAGS",
         "run_functions_eagerly": "the function without @tf.function",
-        "set_soft_device_placement": "names of devices that exist",
+        "set_soft_device_placement": "the names of devices that exist",
         "set_visible_devices": "CUDA_VISIBLE_DEVICES in the environment, or the `devices` of a strategy",
         "threading": "XLA_FLAGS",
     },

@@ -1,4 +1,4 @@
-"""Which devices there are, and virtual CPU devices."""
+"""The devices of this process, and virtual CPU devices."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ class LogicalDevice:
 @final
 @dataclasses.dataclass(frozen=True)
 class LogicalDeviceConfiguration:
-    """One of the devices that a piece of hardware poses as.
+    """One of the logical devices of a physical device.
 
     Args:
-        memory_limit: None: memory is not divided up between CPU devices.
-        experimental_priority: None.
-        experimental_device_ordinal: None.
+        memory_limit: must be None: JAX does not divide the memory of a device.
+        experimental_priority: must be None.
+        experimental_device_ordinal: must be None.
     """
 
     memory_limit: int | None = None
@@ -55,17 +55,17 @@ class LogicalDeviceConfiguration:
     experimental_device_ordinal: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what can't be had."""
+        """Refuse settings that JAX does not have."""
         settings = (self.memory_limit, self.experimental_priority, self.experimental_device_ordinal)
         if any(setting is not None for setting in settings):
             raise DeviceError(
-                "LogicalDeviceConfiguration(memory_limit=...): JAX does not divide up the memory of a "
+                "LogicalDeviceConfiguration(memory_limit=...): JAX does not divide the memory of a "
                 "device. XLA_PYTHON_CLIENT_MEM_FRACTION limits a process."
             )
 
 
 def list_physical_devices(device_type: str | None = None) -> list[PhysicalDevice]:
-    """The hardware: one CPU, and each GPU and TPU core. It does not start JAX for the CPU alone.
+    """The hardware: one CPU, and each GPU and TPU core. Listing the CPU does not initialize JAX.
 
     >>> from replicax import tf
     >>> tf.config.list_physical_devices("CPU")
@@ -93,12 +93,12 @@ def list_logical_devices(device_type: str | None = None) -> list[LogicalDevice]:
 def set_logical_device_configuration(
     device: Any, logical_devices: Sequence[LogicalDeviceConfiguration]
 ) -> None:
-    """Let the CPU pose as several devices; see `rx.set_cpu_devices`. Call it before JAX is first used.
+    """Split the CPU into several virtual devices (`rx.set_cpu_devices`). Call it before JAX is used.
 
     >>> from replicax import tf
     >>> cpu, = tf.config.list_physical_devices("CPU")
     >>> tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 8)
     """
     if getattr(device, "device_type", None) != "CPU":
-        raise DeviceError(f"Only the CPU can pose as several devices, not {device!r}.")
+        raise DeviceError(f"Only the CPU can be split into several devices, got {device!r}.")
     set_cpu_devices(len(logical_devices))

@@ -1,4 +1,4 @@
-"""`tf.config.experimental`: older names, and memory that grows."""
+"""`tf.config.experimental`: older names, and memory growth."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ _logger = logging.getLogger("replicax")
 
 
 def set_memory_growth(device: Any, enable: bool) -> None:
-    """Let JAX take the memory of all GPUs as it needs it: sets XLA_PYTHON_CLIENT_PREALLOCATE.
+    """Make JAX allocate GPU memory as needed: sets XLA_PYTHON_CLIENT_PREALLOCATE for all GPUs.
 
-    Once JAX has started, which looking for GPUs does, it is too late, and a warning in the log says so.
+    Once JAX is initialized, which listing GPUs does, this has no effect except for a warning in the log.
 
     Args:
-        device: one of `list_physical_devices`; JAX makes no difference between them.
-        enable: True to let it grow; False, JAX's own way, takes most of it at once.
+        device: one of `list_physical_devices`; the setting applies to all of them.
+        enable: True to allocate as needed; False, JAX's default, to allocate most of it at the start.
     """
     setting = "false" if enable else "true"
     if backends_are_initialized() and os.environ.get("XLA_PYTHON_CLIENT_PREALLOCATE", "true") != setting:
         _logger.warning(
-            "tf.config.experimental.set_memory_growth came too late: JAX has started. Start Python with "
+            "tf.config.experimental.set_memory_growth came too late: JAX is initialized. Start Python with "
             "XLA_PYTHON_CLIENT_PREALLOCATE=%s.",
             setting,
         )

@@ -1,4 +1,4 @@
-"""`tf.distribute`: Replicax under TensorFlow's name for it."""
+"""`tf.distribute`: Replicax under TensorFlow's names."""
 
 from replicax.collectives import (
     CrossDeviceOps,

@@ -1,4 +1,4 @@
-"""`tf.distribute.cluster_resolver`: who takes part; see `replicax.cluster`."""
+"""`tf.distribute.cluster_resolver`: the members of a cluster; see `replicax.cluster`."""
 
 from replicax.cluster import (
     ClusterResolver,

@@ -1,4 +1,4 @@
-"""`tf.distribute.experimental`: older names, and options of collectives."""
+"""`tf.distribute.experimental`: older names, and options for collectives."""
 
 from __future__ import annotations
 

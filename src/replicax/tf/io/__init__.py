@@ -1,4 +1,4 @@
-"""`tf.io`: files, by their path."""
+"""`tf.io`: files."""
 
 from replicax.tf._missing import WRITE_RECORDS, refuse
 from replicax.tf.io import gfile

@@ -1,4 +1,4 @@
-"""`tf.io.gfile`: the few functions for files that training programs use, on this machine's file system."""
+"""`tf.io.gfile`: the file functions that training programs use, on the local file system."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ exists, isdir, listdir, remove, rmtree = os.path.exists, os.path.isdir, os.listd
 
 
 def glob(pattern: str) -> list[str]:
-    """The paths that match a pattern, in order."""
+    """The paths that match a pattern, sorted."""
     return sorted(_glob.glob(pattern))
 
 
 def makedirs(path: str) -> None:
-    """Make a folder and those above it, if they are not there."""
+    """Create a directory and its parents if they do not exist."""
     os.makedirs(path, exist_ok=True)

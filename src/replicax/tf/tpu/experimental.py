@@ -1,4 +1,4 @@
-"""`tf.tpu.experimental`: how replicas are laid out on the cores of a TPU."""
+"""`tf.tpu.experimental`: how replicas are assigned to the cores of a TPU."""
 
 from replicax.cluster import initialize_tpu_system, shutdown_tpu_system
 from replicax.tf._missing import refuse

@@ -8,11 +8,11 @@ __all__ = ["ConfigProto", "distribute", "enable_eager_execution", "enable_v2_beh
 
 
 def enable_eager_execution() -> None:
-    """Nothing to enable: every call does its work at once."""
+    """No effect: every call runs immediately."""
 
 
 def enable_v2_behavior() -> None:
-    """Nothing to enable: this is how Replicax behaves."""
+    """No effect: this is how Replicax behaves."""
 
 
 __getattr__ = refuse("tf.compat.v1", OF_COMPAT_V1)
