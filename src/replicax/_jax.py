@@ -62,6 +62,12 @@ _OUTERMOST_TRACES = (_private("core", "EvalTrace"), _private("shard_map", "Shard
 ArrayImpl = _private("array", "ArrayImpl")
 _batched_device_put = _private("interpreters.pxla", "batched_device_put")
 _array_result_handler = _private("lib", "_jax.array_result_handler")
+
+debug_nans = _private("config", "debug_nans")
+debug_infs = _private("config", "debug_infs")
+disable_jit = _private("config", "disable_jit")
+"""JAX's settings of these names: `.value` is what holds in this thread."""
+
 # JAX 0.10 checks the buffers unless told not to; 0.11 never does.
 _unchecked = {"_skip_checks": True} if "_skip_checks" in str(_array_result_handler.__doc__) else {}
 
@@ -78,6 +84,9 @@ __all__ = [
     "backends_are_initialized",
     "current_program",
     "current_trace",
+    "debug_infs",
+    "debug_nans",
+    "disable_jit",
     "distributed_client",
     "eval_trace",
     "forget_profile",

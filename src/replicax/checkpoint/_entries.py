@@ -14,7 +14,7 @@ from replicax.checkpoint._content import Content
 from replicax.errors import CheckpointError, CheckpointMismatchError
 from replicax.types import VariableAggregation
 from replicax.values import is_key, is_number
-from replicax.variables import SyncOnReadVariable, Variable
+from replicax.variables import Variable
 
 __all__ = [
     "array_of",
@@ -65,7 +65,7 @@ def packed(path: str, thing: Any) -> tuple[dict[str, Any], np.ndarray | None]:
 
 def _has_no_value(variable: Variable) -> bool:
     none = variable.aggregation is VariableAggregation.NONE
-    return none and isinstance(variable, SyncOnReadVariable)
+    return none and variable.layout.differs
 
 
 def _shape(array: np.ndarray) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any, final
 import jax.numpy as jnp
 import numpy as np
 
-from replicax._jax import is_transforming
+from replicax._jax import is_tracer, is_transforming
 from replicax.collectives._cross_device_ops import CrossDeviceOps, place
 from replicax.collectives._local import AllGather, FirstReplica
 from replicax.collectives._options import CommunicationOptions
@@ -107,11 +107,20 @@ class Communicator:
 
     def first(self, values: Sequence[Any]) -> list[Any]:
         """The first replica's part of each value, mirrored."""
-        own = [v.on(self.mesh) for v in values if isinstance(v, PerReplica)]
+        values = [self._first_of_unlike(v) if isinstance(v, PerReplica) else v for v in values]
+        own = [v for v in values if isinstance(v, PerReplica)]
         firsts = combine(FirstReplica(), own, self.mesh)
         await_or_limit(firsts, self._options, "A broadcast from the first replica")
         sent = iter(firsts)
         return [next(sent) if isinstance(v, PerReplica) else v for v in values]
+
+    def _first_of_unlike(self, value: PerReplica) -> Any:
+        """The first component, mirrored, if shapes differ between local replicas; else `value`."""
+        value = value.on(self.mesh)
+        if value.uniform is not None or not self.mesh.is_local:
+            return value
+        first = value.components[0]
+        return Mirrored.from_whole(first if is_tracer(first) else self.mesh.replicate(first), self.mesh)
 
     def gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> tuple[Any, Any]:
         """`value` joined along `axis` over the replicas, and where each replica's part begins."""

@@ -284,7 +284,7 @@ def _from_first(value: Any, axis: str) -> Any:
 class Spread:
     """Each replica's part of one value: all of it, or shares that add up to it.
 
-    Shares are equal; the remainder of an integer goes to the first replicas.
+    Shares are equal; a remainder goes to the first replicas, so that the sum is exact.
     """
 
     divide: bool
@@ -296,8 +296,20 @@ class Spread:
     def _part(self, value: Any, axis: str) -> Any:
         count, me = lax.axis_size(axis), lax.axis_index(axis)
         if jnp.issubdtype(value.dtype, jnp.inexact):
-            return value / jnp.asarray(count, value.dtype)
+            return _float_share(value, count, me)
         # Small whole numbers may not hold the number of replicas, and some mix with no other dtype.
         wide = value if value.dtype.itemsize >= 4 else value.astype(jnp.int32)
         extra = me.astype(wide.dtype) < wide % count
         return (wide // count + extra.astype(wide.dtype)).astype(value.dtype)
+
+
+def _float_share(value: Any, count: int, replica: Any) -> Any:
+    """Equal shares of `value`, except for the first, which is what is missing to its exact sum.
+
+    A share is rounded to the spacing of floats near `value`. All shares and their partial sums are then
+    multiples of that spacing, so adding them up is exact in any order.
+    """
+    share = value / jnp.asarray(count, value.dtype)
+    rounded = (share + value) - value
+    share = jnp.where(jnp.isfinite(rounded), rounded, share)
+    return jnp.where(replica == 0, value - (count - 1) * share, share).astype(value.dtype)

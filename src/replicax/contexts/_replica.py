@@ -13,6 +13,7 @@ from replicax.collectives import checked_axis, merge_options
 from replicax.contexts._exchange import Exchange, out_of_reach
 from replicax.contexts._protocol import StrategyProtocol
 from replicax.contexts._rows import current_rows
+from replicax.contexts._stack import current
 from replicax.errors import CollectiveError, InputError
 from replicax.types import ReduceOp
 from replicax.values import IndexedSlices, PerReplica, is_number
@@ -36,10 +37,6 @@ class MergePoint(Protocol):
 
     def create(self, make: Callable[[], Any]) -> Any:
         """What `make` makes, or what another replica has made in the same place already."""
-        ...
-
-    def require_own_trace(self) -> None:
-        """Take note that something of this replica's is read, which no kept trace may hold."""
         ...
 
 
@@ -88,7 +85,7 @@ class ReplicaContext:
         In a compiled step it is traced, since one program serves all replicas: use it in `jnp`
         computations, not as a Python number.
         """
-        self._merge_point.require_own_trace()
+        current().frame.require_own_trace()
         only = self._replica_id is None
         return self._strategy.replica_ids[0] if only else self._replica_id
 
@@ -132,7 +129,7 @@ class ReplicaContext:
     @property
     def _whole_mask(self) -> Any:
         """`example_mask` of the whole batch, also where it is taken in parts."""
-        self._merge_point.require_own_trace()
+        current().frame.require_own_trace()
         return self._masks[0] if self._masks else None
 
     def rng(self, key: Any) -> Any:
@@ -282,7 +279,7 @@ class ReplicaContext:
         exchange = kind(self, *args)
         if self._is_one_program:
             return exchange.exchange
-        self._merge_point.require_own_trace()  # the exchange is with the replicas of this run
+        current().frame.require_own_trace()  # the exchange is with the replicas of this run
         return exchange
 
 

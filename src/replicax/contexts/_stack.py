@@ -54,6 +54,23 @@ class Context:
     update_replica_id: Any = None
     update_index: int = 0
     owner: Any = None
+    frame: Any = None
+    """Answers for variables here: see `variables/_frames.py`."""
+
+    def inner(
+        self, strategy: Any, replica: Any = None, update_replica_id: Any = None, update_index: int = 0
+    ) -> Context:
+        """A context of `strategy` inside this one, with the same frame."""
+        return Context(strategy, replica, update_replica_id, update_index, None, self.frame)
+
+    def with_frame(self, frame: Any) -> Context:
+        """This place, where another frame answers for variables."""
+        return Context(self.strategy, self.replica, self.update_replica_id, self.update_index, None, frame)
+
+    @property
+    def is_outside(self) -> bool:
+        """Whether this is outside of replicas, updates and traces."""
+        return self.replica is None and self.update_replica_id is None and self.frame.is_eager
 
     @property
     def local_index(self) -> int | None:
@@ -95,7 +112,7 @@ def enter(context: Context) -> Iterator[None]:
 
 def enter_default() -> contextlib.AbstractContextManager[None]:
     """Be in the default context for the duration of a `with` block, as if no strategy was in use."""
-    return enter(_default)
+    return enter(_default.with_frame(current().frame))
 
 
 class Scope(Generic[StrategyT]):
@@ -111,7 +128,7 @@ class Scope(Generic[StrategyT]):
 
     def __enter__(self) -> StrategyT:
         require_cross_replica(self._strategy, "scope()")
-        _stack.set((*_stack.get(), Context(self._strategy, owner=self)))
+        _stack.set((*_stack.get(), Context(self._strategy, owner=self, frame=current().frame)))
         return self._strategy
 
     def __exit__(self, *exc_info: object) -> None:
@@ -129,7 +146,7 @@ class Scope(Generic[StrategyT]):
 def require_cross_replica(strategy: StrategyProtocol, what: str) -> None:
     """Raise unless `strategy` may be asked for `what` here."""
     here = current()
-    if here is _default:
+    if here.replica is _default.replica:
         return
     if here.strategy is not strategy:
         raise ContextError(
@@ -222,4 +239,4 @@ def set_strategy(strategy: StrategyProtocol | None) -> None:
     stack = _stack.get()
     if len(stack) > 1 or (stack and stack[0].owner is not set_strategy):
         raise ContextError("set_strategy() must not be called inside a strategy's scope.")
-    _stack.set(() if strategy is None else (Context(strategy, owner=set_strategy),))
+    _stack.set(() if strategy is None else (Context(strategy, owner=set_strategy, frame=_default.frame),))

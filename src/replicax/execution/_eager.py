@@ -18,10 +18,10 @@ import greenlet
 import jax
 
 from replicax._jax import ThreadSettings, current_trace
-from replicax.contexts import Context, Exchange, ReplicaContext, enter
+from replicax.contexts import Exchange, ReplicaContext, current, enter
 from replicax.errors import ContextError, TracingError
 from replicax.values import PerReplica, attach_masks, regroup, regroup_traced, split
-from replicax.variables import Variable, current_frame
+from replicax.variables import Variable
 
 __all__ = ["run_replicas"]
 
@@ -88,7 +88,7 @@ def _merge(strategy: Any, team: list[_Replica], merge: _Regroup) -> list[Any]:
         _check_same_place([request[0] for request in requests])
         merged = merge([request[1:] for request in requests], strategy.mesh)
         args, kwargs = attach_masks(merged, team[0].masks, strategy.mesh)
-        with enter(Context(strategy)):
+        with enter(current().inner(strategy)):
             result = merge_fn(strategy, *args, **kwargs)
         return split(result, len(team))
     except Exception as error:
@@ -169,7 +169,7 @@ class _Replica:
         context = ReplicaContext(
             self._strategy, self._replica_id, merge_point=self, devices=names, masks=masks
         )
-        with enter(Context(self._strategy, replica=context)), jax.default_device(device):
+        with enter(current().inner(self._strategy, context)), jax.default_device(device):
             self.result = fn(*args, **kwargs)
 
     def resume(self, reply: Any) -> None:
@@ -236,7 +236,3 @@ class _Replica:
         if index == len(created):
             created.append(make())
         return created[index]
-
-    def require_own_trace(self) -> None:
-        """Ask the frame."""
-        current_frame().require_own_trace()

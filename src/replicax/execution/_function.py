@@ -1,8 +1,8 @@
 """`rx.function`: a step compiled into one program, with its variables lifted out.
 
 A `Function` looks at the kind of its arguments (structure, shapes, dtypes, constants) and runs the
-`CompiledStep` for it. A function with one program, which is most, does not even look: it hands the
-arguments to JAX, which has to look at them anyway.
+`CompiledStep` for it. What it looks at in every call is the abstract value of each array, `array.aval`,
+which JAX has at hand; only for a kind that it has not seen does it go into detail.
 """
 
 from __future__ import annotations
@@ -10,21 +10,22 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, ParamSpec, TypeVar, final, overload
 
 import jax
 
-from replicax._jax import is_transforming
-from replicax.contexts import current
-from replicax.execution._compiled import CompiledStep, OtherArguments, leaf_key
+from replicax._jax import ArrayImpl, disable_jit, eval_trace, is_transforming, trace_state
+from replicax.contexts import context_stack, current
+from replicax.execution._compiled import CompiledStep, leaf_key
 from replicax.execution._loop import Loop
 from replicax.types import ReadInPython
-from replicax.values import check_signature
-from replicax.variables import is_variable
+from replicax.values import PerReplica, check_signature
+from replicax.variables import EagerFrame, is_variable
 
-__all__ = ["Function", "function"]
+__all__ = ["Function", "function", "in_replicas"]
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -115,9 +116,11 @@ class Function(Generic[_P, _R]):
         functools.update_wrapper(self, fn)
         self._signature = None if input_signature is None else tuple(input_signature)
         self.python_function = fn
+        self.token = _Token()
         self._programs: dict[Any, CompiledStep] = {}
-        self._for_strategy: weakref.WeakKeyDictionary[Any, Function[..., Any]] = weakref.WeakKeyDictionary()
-        self._quick_call: Callable[[Any, Any], Any] | None = None
+        # The same programs by what a call looks at; several keys may stand for one program.
+        self._known: dict[Any, CompiledStep] = {}
+        self._compiling = threading.RLock()
         self._bound: dict[int, Function[..., Any]] = {}
         self._loop: Loop | None = None
 
@@ -167,25 +170,64 @@ class Function(Generic[_P, _R]):
 
     def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         """Run the step, after compiling it if its arguments are of a new kind."""
-        if self._quick_call is not None:
-            try:
-                return self._quick_call(args, kwargs)
-            except OtherArguments:
-                pass  # the long way finds out what is different
-        return self._call_slowly(args, kwargs)
+        stack = context_stack.get()
+        if trace_state.trace is not eval_trace or disable_jit.value or (stack and not stack[-1].is_outside):
+            return self._call_inside(args, kwargs)
+        key: list[Any] = [stack[-1].strategy] if stack else []
+        leaves: list[Any] = []
+        # Arguments that are arrays or per-replica arrays, nearly always, need no walk through a structure.
+        for argument in args:
+            array: Any = argument
+            if type(argument) is PerReplica and argument._mask is None:
+                array = argument._array
+                key.append(argument._layout)
+            if type(array) is not ArrayImpl:
+                return self._call_with_structure(key[: 1 if stack else 0], args, kwargs)
+            key.append(array.aval)
+            leaves.append(array)
+        if kwargs:
+            return self._call_with_structure(key[: 1 if stack else 0], args, kwargs)
+        step = self._known.get(tuple(key))
+        return step(leaves) if step is not None else self._call_first(tuple(key), args, kwargs)
 
-    def _call_slowly(self, args: Any, kwargs: Any) -> Any:
+    def _call_with_structure(self, key: list[Any], args: Any, kwargs: Any) -> Any:
+        leaves, treedef = jax.tree.flatten((args, kwargs), is_leaf=is_variable)
+        try:
+            full = (*key, treedef, *[x.aval if type(x) is ArrayImpl else leaf_key(x) for x in leaves])
+            step = self._known.get(full)
+        except TypeError as error:
+            raise TypeError(_unusable(self, leaves)) from error
+        return step(leaves) if step is not None else self._call_first(full, args, kwargs)
+
+    def _call_inside(self, args: Any, kwargs: Any) -> Any:
         here = current()
         in_replica = here.replica is not None and here.strategy.num_replicas_in_sync > 1
-        if in_replica or here.update_replica_id is not None or is_transforming():
+        in_update = here.update_replica_id is not None
+        if in_replica or in_update or is_transforming() or disable_jit.value:
             # Part of a larger trace, of one eager replica, which has to take turns with others, or of the
             # update of one copy of a variable.
             self._check_signature(args, kwargs)
             python_function: Callable[..., Any] = self.python_function
             return python_function(*args, **kwargs)
+        return self._call_first(None, args, kwargs)
+
+    def _call_first(self, key: Any, args: Any, kwargs: Any) -> Any:
+        """Call the step where its program is not known by `key` yet; None: where it can't be."""
         leaves, treedef = jax.tree.flatten((args, kwargs), is_leaf=is_variable)
         if any(isinstance(leaf, ReadInPython) for leaf in leaves):
             return self._call_as_loop(args, kwargs)
+        with self._compiling:
+            step = self._find_program(args, kwargs, leaves, treedef)
+            step.compile(leaves)
+        if key is not None:
+            self._known[key] = step
+        frame = current().frame
+        if isinstance(frame, EagerFrame):
+            frame.before_write(step.written)
+        return step(leaves)
+
+    def _find_program(self, args: Any, kwargs: Any, leaves: list[Any], treedef: Any) -> CompiledStep:
+        here = current()
         try:
             key = (here.strategy, here.replica is None, treedef, *map(leaf_key, leaves))
             step = self._programs.get(key)
@@ -193,28 +235,15 @@ class Function(Generic[_P, _R]):
             raise TypeError(_unusable(self, leaves)) from error
         if step is None:
             self._check_signature(args, kwargs)
-            step = self._compile(key, leaves, treedef)
-        result = step(leaves)
-        if step.is_direct and len(self._programs) == 1:
-            self._quick_call = step.quick_call()
-        return result
+            if len(self._programs) >= 2 and self._signature is None:
+                _logger.warning(_retraced(self, list(self._programs), key))
+            step = self._programs[key] = CompiledStep(self.python_function, leaves, treedef)
+        return step
 
     def _call_as_loop(self, args: Any, kwargs: Any) -> Any:
         if self._loop is None:
             self._loop = Loop(repr(self), Function)
         return self._loop(self.python_function, args, kwargs)
-
-    def in_replicas(self, strategy: Any) -> Function[..., Any]:
-        """The step "run this function in every replica of `strategy`", compiled as a whole."""
-        if strategy not in self._for_strategy:
-            fn = self.python_function  # and not `self`, which may keep an instance alive
-
-            def step(*args: Any, **kwargs: Any) -> Any:
-                return strategy.run(fn, args, kwargs)
-
-            step = functools.wraps(fn)(step)
-            self._for_strategy[strategy] = Function(step, self._signature)
-        return self._for_strategy[strategy]
 
     def _check_signature(self, args: Any, kwargs: Any) -> None:
         if self._signature is None:
@@ -226,13 +255,23 @@ class Function(Generic[_P, _R]):
             )
         check_signature(self._signature, args, repr(self))
 
-    def _compile(self, key: Any, leaves: list[Any], treedef: Any) -> CompiledStep:
-        if len(self._programs) >= 2 and self._signature is None:
-            _logger.warning(_retraced(self, list(self._programs), key))
-        step = CompiledStep(self.python_function, leaves, treedef)
-        self._programs[key] = step
-        self._quick_call = None
-        return step
+
+@final
+class _Token:
+    """Stands for a `Function`, or for a method of one instance, where weak references are needed."""
+
+
+def in_replicas(strategy: Any, fn: Function[..., Any]) -> Function[..., Any]:
+    """The step "run `fn` in every replica of `strategy`", compiled as a whole."""
+    steps = strategy.compiled_runs
+    if fn.token not in steps:
+        python_function = fn.python_function  # and not `fn`, which may keep an instance alive
+
+        def step(*args: Any, **kwargs: Any) -> Any:
+            return strategy.run(python_function, args, kwargs)
+
+        steps[fn.token] = Function(functools.wraps(python_function)(step), fn._signature)
+    return steps[fn.token]
 
 
 def _unusable(function: Function[..., Any], leaves: list[Any]) -> str:

@@ -13,10 +13,11 @@ import logging
 import types
 from collections import Counter
 from collections.abc import Callable
-from contextvars import ContextVar
 from typing import Any, NamedTuple, final
 
-__all__ = ["Loop", "current_loop"]
+from replicax.variables import EagerFrame, use_frame
+
+__all__ = ["Loop"]
 
 _MOST_VERSIONS = 4
 _VALUES = bool | int | float | complex | str | bytes | None
@@ -42,11 +43,8 @@ class Loop:
 
     def __call__(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Call the looping function."""
-        token = current_loop.set(self)
-        try:
+        with use_frame(EagerFrame(loop=self)):
             return fn(*args, **kwargs)
-        finally:
-            current_loop.reset(token)
 
     def compiled(self, fn: Callable[..., Any]) -> Any:
         """The compiled form of a replica function; None if it is another one each time."""
@@ -72,10 +70,6 @@ class Loop:
                 self._name,
                 getattr(fn, "__qualname__", fn),
             )
-
-
-current_loop: ContextVar[Loop | None] = ContextVar("replicax_loop", default=None)
-"""The looping function that Python is in; it may be in a trace as well."""
 
 
 @final

@@ -47,7 +47,9 @@ class Outputs:
     sharded: list[bool] = dataclasses.field(default_factory=list)
     apart: list[tuple[int, int]] = dataclasses.field(default_factory=list)
     plain: list[int] = dataclasses.field(default_factory=list)
-    _rebuild: Callable[[list[Any]], Any] | None = None
+    mesh: ReplicaMesh | None = None
+    rebuild: Callable[[list[Any]], Any] = lambda arrays: arrays
+    """Makes the result of a run from its arrays."""
 
     def take(self, result: Any) -> list[Any]:
         """Take the arrays out of `result` and remember the rest."""
@@ -60,7 +62,7 @@ class Outputs:
         for leaf in self.leaves:
             _check_constant(leaf)
         self._sort()
-        self._rebuild = None
+        self.rebuild = self._make_rebuilder(self.mesh)
         return arrays
 
     def _sort(self) -> None:
@@ -77,12 +79,6 @@ class Outputs:
         self.apart = [(n, apart[i]) for n, i in enumerate(self.dynamic) if i in apart]
         special = shards | mirrored | set(apart)
         self.plain = [n for n, i in enumerate(self.dynamic) if i not in special]
-
-    def rebuilder(self, mesh: ReplicaMesh | None) -> Callable[[list[Any]], Any]:
-        """What makes the result of a run from its arrays; the same one until the step is traced again."""
-        if self._rebuild is None:
-            self._rebuild = self._make_rebuilder(mesh)
-        return self._rebuild
 
     def _make_rebuilder(self, mesh: ReplicaMesh | None) -> Callable[[list[Any]], Any]:
         treedef, static, dynamic = self.treedef, self.leaves, self.dynamic

@@ -12,23 +12,22 @@ from typing import Any, final
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Sharding
 
 from replicax._jax import current_program, current_trace, is_tracer
-from replicax.collectives import Recipe, spread
 from replicax.errors import TracingError, VariableError
-from replicax.topology import REPLICA_AXIS, ReplicaMesh
-from replicax.values import Mirrored, PerReplica
-from replicax.variables import Cell, Frame, SyncOnReadVariable, Variable
+from replicax.topology import ReplicaMesh
+from replicax.values import Mirrored
+from replicax.variables import Cell, Frame, Variable
 
-__all__ = ["EagerCallNeeded", "FreshTraceNeeded", "ProgramFrame", "ReplicaFrame", "layout"]
+__all__ = ["EagerCallNeeded", "FreshTraceNeeded", "ProgramFrame", "ReplicaFrame"]
 
 
 class FreshTraceNeeded(BaseException):
-    """A variable, or what a replica knows of itself, is read inside `scan`, `jit` or their like.
+    """A variable, or a replica's id or mask, is read inside `scan`, `jit` or a similar function.
 
-    JAX keeps their traces by function, and a kept trace would hold on to what it read. So the step must be
-    traced with `fresh_traces`, anew after each write. Not an `Exception`: no user code should catch it.
+    JAX caches their traces by function, and a cached trace would contain what it read. So the step must be
+    traced under `fresh_traces`, with a new token after each write. JAX offers no other way to leave its
+    tracing of such a function. Not an `Exception`, so that user code does not catch it.
     """
 
 
@@ -74,12 +73,12 @@ class ProgramFrame(Frame):
         return self._inputs is None
 
     def use_mesh(self, mesh: ReplicaMesh | None) -> None:
-        """Take note of the devices that the step runs on."""
+        """Let the step run on `mesh`, or on a larger one that it uses as well."""
         if mesh is not None and (self.mesh is None or mesh.mesh.size > self.mesh.mesh.size):
             self.mesh = mesh
 
     def enter_run(self, mesh: ReplicaMesh) -> None:
-        """Take note of replicas that are about to be traced; they read variables through this frame."""
+        """Called before replicas are traced, which read variables through this frame."""
         self.require_own_trace()
         self._runs_on = self._runs_on or mesh
         if self._runs_on.mesh.devices.tolist() != mesh.mesh.devices.tolist():
@@ -99,14 +98,14 @@ class ProgramFrame(Frame):
         """The current cell of `variable`, which is taken into the step."""
         ref = variable.ref()
         if ref not in self._cells:
-            self._cells[ref] = variable._wrap(self._input(variable))
+            self._cells[ref] = variable.layout.wrap(self._input(variable), not variable.shape)
         self.touched[ref] = variable
         return self._cells[ref]
 
     def _input(self, variable: Variable) -> Any:
         if self._inputs is None:
             self.use_mesh(variable.mesh)
-            return jnp.zeros(global_shape(variable), variable.dtype)
+            return jnp.zeros(variable.layout.array_shape(variable._spec), variable.dtype)
         if variable.ref() not in self._inputs:
             raise TracingError(
                 f"The step touched the variable {variable.name!r} when it was traced for compilation, "
@@ -141,33 +140,19 @@ class ProgramFrame(Frame):
             raise EagerCallNeeded
         return value
 
-    def spread(self, recipe: Recipe, value: Mirrored, mesh: ReplicaMesh) -> PerReplica:
-        return spread(recipe, value, mesh)
-
-    def output(self, variable: Variable) -> Any:
-        """The new global array of a written variable."""
-        return variable._unwrap(self._cells[variable.ref()])
-
-
-def global_shape(variable: Variable) -> tuple[int, ...]:
-    """The shape of a variable's global array: that of all replicas' parts together if it is ON_READ."""
-    if not isinstance(variable, SyncOnReadVariable):
-        return variable.shape
-    count = variable.mesh.num_replicas
-    return (count * variable.shape[0], *variable.shape[1:]) if variable.ndim else (count,)
-
-
-def layout(variable: Variable, mesh: ReplicaMesh) -> Sharding:
-    """How a variable's global array lies on the devices of a step."""
-    return mesh.sharded if isinstance(variable, SyncOnReadVariable) else mesh.replicated
+    def array(self, variable: Variable) -> Any:
+        """The current global array of a variable."""
+        return variable.layout.unwrap(self.cell(variable))
 
 
 @final
 class ReplicaFrame(Frame):
-    """One replica's inside of a step, traced once for all of them."""
+    """The inside of a replica function in a step, traced once for all replicas."""
+
+    is_one_replica = True
 
     def __init__(self, outer: ProgramFrame, mesh: ReplicaMesh, cells: Mapping[Any, Cell]) -> None:
-        """Inside `outer`, with the local cells of the ON_READ variables that it is known to touch."""
+        """Inside `outer`, with the local cells of variables whose value differs between replicas."""
         self.outer = outer
         self._mesh = mesh
         self._trace, self._program = current_trace(), current_program()
@@ -185,13 +170,13 @@ class ReplicaFrame(Frame):
         return self._cells[ref]
 
     def _enter(self, variable: Variable) -> Cell:
-        """A mirrored variable is one value inside and outside; of an ON_READ one, take the own part."""
+        """A value that is equal everywhere is the same inside; of one that differs, take this replica's."""
         cell = self.outer.cell(variable)
         if isinstance(cell, Mirrored) or variable.mesh != self._mesh:
             return cell
         if not self.outer.is_discovery:
             raise TracingError(f"The variable {variable.name!r} was not found by the trace before.")
-        return PerReplica.from_local(jnp.zeros(variable.shape, variable.dtype), self._mesh)
+        return variable.layout.local_cell(jnp.zeros(variable.shape, variable.dtype))
 
     def store(self, variable: Variable, cell: Cell) -> None:
         _check_trace(self._trace, variable)
@@ -213,7 +198,3 @@ class ReplicaFrame(Frame):
 
     def initial_value(self, value: Any) -> Any:
         return self.outer.initial_value(value)
-
-    def spread(self, recipe: Recipe, value: Mirrored, mesh: ReplicaMesh) -> PerReplica:
-        (part,) = recipe(REPLICA_AXIS, value.whole)
-        return PerReplica.from_local(part, mesh)

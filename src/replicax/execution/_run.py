@@ -10,12 +10,12 @@ import jax.numpy as jnp
 from replicax._jax import is_transforming
 from replicax.errors import TracingError
 from replicax.execution._eager import run_replicas
-from replicax.execution._loop import current_loop
+from replicax.execution._function import in_replicas
 from replicax.execution._program import ProgramFrame, ReplicaFrame
 from replicax.execution._single import run_single
 from replicax.execution._spmd import run_inline, run_spmd
 from replicax.values import PerReplica, attach_masks, find_masks, flatten
-from replicax.variables import Frame, RecordingFrame, current_frame
+from replicax.variables import EagerFrame, Frame, RecordingFrame, current_frame
 
 __all__ = ["run"]
 
@@ -26,10 +26,10 @@ def run(strategy: Any, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     if isinstance(frame, ProgramFrame):
         if strategy.places_values:
             frame.use_mesh(strategy.mesh)
-    elif (loop := current_loop.get()) is not None and not is_transforming():
-        compiled = loop.compiled(fn)
+    elif isinstance(frame, EagerFrame) and frame.loop is not None and not is_transforming():
+        compiled = frame.loop.compiled(fn)
         if compiled is not None:
-            return compiled.in_replicas(strategy)(*args, **kwargs)
+            return in_replicas(strategy, compiled)(*args, **kwargs)
     masks = find_masks((args, kwargs))
     result = _run(strategy, fn, args, kwargs, frame, masks)
     return attach_masks(result, masks, strategy.mesh)

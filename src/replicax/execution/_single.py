@@ -8,16 +8,15 @@ from typing import Any, final
 
 import jax
 
-from replicax.contexts import Context, ReplicaContext, enter
+from replicax.contexts import ReplicaContext, current, enter
 from replicax.values import PerReplica, attach_masks, regroup, select
-from replicax.variables import current_frame
 
 __all__ = ["SingleReplica", "run_single"]
 
 
 @final
 class SingleReplica:
-    """The merge point of a replica that nobody else has to arrive at."""
+    """The merge point of a replica without peers."""
 
     local_index = 0
     base_trace = None
@@ -29,16 +28,12 @@ class SingleReplica:
     def merge_call(self, merge_fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Call `merge_fn` in the cross-replica context."""
         args, kwargs = attach_masks((args, kwargs), self._masks, self._strategy.mesh)
-        with enter(Context(self._strategy)):
+        with enter(current().inner(self._strategy)):
             return select(merge_fn(self._strategy, *args, **kwargs), 0)
 
     def create(self, make: Callable[[], Any]) -> Any:
         """Make it."""
         return make()
-
-    def require_own_trace(self) -> None:
-        """Ask the frame."""
-        current_frame().require_own_trace()
 
 
 def run_single(
@@ -54,6 +49,6 @@ def run_single(
         masks=[mask.select(0) for mask in masks],
     )
     place = jax.default_device(device) if strategy.places_values else contextlib.nullcontext()
-    with enter(Context(strategy, replica=context)), place:
+    with enter(current().inner(strategy, context)), place:
         result = fn(*select(args, 0), **select(kwargs, 0))
     return regroup([result], strategy.mesh)

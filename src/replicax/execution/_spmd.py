@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec
 
 from replicax._jax import plain, traces_of
 from replicax.collectives import Riders, taking_riders
-from replicax.contexts import Context, ReplicaContext, enter
+from replicax.contexts import ReplicaContext, current, enter
 from replicax.execution._program import ProgramFrame, ReplicaFrame
 from replicax.execution._traced_values import explain_traced_values
 from replicax.topology import REPLICA_AXIS
@@ -32,7 +32,7 @@ from replicax.values import (
     map_leaves,
     select,
 )
-from replicax.variables import SyncOnReadVariable, current_frame, use_frame
+from replicax.variables import use_frame
 
 __all__ = ["run_inline", "run_spmd"]
 
@@ -50,7 +50,7 @@ def run_spmd(
     leaves, treedef = flatten((args, kwargs))
     sharded = [i for i, leaf in enumerate(leaves) if isinstance(leaf, PerReplica)]
     globals_ = [leaves[i].to_global(mesh) for i in sharded]
-    parts = [v for v in frame.known if isinstance(v, SyncOnReadVariable) and v.mesh == mesh]
+    parts = [v for v in frame.known if v.layout.differs and v.mesh == mesh]
     traced = _Traced()
 
     def body(arrays: list[Any], cells: list[Any], local_masks: list[Any]) -> Any:
@@ -59,11 +59,11 @@ def run_spmd(
             inner[i] = array.reshape(()) if scalar else array
         inner = [leaf.whole if isinstance(leaf, Mirrored) else leaf for leaf in inner]
         local_cells = {
-            v.ref(): PerReplica.from_local(cell.reshape(v.shape), mesh)
+            v.ref(): v.layout.local_cell(cell.reshape(v.shape))
             for v, cell in zip(parts, cells, strict=True)
         }
         replica = ReplicaFrame(frame, mesh, local_cells)
-        # What a kept trace knows of its replica, it knows of this place; see `FreshTraceNeeded`.
+        # Tag inner traces, so that JAX does not reuse one from another context; see `FreshTraceNeeded`.
         place = traces_of("replica", mesh.num_replicas) if not frame.fresh else contextlib.nullcontext()
         with use_frame(replica), place, taking_riders() as riders:
             inner_args, inner_kwargs = treedef.unflatten(inner)
@@ -80,14 +80,12 @@ def run_spmd(
         check_vma=False,
     )(
         [array for array, _ in globals_],
-        [v._unwrap(frame.cell(v)) for v in parts],
+        [frame.array(v) for v in parts],
         [mask.to_global(mesh)[0] for mask in masks],
     )
     results, sums, whole, cells = jax.tree.map(plain, (results, sums, whole, cells))
-    for variable, array in zip(traced.mirrored, whole, strict=True):
-        frame.store(variable, variable._wrap(array))
-    for variable, array in zip(traced.parts, cells, strict=True):
-        frame.store(variable, variable._wrap(array))
+    for variable, array in zip((*traced.mirrored, *traced.parts), (*whole, *cells), strict=True):
+        frame.store(variable, variable.layout.wrap(array, not variable.shape))
     return traced.result(results, sums, mesh)
 
 
@@ -98,7 +96,7 @@ def _call(strategy: Any, fn: Callable[..., Any], args: Any, kwargs: Any, masks: 
     replica_id = lax.axis_index(REPLICA_AXIS)
     merge_point = _SpmdReplica(strategy, [PerReplica.from_local(mask, mesh) for mask in masks])
     context = ReplicaContext(strategy, replica_id, merge_point=merge_point, devices=names, masks=masks)
-    with enter(Context(strategy, replica=context)), explain_traced_values(_NO_VALUES):
+    with enter(current().inner(strategy, context)), explain_traced_values(_NO_VALUES):
         return fn(*args, **kwargs)
 
 
@@ -144,16 +142,12 @@ class _SpmdReplica:
         """Call `merge_fn` inline."""
         mesh = self._strategy.mesh
         args, kwargs = attach_masks(_as_values((args, kwargs), mesh), self._masks, mesh)
-        with enter(Context(self._strategy)):
+        with enter(current().inner(self._strategy)):
             return select(merge_fn(self._strategy, *args, **kwargs), 0)
 
     def create(self, make: Callable[[], Any]) -> Any:
         """Make it: one trace, one variable."""
         return make()
-
-    def require_own_trace(self) -> None:
-        """Ask the frame."""
-        current_frame().require_own_trace()
 
 
 @final
@@ -181,8 +175,7 @@ class _Traced:
                 self._scalars[i] = array.ndim == 0
                 arrays.append(array.reshape((1,)) if array.ndim == 0 else array)
         for variable in replica.written.values():
-            part = isinstance(variable, SyncOnReadVariable)
-            (self.parts if part else self.mirrored).append(variable)
+            (self.parts if variable.layout.differs else self.mirrored).append(variable)
         whole = [replica.local_output(v) for v in self.mirrored]
         parts = [replica.local_output(v).reshape(v.shape or (1,)) for v in self.parts]
         return arrays, sums, whole, parts

@@ -1,55 +1,109 @@
-"""The arrays that a compiled step works on, between the variables and the program.
+"""The arrays that a compiled step works on, between the stores of variables and the program.
 
-A program takes over the arrays that it writes into (they are donated) and returns new ones. A step that
-runs again and again keeps them: handing hundreds of arrays to their variables and back would cost more than
-all else that a call does. Each variable knows its holder and asks for its array back when anybody wants it,
-so nobody ever sees an array that was given away.
-
-While a step runs, its arrays are nowhere. `state_lock` makes other threads wait for that moment to pass.
+Nearly every step works on the variables of one strategy, which are next to each other in its store. Then
+taking and storing hundreds of arrays is a list slice each. What is different is handled here too: variables
+of several strategies, and variables whose home is not on the step's devices (central storage, a variable
+made without a strategy), which are brought there for the step and taken home afterwards.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, final
 
-from replicax.variables import Variable, state_version
+from replicax.errors import ContextError
+from replicax.topology import ReplicaMesh
+from replicax.values import on_first_replica
+from replicax.variables import Places, Store, Variable
 
-__all__ = ["StepState"]
+__all__ = ["StepState", "in_store_order"]
+
+
+def in_store_order(variables: Iterable[Variable]) -> list[Variable]:
+    """`variables` as they are in their stores, where neighbours can be taken together."""
+    return sorted(variables, key=lambda v: (v._store.number, v._place))
 
 
 @final
 class StepState:
-    """The variables of one step: those it only reads, and those whose arrays it may hold."""
+    """The variables of one step, those it only reads and those it writes, both in store order."""
 
-    def __init__(self, read: Sequence[Variable], written: Sequence[Variable]) -> None:
-        """Hold nothing yet."""
-        self.read = list(read)
-        self.written = list(written)
-        self.held: list[Any] | None = None
+    def __init__(
+        self, read: Sequence[Variable], written: Sequence[Variable], mesh: ReplicaMesh | None
+    ) -> None:
+        self.read, self.written = list(read), list(written)
+        self._mesh = mesh
+        self.stores = _in_order({v._store for v in (*read, *written)})
+        locks = [store.lock for store in self.stores]
+        self.lock: Any = locks[0] if len(locks) == 1 else _Locks(locks)
+        self._read = _by_store(read)
+        self._written = _by_store(written)
+        self._read_away = [i for i, v in enumerate(read) if self._is_away(v)]
+        self._written_away = [i for i, v in enumerate(written) if self._is_away(v)]
+        self._refuse_parts_away()
 
-    def arrays_to_read(self) -> list[Any]:
-        """The current arrays of the variables that are only read."""
-        return [_current(v, for_writing=False) for v in self.read]
+    def _is_away(self, variable: Variable) -> bool:
+        """Whether the variable's array must be brought to the step's devices, and home again."""
+        layout = variable.layout
+        return self._mesh is not None and not (layout.on_mesh and layout.mesh == self._mesh)
 
-    def check_out(self) -> list[Any]:
-        """The arrays to write into, which nobody else has; `check_in` must follow."""
-        arrays, self.held = self.held, None
-        if arrays is None:
-            arrays = [_current(v, for_writing=True) for v in self.written]
-            for variable in self.written:
-                variable._array, variable._holder, variable.was_written = None, self, True
+    def _refuse_parts_away(self) -> None:
+        for i in self._written_away:
+            if self.written[i].layout.differs:
+                raise ContextError(
+                    f"The ON_READ variable {self.written[i].name!r} was written in a step of another "
+                    "strategy. Write it in a step of its own strategy."
+                )
+
+    @property
+    def only(self) -> tuple[Store, slice, slice] | None:
+        """The one store, and the slices that are read and written, if that is all there is to do."""
+        if len(self.stores) != 1 or self._read_away or self._written_away:
+            return None
+        slices = [places[0][1].only if places else slice(0, 0) for places in (self._read, self._written)]
+        return None if None in slices else (self.stores[0], *slices)
+
+    @property
+    def places_written(self) -> frozenset[int]:
+        """The places in the `only` store whose arrays are donated."""
+        return self._written[0][1].indices if self._written else frozenset()
+
+    def take(self) -> tuple[list[Any], list[Any]]:
+        """The arrays to read and those to write; the latter may be donated. The lock is held."""
+        for store in self.stores:
+            if store.unfinished is not None:
+                store.unfinished()
+        for store, places in self._written:
+            store.detach_views(places.indices)
+        read = [array for store, places in self._read for array in places.take(store.arrays)]
+        written = [array for store, places in self._written for array in places.take(store.arrays)]
+        return self._brought(read, self._read_away), self._brought(written, self._written_away)
+
+    def _brought(self, arrays: list[Any], away: list[int]) -> list[Any]:
+        for i in away:
+            assert self._mesh is not None
+            arrays[i] = self._mesh.replicate(on_first_replica(arrays[i]))
         return arrays
 
-    def check_in(self, arrays: list[Any]) -> None:
-        """Hold the new arrays, until somebody asks for one."""
-        self.held = arrays
-        state_version.count += 1
+    def announce(self, finish: Callable[[], None] | None) -> None:
+        """Say what completes this call if it is interrupted; None when it is complete."""
+        for store, _ in self._written:
+            store.unfinished = finish
 
-    def fail(self, arrays: list[Any], error: BaseException) -> None:
-        """Take back what was checked out, after a run that failed with `error`."""
-        self.held = arrays
-        self.give_back()
+    def put(self, new: list[Any]) -> None:
+        """Store the new arrays of the written variables. Storing them twice does no harm."""
+        new = list(new)
+        for i in self._written_away:
+            new[i] = self.written[i].layout.place(on_first_replica(new[i]))
+        start = 0
+        for store, places in self._written:
+            stop = start + len(places.indices)
+            places.put(store.arrays, new[start:stop])
+            start = stop
+
+    def add_note_of_losses(self, error: BaseException) -> None:
+        """Say in `error` which variables lost their values, because the program had taken their arrays."""
+        arrays = [array for store, places in self._written for array in places.take(store.arrays)]
         lost = [v.name for v, array in zip(self.written, arrays, strict=True) if array.is_deleted()]
         if lost:
             error.add_note(
@@ -57,16 +111,28 @@ class StepState:
                 "are lost. Assign them, or restore a checkpoint, before the next step."
             )
 
-    def give_back(self) -> None:
-        """Put the arrays that are held into their variables."""
-        if self.held is not None:
-            for variable, array in zip(self.written, self.held, strict=True):
-                variable._array, variable._holder = array, None
-            self.held = None
+
+def _in_order(stores: Iterable[Store]) -> list[Store]:
+    return sorted(stores, key=lambda store: store.number)
 
 
-def _current(variable: Variable, *, for_writing: bool) -> Any:
-    """The variable's array, for a step to read or to write into."""
-    if variable._loose or variable._holder is not None:
-        variable._settle(for_writing=for_writing)
-    return variable._array
+def _by_store(variables: Sequence[Variable]) -> list[tuple[Store, Places]]:
+    """The places of `variables`, which are in store order, for each store."""
+    stores = _in_order({v._store for v in variables})
+    return [(store, Places([v._place for v in variables if v._store is store])) for store in stores]
+
+
+@final
+class _Locks:
+    """Takes several locks, always in the same order, so that two threads can't wait for each other."""
+
+    def __init__(self, locks: Sequence[Any]) -> None:
+        self._locks = locks
+
+    def __enter__(self) -> None:
+        for lock in self._locks:
+            lock.acquire()
+
+    def __exit__(self, *exc_info: object) -> None:
+        for lock in reversed(self._locks):
+            lock.release()

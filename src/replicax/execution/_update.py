@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from replicax._jax import is_tracer
-from replicax.contexts import Context, enter
+from replicax.contexts import Context, current, enter
 from replicax.errors import VariableError
 from replicax.execution._program import ProgramFrame, ReplicaFrame
 from replicax.topology import REPLICA_AXIS
@@ -23,7 +23,7 @@ from replicax.values import (
     regroup_mirrored,
     select,
 )
-from replicax.variables import SyncOnReadVariable, Variable, current_frame, journal
+from replicax.variables import Variable, current_frame, journal
 
 __all__ = ["update_copies"]
 
@@ -45,7 +45,7 @@ def update_copies(
         variable: what is updated; its copy is the first argument of `fn`. None: only `args`.
         fn: the update.
         args: its arguments; each call gets the copy's part of mirrored values.
-        kwargs: likewise.
+        kwargs: its keyword arguments.
         num_copies: how many there are in this process.
         group: return one value of mirrored parts; otherwise the calls' results side by side.
     """
@@ -61,7 +61,7 @@ def update_copies(
     if isinstance(current_frame(), ProgramFrame | ReplicaFrame) and len(results) == 1:
         merged = map_leaves(lambda x: _mirrored(x, strategy, num_copies), results[0])
     else:
-        differ = isinstance(variable, SyncOnReadVariable)
+        differ = variable is not None and variable.layout.differs
         merged = (regroup if differ else regroup_mirrored)(results, strategy.mesh)
     return merged if group else map_leaves(_side_by_side, merged)
 
@@ -80,13 +80,13 @@ def _turns(strategy: Any, variable: Variable | None, num_copies: int) -> Iterato
     frame = current_frame()
     if isinstance(frame, ReplicaFrame):
         replica = jax.lax.axis_index(REPLICA_AXIS) if num_copies > 1 else 0
-        yield 0, enter(Context(strategy, update_replica_id=replica))
+        yield 0, enter(current().inner(strategy, None, replica))
         return
-    if isinstance(frame, ProgramFrame) and not isinstance(variable, SyncOnReadVariable):
+    if isinstance(frame, ProgramFrame) and not (variable is not None and variable.layout.differs):
         num_copies = 1
     for index in range(num_copies):
         replica = strategy.mesh.local_replica_ids[index] if num_copies > 1 else 0
-        context = Context(strategy, update_replica_id=replica, update_index=index)
+        context = current().inner(strategy, None, replica, index)
         yield index, _at(context, _device(strategy, variable, index, num_copies))
 
 

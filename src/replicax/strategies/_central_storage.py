@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
-
-import jax
 
 from replicax.collectives import Communicator, DefaultAllReduce
 from replicax.strategies._strategy import Strategy
 from replicax.topology import ReplicaMesh, find_device, resolve_devices
 from replicax.types import Device
-from replicax.variables import AggregatingVariable, Variable, VariableSpec
+from replicax.variables import Central, Layout, VariableSpec
 
 __all__ = ["CentralStorageStrategy"]
 
@@ -47,21 +44,12 @@ class CentralStorageStrategy(Strategy):
             devices = devices[:1]
         if parameter_device is None:
             parameter_device = devices[0] if len(devices) == 1 else "CPU:0"
-        self._parameter_device = find_device(parameter_device)
-        self._communicator = Communicator(ReplicaMesh(devices), DefaultAllReduce())
+        device = find_device(parameter_device)
+        communicator = Communicator(ReplicaMesh(devices), DefaultAllReduce())
+        central = Central(communicator, device)
 
-    @property
-    def communicator(self) -> Communicator:
-        """How values are combined over the replicas."""
-        return self._communicator
+        def choose_layout(spec: VariableSpec) -> tuple[VariableSpec, Layout]:
+            spec.check_mean()
+            return spec, central
 
-    @property
-    def parameter_device(self) -> Any:
-        """The device that holds variables."""
-        return self._parameter_device
-
-    def make_variable(self, spec: VariableSpec, value: jax.Array) -> Variable:
-        """A variable with one copy on the parameter device."""
-        spec.check_mean()
-        array = jax.numpy.copy(jax.device_put(value, self._parameter_device))
-        return AggregatingVariable(spec, self, array)
+        super().__init__(communicator, choose_layout, parameter_device=device)

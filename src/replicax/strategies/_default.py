@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from functools import cached_property
 from typing import Any, Self, final
 
 import jax
@@ -14,7 +13,7 @@ from replicax.errors import ContextError
 from replicax.execution import SingleReplica
 from replicax.strategies._strategy import Strategy
 from replicax.topology import ReplicaMesh, prepare_cpu_pool
-from replicax.variables import PlainVariable, Variable, VariableSpec
+from replicax.variables import EAGER, OneDevice
 
 __all__ = ["DefaultStrategy"]
 
@@ -30,26 +29,21 @@ class DefaultStrategy(Strategy):
     Array(2., dtype=float32)
     """
 
-    @cached_property
-    def _communicator(self) -> Communicator:
-        # Only now: making the default strategy must not start JAX.
+    def __init__(self) -> None:
+        """Wait: making the default strategy must not start JAX."""
+
+    def __getattr__(self, name: str) -> Any:
+        # What the base's constructor sets is missing until the strategy is used.
+        if name.startswith("__") or "store" in vars(self):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         prepare_cpu_pool()
-        return Communicator(ReplicaMesh([jax.local_devices()[0]]), DefaultAllReduce())
-
-    @property
-    def communicator(self) -> Communicator:
-        """How values are combined over the replicas: there is one."""
-        return self._communicator
-
-    @property
-    def parameter_device(self) -> Any:
-        """JAX's default device."""
-        return self.mesh.local_devices[0]
-
-    @property
-    def places_values(self) -> bool:
-        """False: values are wherever JAX puts them."""
-        return False
+        device = jax.local_devices()[0]
+        communicator = Communicator(ReplicaMesh([device]), DefaultAllReduce())
+        layout = OneDevice(device, None)
+        super().__init__(
+            communicator, lambda spec: (spec, layout), parameter_device=device, places_values=False
+        )
+        return getattr(self, name)
 
     def __repr__(self) -> str:
         return "DefaultStrategy()"
@@ -60,13 +54,10 @@ class DefaultStrategy(Strategy):
             raise ContextError("The default strategy's scope can't be entered inside another strategy's.")
         return contextlib.nullcontext(self)
 
-    def make_variable(self, spec: VariableSpec, value: jax.Array) -> Variable:
-        """A plain variable where JAX puts it."""
-        return PlainVariable(spec, self, jax.numpy.copy(value))
-
     def _distribute(self, values: list[Any]) -> Any:
         return values[0]
 
 
 _default = DefaultStrategy()
-register_default(Context(_default, replica=ReplicaContext(_default, merge_point=SingleReplica(_default))))
+_replica = ReplicaContext(_default, merge_point=SingleReplica(_default))
+register_default(Context(_default, replica=_replica, frame=EAGER))

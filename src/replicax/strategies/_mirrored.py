@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-
-import jax
-import jax.numpy as jnp
+from collections.abc import Callable, Sequence
 
 from replicax.collectives import Communicator, CrossDeviceOps, DefaultAllReduce
 from replicax.errors import VariableError
 from replicax.strategies._strategy import Strategy
 from replicax.topology import ReplicaMesh, resolve_devices
 from replicax.types import Device, VariableSynchronization
-from replicax.values import PerReplica
-from replicax.variables import MirroredVariable, SyncOnReadVariable, Variable, VariableSpec
+from replicax.variables import Layout, OnePerReplica, Replicated, VariableSpec
 
-__all__ = ["MirroredStrategy", "make_mirrored_variable"]
+__all__ = ["MirroredStrategy", "mirrored_layouts"]
 
 
 class MirroredStrategy(Strategy):
@@ -53,39 +49,23 @@ class MirroredStrategy(Strategy):
             raise TypeError(
                 f"cross_device_ops must be an rx.CrossDeviceOps, got {type(ops).__name__} {ops!r}."
             )
-        self._communicator = Communicator(ReplicaMesh(resolve_devices(devices)), ops)
-
-    @property
-    def communicator(self) -> Communicator:
-        """How values are combined over the replicas."""
-        return self._communicator
-
-    @property
-    def parameter_device(self) -> None:
-        """None: variables have a copy on every device."""
-        return None
-
-    def make_variable(self, spec: VariableSpec, value: jax.Array) -> Variable:
-        """A mirrored variable, or a sync-on-read one if `spec` says ON_READ."""
-        return make_mirrored_variable(self, spec, value)
+        communicator = Communicator(ReplicaMesh(resolve_devices(devices)), ops)
+        super().__init__(communicator, mirrored_layouts(communicator))
 
 
-def make_mirrored_variable(strategy: Strategy, spec: VariableSpec, value: jax.Array) -> Variable:
-    """A variable with a copy on each replica of `strategy`; if `spec` says ON_READ, a part on each."""
-    spec.check_mean()
-    spec, mesh = _synchronized(spec), strategy.mesh
-    if not mesh.is_local:
-        value = _of_first_replica(strategy, value)
-    if spec.synchronization is not VariableSynchronization.ON_READ:
-        return MirroredVariable(spec, strategy, jnp.copy(mesh.replicate(value)))
-    parts = [value] * len(mesh.local_replica_ids)
-    return SyncOnReadVariable(spec, strategy, jnp.copy(mesh.assemble(parts)))
+def mirrored_layouts(
+    communicator: Communicator,
+) -> Callable[[VariableSpec], tuple[VariableSpec, Layout]]:
+    """Lays variables out with a copy on each replica; those that are ON_READ with a part on each."""
+    replicated, parts = Replicated(communicator), OnePerReplica(communicator)
 
+    def choose(spec: VariableSpec) -> tuple[VariableSpec, Layout]:
+        spec.check_mean()
+        spec = _synchronized(spec)
+        on_read = spec.synchronization is VariableSynchronization.ON_READ
+        return spec, parts if on_read else replicated
 
-def _of_first_replica(strategy: Strategy, value: jax.Array) -> jax.Array:
-    """The first process's `value`, in all processes."""
-    own = PerReplica([value] * len(strategy.mesh.local_replica_ids), mesh=strategy.mesh)
-    return strategy.communicator.first([own])[0].to_plain()
+    return choose
 
 
 def _synchronized(spec: VariableSpec) -> VariableSpec:

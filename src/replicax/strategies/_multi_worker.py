@@ -6,10 +6,7 @@ process's place in the cluster, join the others there, and agree which devices e
 
 from __future__ import annotations
 
-import concurrent.futures
-import contextvars
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -29,11 +26,10 @@ from replicax.collectives import (
     merge_options,
 )
 from replicax.errors import CollectiveError, DeviceError
-from replicax.strategies._mirrored import make_mirrored_variable
+from replicax.strategies._mirrored import mirrored_layouts
 from replicax.strategies._strategy import Strategy
 from replicax.topology import ReplicaMesh, device_name, parse_device_name, prepare_cpu_pool
 from replicax.types import Device
-from replicax.variables import Variable, VariableSpec
 
 __all__ = ["MultiWorkerMirroredStrategy"]
 
@@ -91,28 +87,13 @@ class MultiWorkerMirroredStrategy(Strategy):
         mesh = ReplicaMesh(devices)
         _refuse_missing_nccl(options, mesh)
         self._resolver = resolver
-        self._communicator = Communicator(mesh, DefaultAllReduce(), options)
-
-    @property
-    def communicator(self) -> Communicator:
-        """How values are combined over the replicas."""
-        return self._communicator
-
-    @property
-    def parameter_device(self) -> None:
-        """None: variables have a copy on every device."""
-        return None
+        communicator = Communicator(mesh, DefaultAllReduce(), options)
+        super().__init__(communicator, mirrored_layouts(communicator))
 
     @property
     def cluster_resolver(self) -> ClusterResolver:
         """The resolver that found the cluster."""
         return self._resolver
-
-    def make_variable(self, spec: VariableSpec, value: jax.Array) -> Variable:
-        """A mirrored variable, or a sync-on-read one if `spec` says ON_READ; it begins as the chief's."""
-        if self.mesh.is_local:
-            return make_mirrored_variable(self, spec, value)
-        return _away_from_traces(lambda: make_mirrored_variable(self, spec, value))
 
 
 def _refuse_missing_nccl(options: CommunicationOptions, mesh: ReplicaMesh) -> None:
@@ -136,16 +117,6 @@ def _own_devices(resolver: ClusterResolver) -> list[Device]:
             f"device(s), but JAX runs on {platform} here and has {len(local)}."
         )
     return local[:wanted]
-
-
-def _away_from_traces(make: Callable[[], Variable]) -> Variable:
-    """What `make` returns, called in a thread of its own.
-
-    A step that is being traced may create a variable. The chief's value is sent at once, by a program that
-    JAX does not run inside of another's trace; and traces belong to a thread.
-    """
-    with concurrent.futures.ThreadPoolExecutor(1) as thread:
-        return thread.submit(contextvars.copy_context().run, make).result()
 
 
 def _devices_of_all(own: list[Device], timeout_seconds: float | None) -> list[Device]:

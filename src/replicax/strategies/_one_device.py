@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
-
 from replicax.collectives import Communicator, DefaultAllReduce
 from replicax.strategies._strategy import Strategy
 from replicax.topology import ReplicaMesh, find_device
 from replicax.types import Device
-from replicax.variables import PlainVariable, Variable, VariableSpec
+from replicax.variables import OneDevice
 
 __all__ = ["OneDeviceStrategy"]
 
@@ -30,21 +28,10 @@ class OneDeviceStrategy(Strategy):
 
     def __init__(self, device: str | Device) -> None:
         """Choose the device."""
-        self._communicator = Communicator(ReplicaMesh([find_device(device)]), DefaultAllReduce())
-
-    @property
-    def communicator(self) -> Communicator:
-        """How values are combined over the replicas: there is one."""
-        return self._communicator
-
-    @property
-    def parameter_device(self) -> Any:
-        """The device."""
-        return self.mesh.local_devices[0]
-
-    def make_variable(self, spec: VariableSpec, value: jax.Array) -> Variable:
-        """A plain variable on the device."""
-        return PlainVariable(spec, self, jax.numpy.copy(self.mesh.place(value, 0)))
+        found = find_device(device)
+        communicator = Communicator(ReplicaMesh([found]), DefaultAllReduce())
+        layout = OneDevice(found, communicator.mesh)
+        super().__init__(communicator, lambda spec: (spec, layout), parameter_device=found)
 
     def _distribute(self, values: list[Any]) -> Any:
         return values[0]

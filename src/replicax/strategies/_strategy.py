@@ -1,10 +1,10 @@
 """`Strategy`: what every strategy offers, on top of the four answers that each one gives.
 
-A strategy says
+A strategy tells its base
 
-    which devices make up the mesh              mesh
-    how a variable is laid out on them          make_variable
+    which devices make up the mesh, and
     how per-replica values are combined         communicator
+    how a variable is laid out                  choose_layout
     where single-copy state lives               parameter_device
 
 and everything else is shared: here and, for the lower-level API, in `_extended`.
@@ -13,6 +13,9 @@ and everything else is shared: here and, for the lower-level API, in `_extended`
 from __future__ import annotations
 
 import abc
+import concurrent.futures
+import contextvars
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
@@ -23,7 +26,7 @@ import jax.numpy as jnp
 
 from replicax.collectives import Communicator, gather_leaves, reduce_leaves_over
 from replicax.contexts import Scope, current, enter_default, require_cross_replica
-from replicax.execution import Function, run
+from replicax.execution import Function, in_replicas, run
 from replicax.input import (
     ArrayDataset,
     DistributedDataset,
@@ -42,7 +45,7 @@ from replicax.strategies._run_options import RunOptions, ValueContext
 from replicax.topology import ReplicaMesh
 from replicax.types import ReduceOp
 from replicax.values import DistributedValues, PerReplica, flatten, map_leaves, regroup_apart
-from replicax.variables import Variable, VariableSpec, current_frame, prepare_variable
+from replicax.variables import Layout, Store, Variable, VariableSpec, current_frame, prepare_variable
 
 __all__ = ["Strategy"]
 
@@ -52,6 +55,13 @@ class Strategy(abc.ABC):
 
     The base of all strategies; use `MirroredStrategy`, `OneDeviceStrategy` or `CentralStorageStrategy`.
 
+    Args:
+        communicator: the devices, by replica, and how values are combined over them.
+        choose_layout: how a variable is laid out on them. It is given a spec and returns it, completed,
+            with a layout; it raises if the variable can't be what the spec says.
+        parameter_device: the device of state that has one copy; None if variables have one on every device.
+        places_values: whether values go to the strategy's devices, rather than wherever JAX puts them.
+
     >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
     >>> isinstance(strategy, rx.Strategy)
     True
@@ -59,34 +69,34 @@ class Strategy(abc.ABC):
     MirroredStrategy(['CPU:0', 'CPU:1'])
     """
 
-    # The four answers.
+    communicator: Communicator
+    """How values are combined over the replicas."""
+    mesh: ReplicaMesh
+    """The devices, by replica."""
+    parameter_device: Any
+    """The device of state that has one copy; None if variables have one on every device."""
+    places_values: bool
+    """Whether values go to this strategy's devices, rather than wherever JAX puts them."""
+    store: Store
+    """The arrays of this strategy's variables."""
+    compiled_runs: weakref.WeakKeyDictionary[Any, Any]
+    """The steps "run this function in every replica", by function; see `execution.in_replicas`."""
 
-    @property
-    @abc.abstractmethod
-    def communicator(self) -> Communicator:
-        """How values are combined over the replicas."""
-
-    @property
-    @abc.abstractmethod
-    def parameter_device(self) -> Any:
-        """The device of state that has one copy."""
-
-    @abc.abstractmethod
-    def make_variable(self, spec: VariableSpec, value: jax.Array) -> Variable:
-        """A variable as this strategy lays it out; raises if it can't be what `spec` says."""
-
-    @property
-    def places_values(self) -> bool:
-        """Whether values go to this strategy's devices, rather than wherever JAX puts them."""
-        return True
-
-    @property
-    @final
-    def mesh(self) -> ReplicaMesh:
-        """The devices, by replica."""
-        return self.communicator.mesh
-
-    # What they are used for.
+    def __init__(
+        self,
+        communicator: Communicator,
+        choose_layout: Callable[[VariableSpec], tuple[VariableSpec, Layout]],
+        *,
+        parameter_device: Any = None,
+        places_values: bool = True,
+    ) -> None:
+        self.communicator = communicator
+        self.mesh = communicator.mesh
+        self.parameter_device = parameter_device
+        self.places_values = places_values
+        self.store = Store()
+        self._choose_layout = choose_layout
+        self.compiled_runs: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
     def __repr__(self) -> str:
         names = [row[0] if len(row) == 1 else list(row) for row in self.mesh.device_names]
@@ -108,7 +118,7 @@ class Strategy(abc.ABC):
         >>> rx.MirroredStrategy(["CPU:0", "CPU:1"]).num_replicas_in_sync
         2
         """
-        return self.communicator.num_replicas
+        return self.mesh.num_replicas
 
     @property
     def cluster_resolver(self) -> Any:
@@ -139,8 +149,8 @@ class Strategy(abc.ABC):
         >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
         >>> with strategy.scope():
         ...     v = rx.Variable([1.0, 2.0])
-        >>> type(v).__name__
-        'MirroredVariable'
+        >>> isinstance(v, rx.MirroredVariable)
+        True
         """
         require_cross_replica(self, "scope()")
         return Scope(self)
@@ -184,7 +194,7 @@ class Strategy(abc.ABC):
         """
         checked_args, checked_kwargs = self._checked_call(fn, args, kwargs, options)
         if isinstance(fn, Function):
-            return fn.in_replicas(self)(*checked_args, **checked_kwargs)
+            return in_replicas(self, fn)(*checked_args, **checked_kwargs)
         return run(self, fn, checked_args, checked_kwargs)
 
     def _checked_call(
@@ -490,9 +500,27 @@ class Strategy(abc.ABC):
             frame = current_frame()
             with frame.creating():
                 spec, value = prepare_variable(*args, **kwargs)
-                variable = self.make_variable(spec, value)
+                spec, layout = self._choose_layout(spec)
+                if not self.mesh.is_local:
+                    value = _of_first_replica(self, value)
+                variable = Variable._make(spec, layout, self, jnp.copy(layout.place(value)))
             frame.adopt(variable)
             return variable
 
         replica = current().replica
         return make() if replica is None else replica.create(make)
+
+
+def _of_first_replica(strategy: Strategy, value: jax.Array) -> jax.Array:
+    """The first process's `value`, in all processes.
+
+    A step that is being traced may create a variable. The value is sent at once, by a program that JAX does
+    not run inside of another's trace; and traces belong to a thread, so it gets one of its own.
+    """
+
+    def send() -> jax.Array:
+        own = PerReplica([value] * len(strategy.mesh.local_replica_ids), mesh=strategy.mesh)
+        return strategy.communicator.first([own])[0].to_plain()
+
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        return thread.submit(contextvars.copy_context().run, send).result()

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import jax
-
 from replicax.cluster import TPUClusterResolver, warn_of_stand_ins
 from replicax.collectives import Communicator, DefaultAllReduce
 from replicax.errors import DeviceError
-from replicax.strategies._mirrored import make_mirrored_variable
+from replicax.strategies._mirrored import mirrored_layouts
 from replicax.strategies._strategy import Strategy
 from replicax.topology import ReplicaMesh
 from replicax.tpu import DeviceAssignment
-from replicax.variables import Variable, VariableSpec
 
 __all__ = ["TPUStrategy"]
 
@@ -79,26 +76,13 @@ class TPUStrategy(Strategy):
         warn_of_stand_ins(replicas[0])
         self._resolver = resolver
         self._spmd = bool(experimental_spmd_xla_partitioning)
-        self._communicator = Communicator(ReplicaMesh(replicas), DefaultAllReduce())
-
-    @property
-    def communicator(self) -> Communicator:
-        """How values are combined over the replicas."""
-        return self._communicator
-
-    @property
-    def parameter_device(self) -> None:
-        """None: variables have a copy on every device."""
-        return None
+        communicator = Communicator(ReplicaMesh(replicas), DefaultAllReduce())
+        super().__init__(communicator, mirrored_layouts(communicator))
 
     @property
     def cluster_resolver(self) -> TPUClusterResolver:
         """The resolver that was given."""
         return self._resolver
-
-    def make_variable(self, spec: VariableSpec, value: jax.Array) -> Variable:
-        """A mirrored variable, or a sync-on-read one if `spec` says ON_READ."""
-        return make_mirrored_variable(self, spec, value)
 
     def _why_not_assignable(self) -> str | None:
         if not self._spmd:

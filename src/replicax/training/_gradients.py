@@ -21,17 +21,15 @@ from replicax._jax import current_program, fresh_traces
 from replicax.collectives import offer_early_sum
 from replicax.contexts import current
 from replicax.errors import TracingError, VariableError
-from replicax.topology import ReplicaMesh
 from replicax.training._microbatches import Microbatches
 from replicax.training._precision import MixedPrecision
 from replicax.training._pytrees import flatten_variables, ordered_like
-from replicax.values import Mirrored, PerReplica
 from replicax.variables import (
     Cell,
     Frame,
     RecordingFrame,
-    SyncOnReadVariable,
     Variable,
+    Write,
     current_frame,
     use_frame,
 )
@@ -225,11 +223,11 @@ class _Tape(RecordingFrame):
         self, outer: Frame, variables: Sequence[Variable], values: Sequence[Any], *, fresh: bool
     ) -> None:
         self._outer, self._fresh, self._program = outer, fresh, current_program()
-        self._here = current()
+        self._replica = current().replica
+        self.is_one_replica = outer.is_one_replica
         self._cells = {v.ref(): _as_cell(v, value) for v, value in zip(variables, values, strict=True)}
         self._unknown: dict[Any, str] = {}
-        self._writes: list[tuple[Variable, Any, str]] = []
-        self._operands: list[Any] = []
+        self._writes: list[tuple[Variable, Write]] = []
 
     def load(self, variable: Variable) -> Cell:
         ref = variable.ref()
@@ -252,42 +250,42 @@ class _Tape(RecordingFrame):
         self._check_program()
         self._outer.require_own_trace()
 
-    def record(self, variable: Variable, apply: Any, value: Any, what: str) -> Any:
+    def record(self, variable: Variable, write: Write) -> Any:
+        what = write.name
         if current_program() is not self._program:
             raise TracingError(
                 f"{what} of the variable {variable.name!r} inside a function that JAX traces by itself "
                 "(scan, cond, jit, ...), from which the new value could not come out. Return the value "
                 "from that function and assign it afterwards."
             )
-        if current() is not self._here:
+        if current().replica is not self._replica:
             raise TracingError(
                 f"{what} of the variable {variable.name!r} in a merge_call or run inside a function that "
                 "rx.value_and_grad differentiates. Write it in the function itself, or afterwards."
             )
-        operand = variable._checked(value, what)
-        self._writes.append((variable, apply, what))
-        self._operands.append(operand)
-        return self._preview(variable, apply, operand, what)
+        write = write._replace(operand=variable._checked(write.operand, what))
+        self._writes.append((variable, write))
+        return self._preview(variable, write)
 
-    def _preview(self, variable: Variable, apply: Any, operand: Any, what: str) -> Any:
+    def _preview(self, variable: Variable, write: Write) -> Any:
         """What the variable holds after the write, where that does not depend on other replicas."""
         alone = variable.distribute_strategy.num_replicas_in_sync == 1
         ref = variable.ref()
-        if not alone and not isinstance(variable, SyncOnReadVariable):
-            self._unknown[ref] = what
+        if not alone and not variable.layout.differs:
+            self._unknown[ref] = write.name
             return None
-        new = variable._fitted(apply(variable.read_value(), operand))
+        new = variable._fitted(write.applied_to(variable.read_value(), write.operand))
         self._cells[ref] = _as_cell(variable, new)
         return new
 
     def recorded(self) -> list[Any]:
         """What was written, as arrays that may leave the differentiated function."""
-        return [jax.lax.stop_gradient(operand) for operand in self._operands]
+        return [jax.lax.stop_gradient(write.operand) for _, write in self._writes]
 
     def replay(self, operands: list[Any]) -> None:
         """Make the writes, now that the function has returned."""
-        for (variable, apply, what), operand in zip(self._writes, operands, strict=True):
-            variable._write(apply, operand, False, what)
+        for (variable, write), operand in zip(self._writes, operands, strict=True):
+            variable._write(write.method, operand, False)
 
     # The rest is as outside.
 
@@ -303,18 +301,15 @@ class _Tape(RecordingFrame):
     def initial_value(self, value: Any) -> Any:
         return self._outer.initial_value(value)
 
-    def spread(self, recipe: Any, value: Mirrored, mesh: ReplicaMesh) -> PerReplica:
-        return self._outer.spread(recipe, value, mesh)
-
 
 def _as_cell(variable: Variable, value: Any) -> Cell:
     """The cell of a variable whose value here, in this replica, is `value`."""
-    if isinstance(variable, SyncOnReadVariable):
-        here = current()
-        if here.replica is None or here.strategy is not variable.distribute_strategy:
-            raise VariableError(
-                f"The ON_READ variable {variable.name!r} has a part on each replica: differentiate with "
-                "respect to it in a replica function."
-            )
-        return PerReplica.from_local(value, variable.mesh)
-    return Mirrored.from_whole(value, variable.mesh)
+    here = current()
+    if variable.layout.differs and (
+        here.replica is None or here.strategy is not variable.distribute_strategy
+    ):
+        raise VariableError(
+            f"The ON_READ variable {variable.name!r} has a part on each replica: differentiate with "
+            "respect to it in a replica function."
+        )
+    return variable.layout.local_cell(value)

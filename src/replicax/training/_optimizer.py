@@ -325,7 +325,7 @@ class Optimizer:
         if self.loss_scale is not None:
             self.loss_scale.take(scale)
         self.iterations.assign_add(_mirrored(self.iterations, counted), read_value=False)
-        return _mirrored(variables[0], norm) if return_norm and variables[0].rests_on_mesh else norm
+        return _mirrored(variables[0], norm) if return_norm and variables[0].layout.on_mesh else norm
 
     def _new_values(
         self, gradients: list[Any], values: list[Any], slots: list[Any], scale: Any, *, with_norm: bool

@@ -17,7 +17,7 @@ import numpy as np
 from replicax.errors import ContextError, VariableError
 from replicax.training._pytrees import as_variable, flatten_variables, path_name
 from replicax.values import IndexedSlices, Leaf, PerReplica, is_number
-from replicax.variables import SyncOnReadVariable, Variable
+from replicax.variables import Variable
 
 __all__ = ["Parameters", "pair"]
 
@@ -73,7 +73,7 @@ class Parameters:
                     f"The variable {variable.name!r} has dtype {variable.dtype}, which has no gradients. "
                     "Leave it out of the variables of the optimizer."
                 )
-            if isinstance(variable, SyncOnReadVariable):
+            if variable.layout.differs:
                 raise VariableError(
                     f"The variable {variable.name!r} has synchronization ON_READ: each replica has its own "
                     "part, so an optimizer can't update it. Create it without `synchronization`."

@@ -74,4 +74,4 @@ def dense(gradient: Any, variable: Variable) -> Any:
         return jnp.zeros(variable.shape, values.dtype).at[indices].add(values)
     if not isinstance(gradient, Mirrored):
         return jnp.asarray(gradient)
-    return gradient.whole if variable.rests_on_mesh else gradient.to_plain()
+    return gradient.whole if variable.layout.on_mesh else gradient.to_plain()

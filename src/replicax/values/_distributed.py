@@ -88,8 +88,22 @@ class Leaf:
 
     __slots__ = ()
 
+    @property
+    def is_distributed(self) -> bool:
+        """Whether it has a component for each replica, although it is not a `DistributedValues` itself."""
+        return False
 
-class DistributedValues(Leaf, abc.ABC):
+
+class _DistributedMeta(abc.ABCMeta):
+    """Lets variables with a copy on each replica count as `DistributedValues`, and others not."""
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        if type.__instancecheck__(cls, instance):
+            return True
+        return cls is DistributedValues and isinstance(instance, Leaf) and instance.is_distributed
+
+
+class DistributedValues(Leaf, metaclass=_DistributedMeta):
     """A value with one component per replica: the base of `PerReplica`, `Mirrored` and variables.
 
     >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])

@@ -3,44 +3,53 @@
 from replicax.variables._copy import VariableCopy
 from replicax.variables._creation import NewVariable, awaiting_values, made_beside, prepare_variable
 from replicax.variables._frames import (
+    EAGER,
     Cell,
+    EagerFrame,
     Frame,
     RecordingFrame,
     current_frame,
     journal,
-    note_before_write,
     use_frame,
 )
-from replicax.variables._mirrored import MirroredVariable
+from replicax.variables._kinds import AggregatingVariable, MirroredVariable, SyncOnReadVariable
+from replicax.variables._layout import Layout
+from replicax.variables._one_device import Central, OneDevice
+from replicax.variables._per_replica import OnePerReplica
 from replicax.variables._readable import is_variable
-from replicax.variables._single import AggregatingVariable, PlainVariable
+from replicax.variables._replicated import Replicated
 from replicax.variables._spec import VariableSpec, user_line
-from replicax.variables._state import Holder, state_lock, state_version
-from replicax.variables._sync_on_read import SyncOnReadVariable
+from replicax.variables._store import Places, Store
 from replicax.variables._variable import Variable
+from replicax.variables._writes import Write
 
 __all__ = [
+    "EAGER",
     "AggregatingVariable",
     "Cell",
+    "Central",
+    "EagerFrame",
     "Frame",
-    "Holder",
+    "Layout",
     "MirroredVariable",
     "NewVariable",
-    "PlainVariable",
+    "OneDevice",
+    "OnePerReplica",
+    "Places",
     "RecordingFrame",
+    "Replicated",
+    "Store",
     "SyncOnReadVariable",
     "Variable",
     "VariableCopy",
     "VariableSpec",
+    "Write",
     "awaiting_values",
     "current_frame",
     "is_variable",
     "journal",
     "made_beside",
-    "note_before_write",
     "prepare_variable",
-    "state_lock",
-    "state_version",
     "use_frame",
     "user_line",
 ]

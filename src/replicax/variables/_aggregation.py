@@ -2,36 +2,41 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from replicax.collectives import Communicator
 from replicax.errors import VariableError
 from replicax.types import ReduceOp, VariableAggregation
 from replicax.values import IndexedSlices, Mirrored, PerReplica
-from replicax.variables._variable import Variable
+from replicax.variables._writes import SUMMABLE_SCATTER, Write
 
-__all__ = ["aggregate", "check_one_way", "check_scatter", "require_aggregation"]
+if TYPE_CHECKING:
+    from replicax.variables._variable import Variable
+
+__all__ = ["aggregate", "check_same_method", "check_scatter", "write_combined"]
 
 _REDUCE_OPS = {VariableAggregation.SUM: ReduceOp.SUM, VariableAggregation.MEAN: ReduceOp.MEAN}
 
 
-def require_aggregation(variable: Variable, what: str) -> None:
-    """Raise if nothing says how the replicas' values should be combined."""
+def write_combined(variable: Variable, replica: Any, write: Write) -> Any:
+    """Write in a replica function: the replicas meet, and what they write is combined."""
     if variable.aggregation is VariableAggregation.NONE:
         raise VariableError(
-            f"{what} of the variable {variable.name!r} in a replica function: the replicas may write "
+            f"{write.name} of the variable {variable.name!r} in a replica function: the replicas may write "
             "different values, and the variable does not say how to combine them. Make it with "
             "aggregation=rx.VariableAggregation.SUM, MEAN or ONLY_FIRST_REPLICA, or with "
             "synchronization=ON_READ if each replica should keep its own value."
         )
+    return replica.merge_call(variable._write_merged, args=(write.method, write.operand))
 
 
-def check_one_way(variable: Variable, what: Any) -> None:
+def check_same_method(variable: Variable, method: Any) -> None:
     """Raise if replicas that meet in a write of `variable` call different methods."""
-    if isinstance(what, PerReplica):
+    if isinstance(method, PerReplica):
         raise VariableError(
             f"The replicas write the variable {variable.name!r} in different ways: "
-            f"{', '.join(what.values)}. Every replica must call the same method, in the same order."
+            f"{', '.join(each.name for each in method.values)}. Every replica must call the same method, "
+            "in the same order."
         )
 
 
@@ -58,10 +63,10 @@ def _aggregate_rows(
     return IndexedSlices(values, indices, rows.dense_shape)
 
 
-def check_scatter(variable: Variable, method: str, *, summable: bool) -> None:
+def check_scatter(variable: Variable, method: str) -> None:
     """Refuse a scatter whose rows can't be collected from several replicas."""
     alone = (VariableAggregation.NONE, VariableAggregation.ONLY_FIRST_REPLICA)
-    if not summable and variable.aggregation not in alone:
+    if method not in SUMMABLE_SCATTER and variable.aggregation not in alone:
         raise NotImplementedError(
             f"{method} of the variable {variable.name!r}, whose aggregation is "
             f"{variable.aggregation.name}: several replicas' rows have no order. Use aggregation "

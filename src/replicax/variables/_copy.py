@@ -10,8 +10,8 @@ import numpy as np
 from replicax.contexts import current
 from replicax.errors import ContextError
 from replicax.values import Component, IndexedSlices, forward_operators
-from replicax.variables._readable import Readable, describe
-from replicax.variables._writes import SCATTER, Apply, add, replace, subtract
+from replicax.variables._readable import Readable, describe, seen_by_jax
+from replicax.variables._writes import ADD, REPLACE, SCATTER, SUBTRACT, Method
 
 if TYPE_CHECKING:
     from replicax.variables._variable import Variable
@@ -20,6 +20,7 @@ __all__ = ["VariableCopy"]
 
 
 @final
+@seen_by_jax
 @forward_operators
 class VariableCopy(Readable, Component):
     """One replica's copy of a distributed variable, as `strategy.local_results(v)` shows it.
@@ -70,41 +71,41 @@ class VariableCopy(Readable, Component):
 
     def read_value(self) -> jax.Array:
         """The value of this copy."""
-        return self._variable._read_copy(self._local_index)
+        return self._variable.layout.read_copy(self._variable, self._local_index)
 
     def assign(self, value: Any, read_value: bool = True) -> Any:
         """Replace the value of this copy."""
-        return self._write(replace, value, read_value, "assign")
+        return self._write(REPLACE, value, read_value)
 
     def assign_add(self, value: Any, read_value: bool = True) -> Any:
         """Add to this copy."""
-        return self._write(add, value, read_value, "assign_add")
+        return self._write(ADD, value, read_value)
 
     def assign_sub(self, value: Any, read_value: bool = True) -> Any:
         """Subtract from this copy."""
-        return self._write(subtract, value, read_value, "assign_sub")
+        return self._write(SUBTRACT, value, read_value)
 
     def scatter_add(self, sparse_delta: IndexedSlices) -> Any:
         """Add to some rows of this copy."""
-        return self._write(SCATTER["scatter_add"], sparse_delta, True, "scatter_add")
+        return self._write(SCATTER["scatter_add"], sparse_delta, True)
 
     def scatter_sub(self, sparse_delta: IndexedSlices) -> Any:
         """Subtract from some rows of this copy."""
-        return self._write(SCATTER["scatter_sub"], sparse_delta, True, "scatter_sub")
+        return self._write(SCATTER["scatter_sub"], sparse_delta, True)
 
     def scatter_update(self, sparse_delta: IndexedSlices) -> Any:
         """Replace some rows of this copy."""
-        return self._write(SCATTER["scatter_update"], sparse_delta, True, "scatter_update")
+        return self._write(SCATTER["scatter_update"], sparse_delta, True)
 
-    def _write(self, apply: Apply, value: Any, read_value: bool, what: str) -> Any:
+    def _write(self, method: Method, value: Any, read_value: bool) -> Any:
         here = current()
         variable = self._variable
         if here.strategy is not variable._strategy or here.update_replica_id is None:
             raise ContextError(
-                f"{what} of one copy of the variable {variable.name!r} would leave the other copies "
+                f"{method.name} of one copy of the variable {variable.name!r} would leave the other copies "
                 "behind. Write the variable itself, or use `strategy.extended.update(variable, fn)`."
             )
-        return variable._write(apply, value, read_value, what)
+        return variable._write(method, value, read_value)
 
     def __repr__(self) -> str:
         return describe(self.name, self)

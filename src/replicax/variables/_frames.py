@@ -1,8 +1,9 @@
 """Who answers when a variable is read or written.
 
-Eagerly the variable itself does. While `rx.function` traces a step, a frame does: it knows the tracer
-that stands for the variable's value and keeps what was written, until the compiled step returns it.
+Eagerly its strategy's store does. While `rx.function` traces a step, a frame does: it knows the tracer
+that stands for the variable's value and collects what is written, until the compiled step returns it.
 Both speak of a variable's *cell*: a `Mirrored` if its copies are equal, a `PerReplica` if they differ.
+The current frame is part of the context: `current().frame`.
 """
 
 from __future__ import annotations
@@ -10,25 +11,37 @@ from __future__ import annotations
 import abc
 import contextlib
 from collections.abc import Iterable, Iterator
-from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, final
 
 from replicax._jax import is_staging, is_tracer, staged_for
-from replicax.collectives import Recipe, spread
+from replicax.contexts import current, enter
 from replicax.errors import TracingError
-from replicax.topology import ReplicaMesh
 from replicax.values import Mirrored, PerReplica
 
 if TYPE_CHECKING:
     from replicax.variables._variable import Variable
 
-__all__ = ["Cell", "Frame", "RecordingFrame", "current_frame", "journal", "note_before_write", "use_frame"]
+__all__ = [
+    "EAGER",
+    "Cell",
+    "EagerFrame",
+    "Frame",
+    "RecordingFrame",
+    "current_frame",
+    "journal",
+    "use_frame",
+]
 
 Cell = Mirrored | PerReplica
 
 
 class Frame(abc.ABC):
-    """Keeps the cells of variables for as long as it is current."""
+    """Has the cells of variables for as long as it is current."""
+
+    is_eager: bool = False
+    """Whether a compiled step called here runs, rather than becoming a part of something larger."""
+    is_one_replica: bool = False
+    """Whether this is the inside of a replica function, traced once for all replicas."""
 
     @abc.abstractmethod
     def load(self, variable: Variable) -> Cell:
@@ -40,46 +53,65 @@ class Frame(abc.ABC):
 
     @abc.abstractmethod
     def adopt(self, variable: Variable) -> None:
-        """Take note of a variable that was just created."""
+        """Register a variable that was just created."""
 
     @abc.abstractmethod
     def creating(self) -> contextlib.AbstractContextManager[None]:
-        """The circumstances in which a variable is made: its value must outlive any trace."""
+        """A `with` block for making a variable, whose initial value must outlive any trace."""
 
     @abc.abstractmethod
     def initial_value(self, value: Any) -> Any:
-        """The initial value of a variable being created: called if it is a function, not a tracer."""
+        """The initial value of a variable being created: called if it is a function, never a tracer."""
 
-    @abc.abstractmethod
-    def spread(self, recipe: Recipe, value: Mirrored, mesh: ReplicaMesh) -> PerReplica:
-        """Each replica's part of one value, as `recipe` makes it."""
+    def updating(self, variable: Variable) -> contextlib.AbstractContextManager[None]:
+        """A `with` block that reads and then writes `variable` as one operation."""
+        return contextlib.nullcontext()
 
-    def require_own_trace(self) -> None:  # noqa: B027 - most have nothing to say
-        """Take note that something is read which no trace that JAX keeps may hold."""
+    def require_own_trace(self) -> None:  # noqa: B027 - eagerly there is no trace
+        """Called when something is read that a trace cached by JAX must not contain."""
 
 
 class RecordingFrame(Frame):
-    """A frame in which nothing can be written now: it takes note of writes, to be made later."""
+    """A frame in which nothing can be written yet: it records writes, to be made later."""
 
     @abc.abstractmethod
-    def record(self, variable: Variable, apply: Any, value: Any, what: str) -> Any:
-        """Take note of a write; returns the new value, or None if it is not known yet."""
+    def record(self, variable: Variable, write: Any) -> Any:
+        """Record a write; returns the new value, or None if it is not known yet."""
 
 
 @final
-class _EagerFrame(Frame):
-    """The variable holds its value."""
+class EagerFrame(Frame):
+    """Variables are read from and written to their stores.
+
+    Args:
+        changes: where to note the cells of variables before they are written, so that they can be restored.
+        loop: compiles the replica functions of a Python loop; see `execution/_loop.py`.
+    """
+
+    def __init__(self, changes: dict[Any, Cell] | None = None, loop: Any = None) -> None:
+        self.is_eager = changes is None
+        self.changes = changes
+        self.loop = loop
 
     def load(self, variable: Variable) -> Cell:
         if is_staging():
             raise TracingError(_baked_in(variable, "read"))
-        return variable._get_cell()
+        return variable._view()
 
     def store(self, variable: Variable, cell: Cell) -> None:
         if is_staging() or _holds_tracer(cell):
             raise TracingError(_baked_in(variable, "written"))
-        note_before_write([variable])
-        variable._set_cell(cell)
+        self.before_write([variable])
+        variable._set_view(cell)
+
+    def before_write(self, variables: Iterable[Variable]) -> None:
+        """Note the cells of variables that are about to be written, if this frame may undo it."""
+        if self.changes is not None:
+            for variable in variables:
+                self.changes.setdefault(variable.ref(), variable._view())
+
+    def updating(self, variable: Variable) -> contextlib.AbstractContextManager[None]:
+        return variable._store.exclusive()
 
     def adopt(self, variable: Variable) -> None:
         pass
@@ -96,9 +128,6 @@ class _EagerFrame(Frame):
             )
         return value() if callable(value) else value
 
-    def spread(self, recipe: Recipe, value: Mirrored, mesh: ReplicaMesh) -> PerReplica:
-        return spread(recipe, value, mesh)
-
 
 def _holds_tracer(cell: Cell) -> bool:
     if isinstance(cell, Mirrored):
@@ -114,56 +143,46 @@ def _baked_in(variable: Variable, verb: str) -> str:
         )
     return (
         f"The variable {variable.name!r} is {verb} inside a function that JAX compiles "
-        f"({staged_for()}). JAX would keep today's value as a constant, and later changes would be "
+        f"({staged_for()}). JAX would bake in today's value as a constant, and later changes would be "
         "lost. Use `@rx.function` in place of `@jax.jit` around the step; inside an eager step, read "
         "`v.value` before the scan, cond or jit and pass it in."
     )
 
 
-_EAGER = _EagerFrame()
-_frame: ContextVar[Frame] = ContextVar("replicax_frame", default=_EAGER)
-_journal: ContextVar[dict[Any, Cell] | None] = ContextVar("replicax_journal", default=None)
+EAGER = EagerFrame()
 
 
 def current_frame() -> Frame:
     """The frame that answers for variables here."""
-    return _frame.get()
+    return current().frame
 
 
-@contextlib.contextmanager
-def use_frame(frame: Frame) -> Iterator[None]:
+def use_frame(frame: Frame) -> contextlib.AbstractContextManager[None]:
     """Let `frame` answer during a `with` block."""
-    token = _frame.set(frame)
-    try:
-        yield
-    finally:
-        _frame.reset(token)
+    return enter(current().with_frame(frame))
 
 
 @contextlib.contextmanager
 def journal(*, keep: bool) -> Iterator[None]:
-    """Undo the eager writes made during a `with` block: if it fails, or always unless `keep`."""
+    """Undo the eager writes made during a `with` block: if it fails, or always unless `keep`.
+
+    While a step is traced there is nothing to undo: a trace that fails is thrown away.
+    """
+    outer = current_frame()
+    if not isinstance(outer, EagerFrame):
+        yield
+        return
     changes: dict[Any, Cell] = {}
-    outer = _journal.get()
-    token = _journal.set(changes)
     done = False
     try:
-        yield
+        with use_frame(EagerFrame(changes)):
+            yield
         done = keep
     finally:
-        _journal.reset(token)
         if not done:
             for ref, cell in changes.items():
-                ref.deref()._set_cell(cell)
-        elif outer is not None:
-            # What stays for now may be undone by the block around this one.
+                ref.deref()._set_view(cell)
+        elif outer.changes is not None:
+            # The enclosing block may still undo these.
             for ref, cell in changes.items():
-                outer.setdefault(ref, cell)
-
-
-def note_before_write(variables: Iterable[Variable]) -> None:
-    """Let the journal, if there is one, know the values of variables that are about to be written."""
-    changes = _journal.get()
-    if changes is not None:
-        for variable in variables:
-            changes.setdefault(variable.ref(), variable._get_cell())
+                outer.changes.setdefault(ref, cell)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -11,15 +11,18 @@ import numpy as np
 from replicax._jax import is_tracer
 from replicax.values import Leaf
 
-__all__ = ["Readable", "describe", "is_variable"]
+__all__ = ["Readable", "describe", "is_variable", "seen_by_jax"]
 
 
-def _seen_by_jax(readable: Any) -> tuple[tuple[Any], None]:
-    return (readable.read_value(),), None
+_T = TypeVar("_T", bound=type)
 
 
-def _as_seen_by_jax(_: None, children: Any) -> Any:
-    return children[0]
+def seen_by_jax(cls: _T) -> _T:
+    """Register a class with `jax.tree`, which sees the value in place of the object."""
+    jax.tree_util.register_pytree_node(
+        cls, lambda readable: ((readable.read_value(),), None), lambda _, children: children[0]
+    )
+    return cls
 
 
 class Readable(Leaf, abc.ABC):
@@ -31,17 +34,13 @@ class Readable(Leaf, abc.ABC):
 
     __slots__ = ()
 
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        jax.tree_util.register_pytree_node(cls, _seen_by_jax, _as_seen_by_jax)
-
     @abc.abstractmethod
     def read_value(self) -> jax.Array:
         """The value, as an array."""
 
     @abc.abstractmethod
     def held(self) -> Any:
-        """What the replicas hold of it, as the form that reductions take."""
+        """What each replica holds of it, as the form that reductions take."""
 
     @property
     def value(self) -> jax.Array:

@@ -1,24 +1,12 @@
 """`Variable`: state that outlives a step, with one meaning for every strategy.
 
-`rx.Variable(...)` asks the strategy in scope which kind to make:
-
-    MirroredVariable      one equal copy on each replica             cell: Mirrored
-    SyncOnReadVariable    a different part on each replica           cell: PerReplica
-    AggregatingVariable   one copy on a parameter device             cell: Mirrored
-    PlainVariable         one copy, one replica                      cell: Mirrored
-
-This class holds what all kinds share: the array that is the variable's state, and the reading and
-writing API, which looks at the context and hands the work to one of four methods of the kind.
-
-State has two forms. `_array` is the global array that compiled steps take and return; `_cell` is the
-distributed value that eager code works with. At least one is there, unless `_holder`, a compiled step that
-runs again and again, holds the array. `_loose` says that `_array` is missing or that somebody else may have
-it, so that a compiled step must not take it over as it is.
+A variable is a spec (`_spec.py`: what was asked for), a layout (`_layout.py`: where its value is, and what
+reading and writing mean there) and a place in its strategy's store of arrays (`_store.py`). This class is
+the API: it looks at the context and asks the layout.
 """
 
 from __future__ import annotations
 
-import abc
 from collections.abc import Callable
 from typing import Any, final
 
@@ -32,22 +20,16 @@ from replicax.errors import ContextError, TracingError, VariableError
 from replicax.topology import ReplicaMesh
 from replicax.types import VariableAggregation, VariableSynchronization
 from replicax.values import IndexedSlices, Mirrored, PerReplica, forward_operators, is_number
-from replicax.variables._frames import Cell, RecordingFrame, current_frame
-from replicax.variables._readable import Readable, describe
+from replicax.variables._aggregation import aggregate, check_same_method
+from replicax.variables._copy import VariableCopy
+from replicax.variables._frames import Cell, RecordingFrame
+from replicax.variables._layout import Layout
+from replicax.variables._readable import Readable, describe, seen_by_jax
 from replicax.variables._spec import VariableSpec
-from replicax.variables._state import Holder, state_version, waiting_for_steps
-from replicax.variables._writes import SCATTER, SUMMABLE_SCATTER, Apply, add, replace, subtract
+from replicax.variables._store import Store
+from replicax.variables._writes import ADD, REPLACE, SCATTER, SUBTRACT, Method, Write
 
-__all__ = ["Variable", "write_one_copy"]
-
-
-class _MadeByStrategy(abc.ABCMeta):
-    """Lets `Variable(...)` return the kind that the strategy in scope makes."""
-
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        if cls is Variable:
-            return current().strategy.create_variable(*args, **kwargs)
-        return super().__call__(*args, **kwargs)
+__all__ = ["Variable"]
 
 
 @final
@@ -70,13 +52,15 @@ class _Reference:
         return id(self.variable)
 
 
+@final
+@seen_by_jax
 @forward_operators
-class Variable(Readable, metaclass=_MadeByStrategy):
+class Variable(Readable):
     """State that lives where the strategy in scope puts it.
 
     It computes like the array that it holds: `v + 1`, `v[0]`, `jnp.sum(v)`; in a replica function that
     is the replica's own copy. (`jax.lax` takes arrays only: `jax.lax.add(v.value, 1.0)`.) Write it with
-    `assign`, `assign_add` and their like.
+    `assign`, `assign_add` and similar methods.
 
     `jax.tree` functions see the array, so `jax.grad(loss)({"w": v})` differentiates with respect to the
     value. To go through variables themselves, use lists, or pass
@@ -111,21 +95,52 @@ class Variable(Readable, metaclass=_MadeByStrategy):
     Array(4.5, dtype=float32)
     """
 
-    __slots__ = ("__weakref__", "_array", "_cell", "_holder", "_loose", "_spec", "_strategy", "was_written")
+    __slots__ = ("__weakref__", "_layout", "_place", "_spec", "_store", "_strategy", "was_written")
 
     # NumPy must leave the arithmetic to us: `np.float32(1) * v`.
     __array_priority__ = 100
 
-    def __init__(self, spec: VariableSpec, strategy: Any, array: jax.Array) -> None:
-        """Made by `strategy.create_variable`; use `rx.Variable(...)`."""
-        self._spec = spec
-        self._strategy = strategy
-        self._array: jax.Array | None = array
-        self._cell: Cell | None = None
-        self._holder: Holder | None = None
-        self._loose = False
+    _spec: VariableSpec
+    _layout: Layout
+    _store: Store
+    _place: int
+    _strategy: Any
+    was_written: bool
+    """Whether it may have another value than its first."""
+
+    def __new__(
+        cls,
+        initial_value: Any = None,
+        trainable: bool | None = None,
+        name: str | None = None,
+        dtype: Any = None,
+        synchronization: VariableSynchronization = VariableSynchronization.AUTO,
+        aggregation: VariableAggregation = VariableAggregation.NONE,
+        shape: Any = None,
+        constraint: Callable[[Any], Any] | None = None,
+    ) -> Variable:
+        """Let the strategy in scope lay it out."""
+        return current().strategy.create_variable(
+            initial_value, trainable, name, dtype, synchronization, aggregation, shape, constraint
+        )
+
+    @classmethod
+    def _make(cls, spec: VariableSpec, layout: Layout, strategy: Any, array: Any) -> Variable:
+        """A variable with its array placed, in the store of `strategy`."""
+        self = object.__new__(cls)
+        self._spec, self._layout, self._strategy, self._store = spec, layout, strategy, strategy.store
+        self._place = self._store.add(array)
         self.was_written = False
-        """Whether it may have another value than its first."""
+        return self
+
+    def __del__(self) -> None:
+        self._store.remove(self._place)
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"The variable {self.name!r} can't be pickled: its value belongs to the devices of a strategy. "
+            "Pickle `v.numpy()`, or save it with `rx.Checkpoint`."
+        )
 
     # What it is.
 
@@ -180,24 +195,65 @@ class Variable(Readable, metaclass=_MadeByStrategy):
         return self._strategy
 
     @property
+    def layout(self) -> Layout:
+        """Where the value is, and what reading and writing it means there."""
+        return self._layout
+
+    @property
+    def mesh(self) -> ReplicaMesh | None:
+        """The strategy's devices; None for variables made without a strategy."""
+        return self._layout.mesh
+
+    @property
+    def device(self) -> Any:
+        """The device of the (first) copy in this process."""
+        return self._layout.device
+
+    @property
+    def is_distributed(self) -> bool:
+        """Whether each replica has a copy, or a part, of its own."""
+        return self._layout.has_copies
+
+    @property
+    def copies(self) -> tuple[Any, ...]:
+        """The copies of this process: what `strategy.local_results` returns for it."""
+        mesh = self._layout.mesh
+        if not self._layout.has_copies or mesh is None:
+            return (self,)
+        return tuple(VariableCopy(self, i) for i in range(len(mesh.local_replica_ids)))
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """The copies of this process, if each replica has its own."""
+        if not self._layout.has_copies:
+            raise AttributeError(
+                f"The variable {self.name!r} has one copy, and no `values`. `strategy.local_results(v)` works "
+                "for every variable."
+            )
+        return self.copies
+
+    def select(self, local_index: int) -> Any:
+        """The copy of one local replica; the variable itself if all share one."""
+        return VariableCopy(self, local_index) if self._layout.has_copies else self
+
+    @property
     def made_at(self) -> str:
         """The line of the user's program that made it."""
         return self._spec.made_at
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Variable:
         """A new variable of the same strategy with the same value."""
-        array = self._unwrap(current_frame().load(self))
+        array = self._layout.unwrap(current().frame.load(self))
         if is_tracer(array):
             raise TracingError(
                 f"The variable {self.name!r} is copied while a step is traced, so that the copy would have "
                 "no value afterwards. Copy it outside of the step, or take its value, `v.read_value()`."
             )
-        array = jnp.copy(array)
-        memo[id(self)] = copied = type(self)(self._spec, self._strategy, array)
+        memo[id(self)] = copied = self._make(self._spec, self._layout, self._strategy, jnp.copy(array))
         return copied
 
     def __copy__(self) -> Variable:
-        """Likewise: a variable shares its state with no other."""
+        """A new variable too: no two variables share their state."""
         return self.__deepcopy__({})
 
     def ref(self) -> _Reference:
@@ -208,73 +264,20 @@ class Variable(Readable, metaclass=_MadeByStrategy):
         """True: a variable has its value from the start."""
         return True
 
-    @property
-    @abc.abstractmethod
-    def copies(self) -> tuple[Any, ...]:
-        """The copies of this process: what `strategy.local_results` returns for it."""
-
     def __repr__(self) -> str:
-        return describe(self.name, self)
+        if not self._layout.has_copies:
+            return describe(self.name, self)
+        lines = ",\n".join(f"  {i}: {copy!r}" for i, copy in enumerate(self.copies))
+        return f"{self._layout.type_name}:{{\n{lines}\n}}"
 
-    # State. Only frames and compiled steps call these.
+    # Its place in the store, for eager frames.
 
-    def _get_cell(self) -> Cell:
-        cell = self._cell
-        if cell is None:
-            with waiting_for_steps(self.name):
-                self._cell = cell = self._wrap(self._reclaim())
-                self._loose = True
-                state_version.count += 1
-        return cell
+    def _view(self) -> Cell:
+        return self._store.view(self._place, self._layout, not self._spec.shape)
 
-    def _set_cell(self, cell: Cell) -> None:
-        with waiting_for_steps(self.name):
-            self._reclaim()
-            self._cell, self._array, self._loose = cell, None, True
-            self.was_written = True
-            state_version.count += 1
-
-    def _reclaim(self) -> jax.Array | None:
-        """The array, taken back from the step that holds it."""
-        if self._holder is not None:
-            self._holder.give_back()
-        return self._array
-
-    def _settle(self, *, for_writing: bool) -> None:
-        """Make `_array` the state; one that nobody else holds if a step will write into it."""
-        array = self._reclaim()
-        if array is None:
-            array = self._unwrap(self._cell)
-        self._array = array
-        if for_writing and self._loose:
-            self._array, self._cell, self._loose = jnp.copy(array), None, False
-
-    @abc.abstractmethod
-    def _wrap(self, array: Any) -> Cell:
-        """The cell that a global array (or its tracer) stands for."""
-
-    @abc.abstractmethod
-    def _unwrap(self, cell: Any) -> Any:
-        """The global array of a cell, where this variable's state rests."""
-
-    @abc.abstractmethod
-    def _resting(self, value: jax.Array) -> jax.Array:
-        """A plain array with the variable's value, put where its state rests."""
-
-    @property
-    @abc.abstractmethod
-    def mesh(self) -> ReplicaMesh | None:
-        """The mesh that compiled steps see it on; None for the default strategy's variables."""
-
-    @property
-    @abc.abstractmethod
-    def device(self) -> Any:
-        """The device of the (first) copy in this process."""
-
-    @property
-    @abc.abstractmethod
-    def rests_on_mesh(self) -> bool:
-        """Whether its state lies on `mesh` between steps, or is brought there for each."""
+    def _set_view(self, cell: Cell) -> None:
+        self.was_written = True
+        self._store.write(self._place, self._layout, cell)
 
     # Reading.
 
@@ -289,15 +292,11 @@ class Variable(Readable, metaclass=_MadeByStrategy):
         """
         here = current()
         index = here.local_index if here.strategy is self._strategy else None
-        return self._read_all() if index is None else self._read_copy(index)
+        return self._layout.read(self) if index is None else self._layout.read_copy(self, index)
 
-    @abc.abstractmethod
-    def _read_copy(self, local_index: int) -> Any:
-        """The copy of one local replica."""
-
-    @abc.abstractmethod
-    def _read_all(self) -> Any:
-        """The value outside of replicas."""
+    def held(self) -> Any:
+        """What each replica holds of it, as a distributed value: the form that reductions take."""
+        return self._layout.held(self)
 
     # Writing.
 
@@ -316,7 +315,7 @@ class Variable(Readable, metaclass=_MadeByStrategy):
         >>> v.assign([3.0, 4.0])
         Array([3., 4.], dtype=float32)
         """
-        return self._write(replace, value, read_value, "assign")
+        return self._write(REPLACE, value, read_value)
 
     def assign_add(self, value: Any, read_value: bool = True) -> Any:
         """Add `value`, combined over the replicas like in `assign`.
@@ -325,7 +324,7 @@ class Variable(Readable, metaclass=_MadeByStrategy):
         >>> v.assign_add(2.0)
         Array(3., dtype=float32)
         """
-        return self._write(add, value, read_value, "assign_add")
+        return self._write(ADD, value, read_value)
 
     def assign_sub(self, value: Any, read_value: bool = True) -> Any:
         """Subtract `value`, combined over the replicas like in `assign`.
@@ -334,7 +333,7 @@ class Variable(Readable, metaclass=_MadeByStrategy):
         >>> v.assign_sub(2.0)
         Array(-1., dtype=float32)
         """
-        return self._write(subtract, value, read_value, "assign_sub")
+        return self._write(SUBTRACT, value, read_value)
 
     def scatter_add(self, sparse_delta: IndexedSlices) -> Any:
         """Add to some rows; in a replica function, to the rows of all replicas.
@@ -369,32 +368,34 @@ class Variable(Readable, metaclass=_MadeByStrategy):
         """Replace some rows."""
         return self._write_rows("scatter_update", sparse_delta)
 
-    def _write_rows(self, method: str, rows: Any) -> Any:
+    def _write_rows(self, name: str, rows: Any) -> Any:
         if not isinstance(rows, IndexedSlices):
-            raise TypeError(f"{method} takes an rx.IndexedSlices, got {type(rows).__name__}.")
-        self._check_scatter(method, summable=method in SUMMABLE_SCATTER)
-        return self._write(SCATTER[method], rows, True, method)
+            raise TypeError(f"{name} takes an rx.IndexedSlices, got {type(rows).__name__}.")
+        self._layout.check_method(self, name)
+        return self._write(SCATTER[name], rows, True)
 
-    def _check_scatter(self, method: str, *, summable: bool) -> None:
-        """Refuse scatter methods that this kind can't combine over replicas."""
-
-    def _write(self, apply: Apply, value: Any, read_value: bool, what: str) -> Any:
-        frame = current_frame()
-        if isinstance(frame, RecordingFrame):
-            result = frame.record(self, apply, value, what)
-            return result if read_value else None
+    def _write(self, method: Method, value: Any, read_value: bool) -> Any:
         here = current()
+        if isinstance(here.frame, RecordingFrame):
+            result = here.frame.record(self, Write(method, value))
+            return result if read_value else None
         own = here.strategy is self._strategy
+        if here.replica is not None and not own and has_strategy():
+            raise ContextError(self._written_by_stranger(here.strategy, method.name))
+        write = Write(method, self._checked(value, method.name))
         if own and here.replica is not None:
-            result = self._write_in_replica(here.replica, apply, self._checked(value, what), what)
+            result = self._layout.write_in_replica(self, here.replica, write)
         elif own and here.update_replica_id is not None:
-            value = self._checked(value, what)
-            result = self._write_copy(here.update_index, apply, value, what)
-        elif here.replica is not None and has_strategy():
-            raise ContextError(self._written_by_stranger(here.strategy, what))
+            result = self._layout.write_copy(self, here.update_index, write)
         else:
-            result = self._write_all(apply, self._checked(value, what), what)
+            result = self._layout.write(self, write)
         return result if read_value else None
+
+    def _write_merged(self, strategy: Any, method: Any, value: Any) -> Any:
+        """Where replicas meet that write this variable: `value` is what each of them writes."""
+        check_same_method(self, method)
+        combined = aggregate(self.aggregation, value, strategy.communicator)
+        return strategy.communicator.mirrored(self._layout.write(self, Write(method, combined)))
 
     def _written_by_stranger(self, strategy: Any, what: str) -> str:
         return (
@@ -403,18 +404,6 @@ class Variable(Readable, metaclass=_MadeByStrategy):
             "would write it. Make it inside `with strategy.scope():`, or write it outside of the "
             "replica function."
         )
-
-    @abc.abstractmethod
-    def _write_in_replica(self, context: Any, apply: Apply, value: Any, what: str) -> Any:
-        """Write from a replica function; returns the replica's new value."""
-
-    @abc.abstractmethod
-    def _write_all(self, apply: Apply, value: Any, what: str) -> Any:
-        """Write outside of replicas; returns the new value."""
-
-    @abc.abstractmethod
-    def _write_copy(self, local_index: int, apply: Apply, value: Any, what: str) -> Any:
-        """Write one copy, inside `extended.update`; returns its new value."""
 
     def _checked(self, value: Any, what: str) -> Any:
         """`value` as something to write: of a variable its value; dtype and shape must fit."""
@@ -432,31 +421,15 @@ class Variable(Readable, metaclass=_MadeByStrategy):
 
     def _fitted(self, value: Any) -> Any:
         """A computed new value in the variable's dtype and shape."""
-        value = jnp.asarray(value, self.dtype)
-        if value.shape != self.shape:
+        value = jnp.asarray(value, self._spec.dtype)
+        if value.shape != self._spec.shape:
             raise VariableError(
                 f"The variable {self.name!r} has shape {self.shape} and can't take a value of shape "
                 f"{value.shape}."
             )
         return value
 
-    def held(self) -> Cell:
-        """What the replicas hold of it, as a distributed value: the form that reductions take."""
-        return current_frame().load(self)
-
 
 def _own(value: Any) -> Any:
-    """A value in memory that nobody else changes: JAX may use a NumPy array's as it is, and later."""
+    """A value in memory of its own: JAX may alias a NumPy array's, which the caller may change."""
     return jnp.array(value) if isinstance(value, np.ndarray) else value
-
-
-def write_one_copy(variable: Variable, local_index: int, apply: Apply, value: Any) -> Any:
-    """Write a local replica's copy of a variable that has one for each; returns the new value."""
-    assert variable.mesh is not None
-    cell = current_frame().load(variable)
-    operand = value.select(local_index) if isinstance(value, Mirrored | PerReplica) else value
-    new = variable._fitted(apply(cell.select(local_index), operand))
-    if not is_tracer(new):
-        new = variable.mesh.place(new, local_index)
-    current_frame().store(variable, cell.replaced(local_index, new))
-    return new

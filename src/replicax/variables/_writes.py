@@ -2,34 +2,52 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple, final
 
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = ["SCATTER", "SUMMABLE_SCATTER", "Apply", "add", "replace", "subtract"]
-
-Apply = Callable[[Any, Any], Any]
-"""Makes the new value of a variable from the old one and what was passed in."""
+__all__ = ["ADD", "REPLACE", "SCATTER", "SUBTRACT", "SUMMABLE_SCATTER", "Method", "Write"]
 
 
-def replace(old: Any, new: Any) -> Any:
-    """`new`, in the shape of `old`."""
+@final
+@dataclasses.dataclass(frozen=True, eq=False)
+class Method:
+    """A way to write a variable, such as `assign_add`."""
+
+    name: str
+    apply: Callable[[Any, Any], Any]
+    """Makes the new value from the old one and the operand."""
+
+
+class Write(NamedTuple):
+    """One call of a method."""
+
+    method: Method
+    operand: Any
+
+    @property
+    def name(self) -> str:
+        """The name of the method, for messages."""
+        return self.method.name
+
+    def applied_to(self, old: Any, operand: Any) -> Any:
+        """The new value; `operand` is this write's, as it is where `old` is."""
+        return self.method.apply(old, operand)
+
+
+def _replace(old: Any, new: Any) -> Any:
     return jnp.broadcast_to(new, old.shape) if np.shape(new) != old.shape else new
 
 
-def add(old: Any, new: Any) -> Any:
-    """What `assign_add` makes."""
-    return old + new
+REPLACE = Method("assign", _replace)
+ADD = Method("assign_add", lambda old, new: old + new)
+SUBTRACT = Method("assign_sub", lambda old, new: old - new)
 
 
-def subtract(old: Any, new: Any) -> Any:
-    """What `assign_sub` makes."""
-    return old - new
-
-
-def _scatter(method: str) -> Apply:
+def _scatter(method: str) -> Callable[[Any, Any], Any]:
     def apply(old: Any, rows: Any) -> Any:
         return getattr(old.at[jnp.asarray(rows.indices)], method)(rows.values)
 
@@ -37,12 +55,15 @@ def _scatter(method: str) -> Apply:
 
 
 SCATTER = {
-    "scatter_add": _scatter("add"),
-    "scatter_sub": _scatter("subtract"),
-    "scatter_mul": _scatter("multiply"),
-    "scatter_div": _scatter("divide"),
-    "scatter_min": _scatter("min"),
-    "scatter_max": _scatter("max"),
-    "scatter_update": _scatter("set"),
+    name: Method(name, _scatter(method))
+    for name, method in {
+        "scatter_add": "add",
+        "scatter_sub": "subtract",
+        "scatter_mul": "multiply",
+        "scatter_div": "divide",
+        "scatter_min": "min",
+        "scatter_max": "max",
+        "scatter_update": "set",
+    }.items()
 }
 SUMMABLE_SCATTER = ("scatter_add", "scatter_sub", "scatter_mul", "scatter_div")

@@ -32,7 +32,7 @@ from replicax.errors import ContextError, TracingError
 from replicax.integrations.keras._private import in_stateless_scope
 from replicax.types import VariableAggregation, VariableSynchronization
 from replicax.values import Mirrored
-from replicax.variables import MirroredVariable, Variable
+from replicax.variables import Variable
 
 __all__ = ["DistributedVariable", "move", "running", "writing_outside_of_steps"]
 
@@ -71,8 +71,8 @@ class DistributedVariable(keras.Variable):
         >>> import keras
         >>> with rx.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
         ...     w = keras.Variable([1.0, 2.0], name="w")
-        >>> type(w.replicax_variable).__name__, w.replicax_variable.name
-        ('MirroredVariable', 'w:0')
+        >>> isinstance(w.replicax_variable, rx.MirroredVariable), w.replicax_variable.name
+        (True, 'w:0')
         """
         if self._variable is None:
             raise ContextError(f"The Keras variable {self.path!r} has no value yet: build its model first.")
@@ -187,7 +187,7 @@ class DistributedVariable(keras.Variable):
 
 def _on_all_devices(variable: Variable) -> Any:
     """The value as Keras' own programs take it: the same on every device of the strategy."""
-    if isinstance(variable, MirroredVariable):
+    if variable.layout.on_mesh and not variable.layout.differs:
         cell = variable.held()
         assert isinstance(cell, Mirrored)
         return cell.whole

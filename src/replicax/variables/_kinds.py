@@ -1,0 +1,79 @@
+"""TensorFlow's names for kinds of variables, for `isinstance`.
+
+There is one class of variables; what differs is the layout. These names answer `isinstance(v, ...)` by it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from replicax.variables._layout import Layout
+from replicax.variables._one_device import Central
+from replicax.variables._per_replica import OnePerReplica
+from replicax.variables._replicated import Replicated
+from replicax.variables._variable import Variable
+
+__all__ = ["AggregatingVariable", "MirroredVariable", "SyncOnReadVariable"]
+
+
+class _ByLayout(type):
+    """Makes `isinstance(v, cls)` true for variables that are laid out as `cls.layout`."""
+
+    layout: type[Layout]
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, Variable) and isinstance(instance.layout, cls.layout)
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        raise TypeError(
+            f"{cls.__name__} is for isinstance(). Use `rx.Variable(...)` in a strategy's scope."
+        )
+
+
+class MirroredVariable(metaclass=_ByLayout):
+    """A variable with one equal copy on each replica: what a `MirroredStrategy` makes.
+
+    >>> with rx.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+    ...     v = rx.Variable(1.0)
+    >>> isinstance(v, rx.MirroredVariable), isinstance(v, rx.Variable)
+    (True, True)
+    """
+
+    layout = Replicated
+
+
+class SyncOnReadVariable(metaclass=_ByLayout):
+    """A variable with a part on each replica, combined when it is read.
+
+    >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+    >>> with strategy.scope():
+    ...     total = rx.Variable(0, synchronization=rx.VariableSynchronization.ON_READ,
+    ...                         aggregation=rx.VariableAggregation.SUM)
+    >>> strategy.run(lambda: total.assign_add(rx.get_replica_context().replica_id_in_sync_group + 1))
+    PerReplica:{
+      0: Array(1, dtype=int32),
+      1: Array(2, dtype=int32)
+    }
+    >>> total.read_value(), isinstance(total, rx.SyncOnReadVariable)
+    (Array(3, dtype=int32), True)
+    """
+
+    layout = OnePerReplica
+
+
+class AggregatingVariable(metaclass=_ByLayout):
+    """A variable with one copy on the parameter device: what a `CentralStorageStrategy` makes.
+
+    >>> strategy = rx.CentralStorageStrategy(["CPU:0", "CPU:1"], parameter_device="CPU:0")
+    >>> with strategy.scope():
+    ...     v = rx.Variable(1.0, aggregation=rx.VariableAggregation.MEAN)
+    >>> strategy.run(lambda: v.assign_add(rx.get_replica_context().replica_id_in_sync_group * 4.0))
+    PerReplica:{
+      0: Array(3., dtype=float32),
+      1: Array(3., dtype=float32)
+    }
+    >>> v
+    <rx.Variable 'Variable:0' shape=() dtype=float32, numpy=3.0>
+    """
+
+    layout = Central

@@ -1,0 +1,149 @@
+"""The layouts of variables with one copy: for the one replica there is, or in one place for all of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, final
+
+import jax
+
+from replicax._jax import is_tracer
+from replicax.collectives import Communicator
+from replicax.contexts import current
+from replicax.errors import VariableError
+from replicax.topology import ReplicaMesh
+from replicax.types import VariableAggregation, VariableSynchronization
+from replicax.values import IndexedSlices, Mirrored, PerReplica, free
+from replicax.variables._aggregation import check_scatter, write_combined
+from replicax.variables._layout import Layout, spread_parts
+from replicax.variables._writes import Write
+
+if TYPE_CHECKING:
+    from replicax.variables._variable import Variable
+
+__all__ = ["Central", "OneDevice"]
+
+
+@final
+class OneDevice(Layout):
+    """One copy, for a strategy of one replica.
+
+    Args:
+        device: where it is, unless JAX chooses.
+        mesh: the strategy's; None leaves values wherever JAX puts them.
+    """
+
+    type_name = "Variable"
+
+    def __init__(self, device: Any, mesh: ReplicaMesh | None) -> None:
+        self.mesh = mesh
+        self.on_mesh = mesh is not None
+        self._device = device
+
+    @property
+    def device(self) -> Any:
+        return self._device
+
+    def place(self, value: Any) -> Any:
+        return value if self.mesh is None or is_tracer(value) else self.mesh.place(value, 0)
+
+    def wrap(self, array: Any, scalar: bool) -> Mirrored:
+        return Mirrored.from_whole(array)
+
+    def unwrap(self, cell: Any) -> Any:
+        return cell.whole
+
+    def read_copy(self, variable: Variable, local_index: int) -> Any:
+        return current().frame.load(variable).whole
+
+    def read(self, variable: Variable) -> Any:
+        return current().frame.load(variable).to_plain()
+
+    def write_in_replica(self, variable: Variable, replica: Any, write: Write) -> Any:
+        return self.write(variable, write)
+
+    def write_copy(self, variable: Variable, local_index: int, write: Write) -> Any:
+        return self.write(variable, write)
+
+    def write(self, variable: Variable, write: Write) -> Any:
+        return _write_single(variable, write)
+
+
+@final
+class Central(Layout):
+    """One copy on the parameter device, which all replicas read and write.
+
+    What replicas write is combined first, as the aggregation says, for every synchronization. Compiled
+    steps bring the value to their devices and back.
+    """
+
+    type_name = "AggregatingVariable"
+    on_mesh = False
+
+    def __init__(self, communicator: Communicator, device: Any) -> None:
+        self.mesh = communicator.mesh
+        self._device = device
+
+    @property
+    def device(self) -> Any:
+        return self._device
+
+    def place(self, value: Any) -> Any:
+        return value if is_tracer(value) else jax.device_put(value, self._device)
+
+    def wrap(self, array: Any, scalar: bool) -> Mirrored:
+        return Mirrored.from_whole(array)
+
+    def unwrap(self, cell: Any) -> Any:
+        return cell.whole
+
+    def read_copy(self, variable: Variable, local_index: int) -> Any:
+        whole = current().frame.load(variable).whole
+        return whole if is_tracer(whole) else self.mesh.place(whole, local_index)
+
+    def read(self, variable: Variable) -> Any:
+        return current().frame.load(variable).to_plain()
+
+    def held(self, variable: Variable) -> Any:
+        """Replicas share the value; of an ON_READ total each contributes a part, as if it had its own."""
+        cell = current().frame.load(variable)
+        total = variable.aggregation is VariableAggregation.SUM
+        if not total or variable.synchronization is not VariableSynchronization.ON_READ:
+            return cell
+        return spread_parts(cell.whole, self.mesh, divide=True)
+
+    def check_method(self, variable: Variable, method: str) -> None:
+        if current().replica is not None:
+            check_scatter(variable, method)
+
+    def write_in_replica(self, variable: Variable, replica: Any, write: Write) -> Any:
+        return write_combined(variable, replica, write)
+
+    def write_copy(self, variable: Variable, local_index: int, write: Write) -> Any:
+        return _write_single(variable, write)
+
+    def write(self, variable: Variable, write: Write) -> Any:
+        if isinstance(write.operand, PerReplica):
+            raise VariableError(
+                f"{write.name} of the central variable {variable.name!r} got a PerReplica value. Reduce it "
+                "first (`strategy.reduce`), or write it in a replica function with an aggregation."
+            )
+        return _write_single(variable, write)
+
+
+def _write_single(variable: Variable, write: Write) -> Any:
+    frame, layout = current().frame, variable.layout
+    with frame.updating(variable):
+        old = frame.load(variable).whole
+        new = layout.place(variable._fitted(write.applied_to(old, _single_operand(write.operand))))
+        frame.store(variable, layout.wrap(new, False))
+    return new
+
+
+def _single_operand(value: Any) -> Any:
+    """A value to write into a single copy, which JAX may move to the device of that copy."""
+    if isinstance(value, IndexedSlices):
+        values, indices = _single_operand(value.values), _single_operand(value.indices)
+        return IndexedSlices(values, indices, value.dense_shape)
+    if isinstance(value, Mirrored):
+        return value.to_plain()
+    return free(value.components[0] if isinstance(value, PerReplica) else value)

@@ -1,0 +1,149 @@
+"""The state of one strategy's variables: a list of arrays, and a place in it for each variable.
+
+Compiled steps take the arrays that they write out of the list and put the new ones back, a slice at a
+time. Their arrays are donated, so between the two nobody may see them: `lock` is held for that moment, and
+for every eager read-modify-write. It is not held while JAX traces or compiles.
+
+An exception (Ctrl-C, say) may arrive between any two lines of Python, also after the program has taken the
+old arrays and before the new ones are stored. So a step leaves word of itself in `unfinished` before it
+calls the program, and whoever comes to the store next completes what was begun.
+
+What eager code looks at is a *view* of an array: a `Mirrored` or a `PerReplica` that shares its memory.
+`views` has those that were handed out. An array with a view is copied before it is donated, so the view
+stays valid.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import itertools
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, final
+
+import jax.numpy as jnp
+
+from replicax.errors import ContextError
+
+if TYPE_CHECKING:
+    from replicax.variables._frames import Cell
+    from replicax.variables._layout import Layout
+
+__all__ = ["Places", "Store"]
+
+_LOCK_SECONDS = 60
+_numbers = itertools.count()
+
+
+@final
+class Store:
+    """The arrays of one strategy's variables."""
+
+    __slots__ = ("_free", "arrays", "lock", "number", "unfinished", "views")
+
+    def __init__(self) -> None:
+        self.arrays: list[Any] = []
+        self.views: dict[int, Cell] = {}
+        self.lock = threading.RLock()
+        self.unfinished: Callable[[], None] | None = None
+        """Stores the results of a compiled call that an exception interrupted."""
+        self.number = next(_numbers)
+        """Locks of several stores are taken in this order."""
+        self._free: list[int] = []
+
+    def add(self, array: Any) -> int:
+        """Keep `array`; returns its place."""
+        with self.lock:
+            if self._free:
+                # The lowest first, so that the variables of a new model are next to each other.
+                place = heapq.heappop(self._free)
+                self.arrays[place] = array
+                return place
+            self.arrays.append(array)
+            return len(self.arrays) - 1
+
+    def remove(self, place: int) -> None:
+        """Forget the array of a variable that is gone. Called by the garbage collector: never waits."""
+        self.views.pop(place, None)
+        self.arrays[place] = None
+        heapq.heappush(self._free, place)
+
+    def view(self, place: int, layout: Layout, scalar: bool) -> Cell:
+        """The value in `place`, for eager code."""
+        with self.exclusive():
+            array, view = self.arrays[place], self.views.get(place)
+            if view is None or layout.unwrap(view) is not array:
+                view = self.views[place] = layout.wrap(array, scalar)
+            return view
+
+    def write(self, place: int, layout: Layout, view: Cell) -> None:
+        """Replace the value in `place`."""
+        array = layout.unwrap(view)
+        with self.exclusive():
+            # In this order an interrupt leaves the old array with a view that does not match it, which
+            # `view` notices.
+            self.views[place] = view
+            self.arrays[place] = array
+
+    @contextlib.contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """A `with` block in which no other thread reads or writes these variables."""
+        if not self.lock.acquire(timeout=_LOCK_SECONDS):
+            raise ContextError(
+                f"A variable could not be accessed for {_LOCK_SECONDS} seconds, because a compiled step is "
+                "running in another thread. A host callback (jax.pure_callback, io_callback) in a step "
+                "must not read or write variables: pass it values as arguments."
+            )
+        try:
+            if self.unfinished is not None:
+                self.unfinished()
+            yield
+        finally:
+            self.lock.release()
+
+    def detach_views(self, places: Iterable[int]) -> None:
+        """Before the arrays in `places` are donated: copy those that eager code can see."""
+        for place in self.views.keys() & places:
+            self.arrays[place] = jnp.copy(self.arrays[place])
+            del self.views[place]
+
+
+@final
+class Places:
+    """Some places of a store, in ascending order, as few slices as possible."""
+
+    __slots__ = ("_getter", "_slices", "indices", "only")
+
+    def __init__(self, indices: Sequence[int]) -> None:
+        self.indices = frozenset(indices)
+        self._slices = list(_runs(indices))
+        self.only: slice | None = self._slices[0] if len(self._slices) == 1 else None
+        """The one slice that it is, if it is one."""
+        many = len(self._slices) > 4
+        self._getter = itemgetter(*indices) if many else None
+
+    def take(self, arrays: list[Any]) -> list[Any]:
+        """The arrays in these places."""
+        if self.only is not None:
+            return arrays[self.only]
+        if self._getter is not None:
+            return list(self._getter(arrays))
+        return [array for run in self._slices for array in arrays[run]]
+
+    def put(self, arrays: list[Any], new: list[Any]) -> None:
+        """Store `new` in these places."""
+        start = 0
+        for run in self._slices:
+            stop = start + run.stop - run.start
+            arrays[run] = new[start:stop]
+            start = stop
+
+
+def _runs(indices: Sequence[int]) -> Iterator[slice]:
+    start = 0
+    for i in range(1, len(indices) + 1):
+        if i == len(indices) or indices[i] != indices[i - 1] + 1:
+            yield slice(indices[start], indices[i - 1] + 1)
+            start = i
