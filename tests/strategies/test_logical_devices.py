@@ -61,12 +61,7 @@ def program_text(step, *args):
     """The program of a compiled step as it runs on each device."""
     step(*args)
     (program,) = step._programs.values()
-    leaves = jax.tree.leaves((args, {}))
-    state = program._state
-    written = state.check_out()
-    lowered = program._jitted.lower(state.arrays_to_read(), written, [leaves[i] for i in program._dynamic])
-    state.check_in(written)
-    return lowered.compile().as_text()
+    return program.lower(jax.tree.leaves((args, {}))).compile().as_text()
 
 
 # The mesh.

@@ -57,12 +57,8 @@ def collectives(step: Any, *args: Any, optimized: bool = True) -> list[str]:
     """
     step(*args)
     (program,) = step._programs.values()
-    leaves = jax.tree.leaves((args, {}))
-    arrays, state = [leaves[i] for i in program._dynamic], program._state
-    read, written = state.arrays_to_read(), state.check_out()
-    lowered = program._jitted.lower(read, written, arrays)
+    lowered = program.lower(jax.tree.leaves((args, {})))
     text = lowered.compile().as_text() if optimized else lowered.as_text()
-    state.check_in(written)
     found = re.compile(
         r"(all[-_]reduce|all[-_]gather|collective[-_]permute|all[-_]to[-_]all)(-start)?[\"]?\("
     )

@@ -68,7 +68,8 @@ class CompiledStep:
         distributed = {i for node in distributed_in(treedef) for i in jax.tree.leaves(node)}
         self._plain = [i for i in self._dynamic if i not in distributed]
         self._jitted = jax.jit(self._step, donate_argnums=1, out_shardings=self._shardings())
-        self._run = self._make_run()
+        self.run = self._make_run()
+        """Runs the step on arguments with these leaves."""
 
     # Tracing.
 
@@ -158,16 +159,16 @@ class CompiledStep:
 
     def compile(self, leaves: list[Any]) -> None:
         """Let JAX trace and compile the step for arguments with these `leaves`, unless it has done so."""
-        arguments = self._arguments(leaves)
-        with self._state.lock:
-            read, written = self._state.take()
-        self._jitted.lower(read, written, arguments).compile()
+        self.lower(leaves).compile()
         for variable in self._state.written:
             variable.was_written = True
 
-    def __call__(self, leaves: list[Any]) -> Any:
-        """Run the step on arguments with these `leaves`."""
-        return self._run(leaves)
+    def lower(self, leaves: list[Any]) -> jax.stages.Lowered:
+        """The step as JAX lowers it for arguments with these `leaves`."""
+        arguments = self._arguments(leaves)
+        with self._state.lock:
+            read, written = self._state.take()
+        return self._jitted.lower(read, written, arguments)
 
     def _arguments(self, leaves: list[Any]) -> list[Any]:
         """The arrays among `leaves`, where the program expects them."""

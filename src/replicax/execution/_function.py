@@ -118,8 +118,8 @@ class Function(Generic[_P, _R]):
         self.python_function = fn
         self.token = _Token()
         self._programs: dict[Any, CompiledStep] = {}
-        # The same programs by what a call looks at; several keys may stand for one program.
-        self._known: dict[Any, CompiledStep] = {}
+        # How to run them, by what a call looks at; several keys may stand for one program.
+        self._known: dict[Any, Callable[[list[Any]], Any]] = {}
         self._compiling = threading.RLock()
         self._bound: dict[int, Function[..., Any]] = {}
         self._loop: Loop | None = None
@@ -187,17 +187,17 @@ class Function(Generic[_P, _R]):
             leaves.append(array)
         if kwargs:
             return self._call_with_structure(key[: 1 if stack else 0], args, kwargs)
-        step = self._known.get(tuple(key))
-        return step(leaves) if step is not None else self._call_first(tuple(key), args, kwargs)
+        run = self._known.get(tuple(key))
+        return run(leaves) if run is not None else self._call_first(tuple(key), args, kwargs)
 
     def _call_with_structure(self, key: list[Any], args: Any, kwargs: Any) -> Any:
         leaves, treedef = jax.tree.flatten((args, kwargs), is_leaf=is_variable)
         try:
             full = (*key, treedef, *[x.aval if type(x) is ArrayImpl else leaf_key(x) for x in leaves])
-            step = self._known.get(full)
+            run = self._known.get(full)
         except TypeError as error:
             raise TypeError(_unusable(self, leaves)) from error
-        return step(leaves) if step is not None else self._call_first(full, args, kwargs)
+        return run(leaves) if run is not None else self._call_first(full, args, kwargs)
 
     def _call_inside(self, args: Any, kwargs: Any) -> Any:
         here = current()
@@ -220,11 +220,11 @@ class Function(Generic[_P, _R]):
             step = self._find_program(args, kwargs, leaves, treedef)
             step.compile(leaves)
         if key is not None:
-            self._known[key] = step
+            self._known[key] = step.run
         frame = current().frame
         if isinstance(frame, EagerFrame):
             frame.before_write(step.written)
-        return step(leaves)
+        return step.run(leaves)
 
     def _find_program(self, args: Any, kwargs: Any, leaves: list[Any], treedef: Any) -> CompiledStep:
         here = current()

@@ -60,8 +60,9 @@ class StepState:
         """The one store, and the slices that are read and written, if that is all there is to do."""
         if len(self.stores) != 1 or self._read_away or self._written_away:
             return None
-        slices = [places[0][1].only if places else slice(0, 0) for places in (self._read, self._written)]
-        return None if None in slices else (self.stores[0], *slices)
+        read = self._read[0][1].only if self._read else slice(0)
+        written = self._written[0][1].only if self._written else slice(0)
+        return None if read is None or written is None else (self.stores[0], read, written)
 
     @property
     def places_written(self) -> frozenset[int]:

@@ -64,7 +64,7 @@ class DynamicLossScale:
         """The values of its variables, as compiled code has them."""
         cells = [variable.held() for variable in self.variables]
         assert all(isinstance(cell, Mirrored) for cell in cells)
-        return cells[0].whole, cells[1].whole  # pyright: ignore[reportAttributeAccessIssue]
+        return cells[0].whole, cells[1].whole
 
     def take(self, values: tuple[Any, Any]) -> None:
         """New values for its variables."""

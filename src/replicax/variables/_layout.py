@@ -41,10 +41,13 @@ class Layout(abc.ABC):
     has_copies: ClassVar[bool] = False
     """Whether each replica has a copy, or a part, of its own."""
 
-    mesh: ReplicaMesh | None
-    """The devices that compiled steps see the variable on; None if JAX chooses."""
     on_mesh: bool
     """Whether the array is placed on `mesh` between steps, too."""
+
+    @property
+    @abc.abstractmethod
+    def mesh(self) -> ReplicaMesh | None:
+        """The devices that compiled steps see the variable on; None if JAX chooses."""
 
     @property
     @abc.abstractmethod

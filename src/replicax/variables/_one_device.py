@@ -35,16 +35,19 @@ class OneDevice(Layout):
     type_name = "Variable"
 
     def __init__(self, device: Any, mesh: ReplicaMesh | None) -> None:
-        self.mesh = mesh
         self.on_mesh = mesh is not None
-        self._device = device
+        self._device, self._mesh = device, mesh
+
+    @property
+    def mesh(self) -> ReplicaMesh | None:
+        return self._mesh
 
     @property
     def device(self) -> Any:
         return self._device
 
     def place(self, value: Any) -> Any:
-        return value if self.mesh is None or is_tracer(value) else self.mesh.place(value, 0)
+        return value if self._mesh is None or is_tracer(value) else self._mesh.place(value, 0)
 
     def wrap(self, array: Any, scalar: bool) -> Mirrored:
         return Mirrored.from_whole(array)
@@ -80,8 +83,11 @@ class Central(Layout):
     on_mesh = False
 
     def __init__(self, communicator: Communicator, device: Any) -> None:
-        self.mesh = communicator.mesh
-        self._device = device
+        self._device, self._mesh = device, communicator.mesh
+
+    @property
+    def mesh(self) -> ReplicaMesh:
+        return self._mesh
 
     @property
     def device(self) -> Any:

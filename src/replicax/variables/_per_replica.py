@@ -37,8 +37,11 @@ class OnePerReplica(Layout):
     on_mesh = True
 
     def __init__(self, communicator: Communicator) -> None:
-        self.mesh = communicator.mesh
         self._communicator = communicator
+
+    @property
+    def mesh(self) -> ReplicaMesh:
+        return self._communicator.mesh
 
     @property
     def device(self) -> Any:

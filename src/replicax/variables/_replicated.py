@@ -11,6 +11,7 @@ from replicax._jax import is_tracer
 from replicax.collectives import Communicator
 from replicax.contexts import current
 from replicax.errors import VariableError
+from replicax.topology import ReplicaMesh
 from replicax.values import IndexedSlices, Mirrored, PerReplica
 from replicax.variables._aggregation import check_scatter, write_combined
 from replicax.variables._layout import Layout, write_one_copy
@@ -31,8 +32,11 @@ class Replicated(Layout):
     on_mesh = True
 
     def __init__(self, communicator: Communicator) -> None:
-        self.mesh = communicator.mesh
         self._communicator = communicator
+
+    @property
+    def mesh(self) -> ReplicaMesh:
+        return self._communicator.mesh
 
     @property
     def device(self) -> Any:

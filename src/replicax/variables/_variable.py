@@ -227,8 +227,8 @@ class Variable(Readable):
         """The copies of this process, if each replica has its own."""
         if not self._layout.has_copies:
             raise AttributeError(
-                f"The variable {self.name!r} has one copy, and no `values`. `strategy.local_results(v)` works "
-                "for every variable."
+                f"The variable {self.name!r} has one copy, so no `values`. `strategy.local_results(v)` "
+                "works for every variable."
             )
         return self.copies
 
