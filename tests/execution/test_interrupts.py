@@ -1,4 +1,4 @@
-"""Exceptions that arrive at any moment of a loop of compiled steps: state is that before or after a step."""
+"""Exceptions that arrive at any moment of a loop of compiled steps: nothing is lost or half written."""
 
 import contextlib
 import os
