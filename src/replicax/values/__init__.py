@@ -25,10 +25,11 @@ from replicax.values._nest import (
     select,
     split,
 )
-from replicax.values._operators import forward_operators
+from replicax.values._operators import ArrayOperators, forward_operators
 from replicax.values._specs import PerReplicaSpec, TensorSpec, check_signature
 
 __all__ = [
+    "ArrayOperators",
     "Component",
     "DistributedValues",
     "IndexedSlices",

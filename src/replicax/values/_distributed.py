@@ -14,7 +14,7 @@ from __future__ import annotations
 import abc
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, final
+from typing import Any, Generic, TypeVar, final
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,7 @@ from jax import lax
 from replicax._jax import is_tracer, is_transforming, uncommitted
 from replicax.errors import CollectiveError
 from replicax.topology import REPLICA_AXIS, ReplicaMesh
-from replicax.values._operators import forward_operators, refuse_operators
+from replicax.values._operators import ArrayOperators, refuse_operators
 
 __all__ = [
     "DistributedValues",
@@ -38,6 +38,9 @@ __all__ = [
     "is_number",
     "on_first_replica",
 ]
+
+
+T = TypeVar("T", covariant=True)
 
 
 def is_array(value: Any) -> bool:
@@ -168,7 +171,7 @@ def _listing(name: str, components: Sequence[Any], show: Callable[[Any], str]) -
 @final
 @refuse_operators
 @jax.tree_util.register_pytree_node_class
-class PerReplica(DistributedValues):
+class PerReplica(DistributedValues, Generic[T]):
     """A different value on each replica: what `strategy.run` returns.
 
     Combine it with `strategy.reduce` or `strategy.gather`, look at it with `strategy.local_results`,
@@ -187,7 +190,7 @@ class PerReplica(DistributedValues):
 
     __slots__ = ("_array", "_components", "_layout", "_mask", "known_sum")
 
-    def __init__(self, values: Sequence[Any], *, mesh: ReplicaMesh | None = None) -> None:
+    def __init__(self, values: Sequence[T], *, mesh: ReplicaMesh | None = None) -> None:
         """Wrap `values`, one for each local replica."""
         self._components: tuple[Any, ...] | None = tuple(values)
         self._array: Any = None
@@ -280,7 +283,7 @@ class PerReplica(DistributedValues):
         return self._array is None and any(map(is_tracer, self._components or ()))
 
     @property
-    def values(self) -> tuple[Any, ...]:
+    def values(self) -> tuple[T, ...]:
         """The components of this process's replicas, in replica order, free to be combined."""
         components, mesh = self.components, self.mesh
         if mesh is not None and mesh.num_logical_devices > 1:
@@ -288,7 +291,7 @@ class PerReplica(DistributedValues):
         return tuple(map(free, components))
 
     @property
-    def components(self) -> tuple[Any, ...]:
+    def components(self) -> tuple[T, ...]:
         """The components of this process's replicas, each on its replica's device."""
         if self._components is None:
             self._components = self._split()
@@ -307,7 +310,7 @@ class PerReplica(DistributedValues):
         assert self.mesh is not None
         return self.mesh.split(self._array, scalar=self._layout.scalar)
 
-    def select(self, local_index: int) -> Any:
+    def select(self, local_index: int) -> T:
         """The component of one local replica; inside a compiled replica, that replica's own."""
         return self._array if self.is_local else self.components[local_index]
 
@@ -393,9 +396,8 @@ class PerReplica(DistributedValues):
 
 
 @final
-@forward_operators
 @jax.tree_util.register_pytree_node_class
-class Mirrored(DistributedValues):
+class Mirrored(ArrayOperators, DistributedValues, Generic[T]):
     """The same value on each replica: what `extended.reduce_to` returns.
 
     It computes like the plain value it is a copy of.
@@ -414,10 +416,7 @@ class Mirrored(DistributedValues):
 
     __slots__ = ("_components", "_mesh", "_whole")
 
-    # NumPy must leave the arithmetic to us: `np.float32(1) * mirrored`.
-    __array_priority__: ClassVar[int] = 100
-
-    def __init__(self, values: Sequence[Any], *, mesh: ReplicaMesh | None = None) -> None:
+    def __init__(self, values: Sequence[T], *, mesh: ReplicaMesh | None = None) -> None:
         """Wrap `values`, one equal copy for each local replica."""
         self._components: tuple[Any, ...] | None = tuple(values)
         self._whole: Any = None
@@ -446,12 +445,12 @@ class Mirrored(DistributedValues):
         return self._whole
 
     @property
-    def values(self) -> tuple[Any, ...]:
+    def values(self) -> tuple[T, ...]:
         """The copies of this process's replicas, in replica order, free to be combined."""
         return tuple(map(free, self.components))
 
     @property
-    def components(self) -> tuple[Any, ...]:
+    def components(self) -> tuple[T, ...]:
         """The copies of this process's replicas, each on its replica's device."""
         if self._components is None:
             if self._mesh is None or is_tracer(self._whole):
@@ -459,7 +458,7 @@ class Mirrored(DistributedValues):
             self._components = self._mesh.split_replicated(self._whole)
         return self._components
 
-    def select(self, local_index: int) -> Any:
+    def select(self, local_index: int) -> T:
         """The copy of one local replica."""
         return self._whole if is_tracer(self._whole) else self.components[local_index]
 

@@ -1,14 +1,14 @@
-"""Python's operators on things that are not arrays but have a value.
+"""Python's operators on objects that are not arrays but have a value.
 
-`forward_operators` makes a class compute like the array that its `__jax_array__` gives (variables,
-`Mirrored`). `refuse_operators` makes the same operators say why they have no meaning (`PerReplica`).
+`ArrayOperators` makes a class compute like the array that its `__jax_array__` returns (variables,
+`Mirrored`). `refuse_operators` makes the same operators explain why they have no meaning (`PerReplica`).
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import jax
 import numpy as np
@@ -16,7 +16,7 @@ import numpy as np
 from replicax._jax import ArrayImpl
 from replicax.errors import PerReplicaUseError
 
-__all__ = ["forward_operators", "refuse_operators"]
+__all__ = ["ArrayOperators", "forward_operators", "refuse_operators"]
 
 _Class = TypeVar("_Class", bound=type)
 
@@ -68,6 +68,15 @@ def _format(self: Any, spec: str) -> str:
     return format(_array(self), spec) if spec else str(self)
 
 
+def _forward_attribute(self: Any, name: str) -> Any:
+    cls = type(self)
+    if hasattr(cls, name):  # a property that raised: repeat its own error
+        return object.__getattribute__(self, name)
+    if name.startswith("_") or not hasattr(ArrayImpl, name):
+        raise AttributeError(f"{cls.__name__!r} object has no attribute {name!r}.")
+    return getattr(_array(self), name)
+
+
 def forward_operators(cls: _Class) -> _Class:
     """Class decorator: compute with the array that `__jax_array__` returns."""
     for name, op in (_BINARY | _COMPARE).items():
@@ -80,10 +89,30 @@ def forward_operators(cls: _Class) -> _Class:
     cls.__array__ = lambda self, dtype=None, copy=None: np.array(_array(self), dtype=dtype)
     setattr(cls, "__format__", _format)  # noqa: B010
     setattr(cls, "__hash__", None)  # noqa: B010 - equality is element by element, as for arrays
-    for name in ("shape", "dtype", "ndim", "size"):
-        if not hasattr(cls, name):
-            setattr(cls, name, property(lambda self, name=name: getattr(_array(self), name)))
+    setattr(cls, "__getattr__", _forward_attribute)  # noqa: B010
     return cls
+
+
+if TYPE_CHECKING:
+    # JAX's functions are annotated with `ArrayLike`, a closed union: for a checker only a subclass of
+    # `jax.Array` can go to `jnp.sum`. At run time `__jax_array__` is what counts.
+    class ArrayOperators(jax.Array):
+        """Computes like the array that `__jax_array__` returns: operators, indexing, array methods."""
+
+        __slots__ = ()
+
+        def __jax_array__(self) -> jax.Array: ...
+
+else:
+
+    @forward_operators
+    class ArrayOperators:
+        """Computes like the array that `__jax_array__` returns: operators, indexing, array methods."""
+
+        __slots__ = ()
+
+        # NumPy must leave the arithmetic to this class: `np.float32(1) * v`.
+        __array_priority__ = 100
 
 
 def refuse_operators(cls: _Class) -> _Class:
