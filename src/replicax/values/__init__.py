@@ -25,7 +25,7 @@ from replicax.values._nest import (
     select,
     split,
 )
-from replicax.values._operators import ArrayOperators, forward_operators
+from replicax.values._operators import ArrayOperators
 from replicax.values._specs import PerReplicaSpec, TensorSpec, check_signature
 
 __all__ = [
@@ -44,7 +44,6 @@ __all__ = [
     "find_masks",
     "flatten",
     "free",
-    "forward_operators",
     "is_array",
     "is_key",
     "is_number",

@@ -16,7 +16,7 @@ import numpy as np
 from replicax._jax import ArrayImpl
 from replicax.errors import PerReplicaUseError
 
-__all__ = ["ArrayOperators", "forward_operators", "refuse_operators"]
+__all__ = ["ArrayOperators", "refuse_operators"]
 
 _Class = TypeVar("_Class", bound=type)
 
@@ -77,7 +77,7 @@ def _forward_attribute(self: Any, name: str) -> Any:
     return getattr(_array(self), name)
 
 
-def forward_operators(cls: _Class) -> _Class:
+def _forward_operators(cls: _Class) -> _Class:
     """Class decorator: compute with the array that `__jax_array__` returns."""
     for name, op in (_BINARY | _COMPARE).items():
         setattr(cls, f"__{name}__", lambda self, other, op=op: op(_array(self), _array(other)))
@@ -105,7 +105,7 @@ if TYPE_CHECKING:
 
 else:
 
-    @forward_operators
+    @_forward_operators
     class ArrayOperators:
         """Computes like the array that `__jax_array__` returns: operators, indexing, array methods."""
 

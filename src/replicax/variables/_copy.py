@@ -9,7 +9,7 @@ import numpy as np
 
 from replicax.contexts import current
 from replicax.errors import ContextError
-from replicax.values import Component, IndexedSlices, forward_operators
+from replicax.values import Component, IndexedSlices
 from replicax.variables._readable import Readable, describe, seen_by_jax
 from replicax.variables._writes import ADD, REPLACE, SCATTER, SUBTRACT, Method
 
@@ -21,7 +21,6 @@ __all__ = ["VariableCopy"]
 
 @final
 @seen_by_jax
-@forward_operators
 class VariableCopy(Readable, Component):
     """One replica's copy of a distributed variable, as `strategy.local_results(v)` shows it.
 
@@ -29,7 +28,6 @@ class VariableCopy(Readable, Component):
     """
 
     __slots__ = ("_local_index", "_variable")
-    __array_priority__ = 100
 
     def __init__(self, variable: Variable, local_index: int) -> None:
         """The copy of `variable` on a local replica."""

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from replicax._jax import is_tracer
-from replicax.values import Leaf
+from replicax.values import ArrayOperators, Leaf
 
 __all__ = ["Readable", "describe", "is_variable", "seen_by_jax"]
 
@@ -25,7 +25,7 @@ def seen_by_jax(cls: _T) -> _T:
     return cls
 
 
-class Readable(Leaf, abc.ABC):
+class Readable(ArrayOperators, Leaf, abc.ABC):
     """What a variable and one of its copies have in common: a value.
 
     JAX sees the value: given to `jnp.sum`, `jax.jit` or `jax.grad`, alone or in a structure, a variable

@@ -19,7 +19,7 @@ from replicax.contexts import current, has_strategy
 from replicax.errors import ContextError, TracingError, VariableError
 from replicax.topology import ReplicaMesh
 from replicax.types import VariableAggregation, VariableSynchronization
-from replicax.values import IndexedSlices, Mirrored, PerReplica, forward_operators, is_number
+from replicax.values import IndexedSlices, Mirrored, PerReplica, is_number
 from replicax.variables._aggregation import aggregate, check_same_method
 from replicax.variables._copy import VariableCopy
 from replicax.variables._frames import Cell, RecordingFrame
@@ -54,7 +54,6 @@ class _Reference:
 
 @final
 @seen_by_jax
-@forward_operators
 class Variable(Readable):
     """State that lives where the strategy in scope puts it.
 
@@ -96,9 +95,6 @@ class Variable(Readable):
     """
 
     __slots__ = ("__weakref__", "_layout", "_place", "_spec", "_store", "_strategy", "was_written")
-
-    # NumPy must leave the arithmetic to us: `np.float32(1) * v`.
-    __array_priority__ = 100
 
     _spec: VariableSpec
     _layout: Layout
