@@ -234,13 +234,6 @@ def test_a_state_comes_back_as_it_was_or_is_refused(state, tmp_path):
 # Variables without one value.
 
 
-def test_parts_that_make_no_value_can_not_be_saved(tmp_path):
-    v = variable(mirrored(2), 0.0, name="parts", synchronization=ON_READ, aggregation=NONE)
-    with pytest.raises(ValueError, match="parts"):
-        saved(tmp_path, v=v)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_restoring_into_parts_without_aggregation_gives_each_the_value_or_changes_nothing(tmp_path):
     strategy = mirrored(2)
     path = saved(tmp_path, a=rx.Variable(1.0), v=rx.Variable(6.0))

@@ -53,14 +53,20 @@ def train(strategy):
     return {"losses": losses, "weights": weights, "mean": float(mean_loss.result())}, params
 
 
-def save_and_restore(params, folder):
+def save_and_restore(strategy, params, folder):
     """All workers ask for a checkpoint, of which the chief writes one; all restore it."""
-    checkpoint = rx.Checkpoint(params=params)
+    with strategy.scope():
+        parts = rx.Variable(0, synchronization="ON_READ", aggregation="SUM")
+    strategy.run(lambda: parts.assign(10 + rx.get_replica_context().replica_id_in_sync_group))
+    checkpoint = rx.Checkpoint(params=params, parts=parts)
     trained = {name: v.numpy() for name, v in params.items()}
     checkpoint.save(folder)
     for v in params.values():
         v.assign(jnp.zeros_like(v.value))
+    parts.assign(0)
     checkpoint.restore(folder).assert_consumed()
+    own = [int(part) for part in strategy.local_results(parts)]
+    assert own == [10 + jax.process_index()], own
     return all(np.array_equal(v.numpy(), trained[name]) for name, v in params.items())
 
 
@@ -119,7 +125,7 @@ def main():
         "initial": float(initial.read_value()),
         "eager": eager_numbers(strategy),
         "trained": trained,
-        "restored": save_and_restore(params, os.environ[FOLDER]),
+        "restored": save_and_restore(strategy, params, os.environ[FOLDER]),
         "wider": [wider.num_replicas_in_sync, float(wider.reduce("SUM", ones, axis=None))],
         "elsewhere": refused(lambda: rx.MultiWorkerMirroredStrategy(elsewhere)),
     }

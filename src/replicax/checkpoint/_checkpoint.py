@@ -1,8 +1,9 @@
 """`rx.Checkpoint`: the state of a program, as values that do not depend on how they are laid out.
 
 A variable is saved as one logical value: mirrored copies once, the parts of an ON_READ variable combined by
-its aggregation. Restoring assigns that value to the variable as whatever strategy laid it out. So a
-checkpoint fits any number of replicas and any strategy.
+its aggregation. Restoring assigns that value, whatever strategy laid out the variable. So a checkpoint fits
+any number of replicas and any strategy. On the same number of replicas, each gets its own part of an
+ON_READ variable back.
 """
 
 from __future__ import annotations
@@ -19,7 +20,16 @@ import numpy as np
 
 from replicax._jax import is_transforming
 from replicax.checkpoint._content import Content
-from replicax.checkpoint._entries import array_of, assign, check_fit, few, kind_of, packed, unpacked
+from replicax.checkpoint._entries import (
+    FORMATS,
+    check_fit,
+    few,
+    format_of,
+    kind_of,
+    packed,
+    restore_variable,
+    unpacked,
+)
 from replicax.checkpoint._status import RestoreStatus
 from replicax.checkpoint._store import Store
 from replicax.checkpoint._tracking import left_out, track
@@ -118,10 +128,9 @@ class Checkpoint:
         arrays: dict[str, np.ndarray] = {}
         entries: dict[str, Any] = {}
         for path, thing in things.items():
-            entries[path], array = packed(path, thing)
-            if array is not None and array.size:
-                arrays[path] = array
-        content = Content(arrays, {"format": 1, "entries": entries})
+            entries[path], own = packed(path, thing)
+            arrays |= own
+        content = Content(arrays, {"format": format_of(entries), "entries": entries})
         if self._status is not None:
             kept = self._status._slots_to_come(content)
             arrays.update(kept.arrays)
@@ -183,9 +192,8 @@ class Checkpoint:
 
     def restore_content(self, content: Content, where: str) -> RestoreStatus:
         """Give all objects the state in `content`, which was read from `where`."""
-        if content.document.get("format") != 1:
-            found = content.document.get("format")
-            raise CheckpointError(f"{where} has the format {found!r}, and 1 is what can be read here.")
+        if (found := content.document.get("format")) not in FORMATS:
+            raise CheckpointError(f"{where} has the format {found!r}; this version reads {list(FORMATS)}.")
         if self._status is not None:
             self._status._stop()  # what waits for variables to come now is this one
         self._status = None
@@ -215,7 +223,7 @@ class Checkpoint:
 
     def _restore_one(self, path: str, thing: Any, entry: Any, content: Content) -> None:
         if isinstance(thing, Variable):
-            assign(thing, array_of(entry, path, content).astype(thing.dtype))
+            restore_variable(thing, path, entry, content)
         elif entry["kind"] == "state":
             try:
                 thing.restore(copy.deepcopy(entry["state"]))

@@ -11,34 +11,67 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax.checkpoint._content import Content
+from replicax.checkpoint._parts import (
+    cannot_combine,
+    has_parts,
+    is_combinable,
+    read_parts,
+    takes_parts,
+    write_parts,
+)
 from replicax.errors import CheckpointError, CheckpointMismatchError
-from replicax.types import VariableAggregation
 from replicax.values import is_key, is_number
 from replicax.variables import Variable
 
 __all__ = [
+    "FORMATS",
     "array_of",
-    "assign",
     "check_fit",
     "dtypes_fit",
     "few",
+    "format_of",
     "kind_of",
     "misfit",
     "packed",
+    "restore_variable",
     "unpacked",
 ]
 
 
-def packed(path: str, thing: Any) -> tuple[dict[str, Any], np.ndarray | None]:
-    """The entry of a thing in the document, and its array if it has one."""
-    if isinstance(thing, Variable):
-        if _has_no_value(thing):
-            raise CheckpointMismatchError(
-                f"{path}, the ON_READ variable {thing.name!r}, has aggregation NONE, so its replicas' "
-                "parts do not make one value to save. Make it with another aggregation."
-            )
-        array = np.array(thing.read_value())
-        return {"kind": "variable", "name": thing.name, **_shape(array)}, array
+FORMATS = (1, 2)
+"""The formats of documents that can be read. In format 2 a variable may have parts alone, and no value."""
+
+
+def format_of(entries: Mapping[str, Any]) -> int:
+    """The oldest format that can express these entries."""
+    return 2 if any(entry.get("aggregation") == "NONE" for entry in entries.values()) else 1
+
+
+def packed(path: str, thing: Any) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """The entry of a thing in the document, and its arrays."""
+    entry, array = _packed_variable(thing) if isinstance(thing, Variable) else _packed(path, thing)
+    arrays = {} if array is None else {path: array}
+    if isinstance(thing, Variable) and (num_parts := entry.get("parts")):
+        arrays[_parts_path(path)] = read_parts(thing)
+        assert len(arrays[_parts_path(path)]) == num_parts
+    return entry, {name: array for name, array in arrays.items() if array.size}
+
+
+def _packed_variable(variable: Variable) -> tuple[dict[str, Any], np.ndarray | None]:
+    array = np.array(variable.read_value()) if is_combinable(variable) else None
+    entry = {"kind": "variable", "name": variable.name, "shape": list(variable.shape)}
+    entry["dtype"] = str(variable.dtype)
+    num_replicas = variable.distribute_strategy.num_replicas_in_sync
+    if has_parts(variable) and (num_replicas > 1 or array is None):
+        entry |= {"parts": num_replicas, "aggregation": variable.aggregation.name}
+    return entry, array
+
+
+def _parts_path(path: str) -> str:
+    return f"{path}//parts"  # no variable can be called so: `path` is one, and has nothing in it
+
+
+def _packed(path: str, thing: Any) -> tuple[dict[str, Any], np.ndarray | None]:
     if is_key(thing):
         array = np.array(jax.random.key_data(thing))
         return {"kind": "key", "impl": str(jax.random.key_impl(thing)), **_shape(array)}, array
@@ -63,11 +96,6 @@ def packed(path: str, thing: Any) -> tuple[dict[str, Any], np.ndarray | None]:
     return {"kind": "state", "type": type(thing).__name__, "state": state}, None
 
 
-def _has_no_value(variable: Variable) -> bool:
-    none = variable.aggregation is VariableAggregation.NONE
-    return none and variable.layout.differs
-
-
 def _shape(array: np.ndarray) -> dict[str, Any]:
     return {"shape": list(array.shape), "dtype": str(array.dtype)}
 
@@ -77,6 +105,11 @@ def array_of(entry: Mapping[str, Any], path: str, content: Content) -> np.ndarra
     if path in content.arrays:
         return content.arrays[path]
     return np.zeros(entry["shape"], jnp.dtype(entry["dtype"]))
+
+
+def _parts_of(entry: Mapping[str, Any], path: str, content: Content) -> np.ndarray:
+    shape = (entry["parts"], *entry["shape"])
+    return content.arrays.get(_parts_path(path), np.zeros(shape, jnp.dtype(entry["dtype"])))
 
 
 def unpacked(entry: Mapping[str, Any], path: str, content: Content) -> Any:
@@ -125,7 +158,7 @@ def misfit(thing: Any, entry: Mapping[str, Any]) -> str | None:
         return f"has shape {thing.shape} here and {tuple(entry['shape'])} there"
     if kind == "variable" and not dtypes_fit(thing.dtype, entry["dtype"]):
         return f"has dtype {thing.dtype} here and {entry['dtype']} there"
-    return None
+    return cannot_combine(thing, entry) if kind == "variable" else None
 
 
 def dtypes_fit(here: Any, there: str) -> bool:
@@ -138,12 +171,16 @@ def dtypes_fit(here: Any, there: str) -> bool:
     return not loses and all(jnp.issubdtype(dtype, jnp.inexact) for dtype in both)
 
 
-def assign(variable: Variable, value: np.ndarray) -> None:
-    """Give a variable a saved value."""
-    if _has_no_value(variable):  # every replica's part is the value
-        variable.distribute_strategy.run(lambda: variable.assign(value, read_value=False))
-    else:
+def restore_variable(variable: Variable, path: str, entry: Mapping[str, Any], content: Content) -> None:
+    """Give a variable what was saved of it."""
+    if takes_parts(variable, entry):
+        write_parts(variable, _parts_of(entry, path, content).astype(variable.dtype))
+        return
+    value = array_of(entry, path, content).astype(variable.dtype)
+    if is_combinable(variable):
         variable.assign(value, read_value=False)
+    else:  # every replica's part is the value
+        write_parts(variable, np.stack([value] * variable.distribute_strategy.num_replicas_in_sync))
 
 
 def _a(noun: str) -> str:

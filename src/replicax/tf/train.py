@@ -267,7 +267,8 @@ def load_checkpoint(ckpt_dir_or_file: str | os.PathLike[str]) -> CheckpointReade
     path = pathlib.Path(ckpt_dir_or_file)
     newest = latest_checkpoint(path)
     content = core.read_content(path if newest is None else newest)
-    return CheckpointReader({f"{name}{_SUFFIX}": value for name, value in content.arrays.items()})
+    arrays = {name: x for name, x in content.arrays.items() if name in content.document["entries"]}
+    return CheckpointReader({f"{name}{_SUFFIX}": value for name, value in arrays.items()})
 
 
 def list_variables(ckpt_dir_or_file: str | os.PathLike[str]) -> list[tuple[str, list[int]]]:
