@@ -63,7 +63,7 @@ def test_a_batch_partly_of_single_values_is_refused(strategy):
 def test_a_batch_that_is_no_array_is_refused(strategy, options, leaf, kind):
     with pytest.raises(InputError, match=rf"no array but a {kind}.*np\.asarray"):
         first(strategy, [leaf], options)
-    with pytest.raises(InputError, match=rf"\['x'\]\[1\] is no array but a {kind}"):
+    with pytest.raises(InputError, match=rf"\['x'\]\[1\] is not an array but a {kind}"):
         first(strategy, [{"x": (np.ones(2), leaf)}], options)
 
 

@@ -36,7 +36,7 @@ def buffer(request):
 
 @pytest.fixture(params=[0, 2])
 def options(request):
-    """Reading in the caller's thread, and in the background."""
+    """Reading when a batch is asked for, and ahead."""
     return rx.InputOptions(per_replica_buffer_size=request.param)
 
 
@@ -312,15 +312,10 @@ def test_it_reads_ahead_by_the_size_of_the_buffer(two, buffer):
             assert taken + buffer <= reader.num_read <= taken + buffer + bool(buffer)
 
 
-def test_without_a_buffer_the_reader_runs_in_the_callers_thread(two):
-    reader = Reader(3)
-    list(two.distribute_dataset(reader, rx.InputOptions(per_replica_buffer_size=0)))
-    assert reader.threads == {threading.current_thread().name}
-
-
-def test_with_a_buffer_a_generator_is_read_by_one_other_thread(two):
+def test_a_generator_is_read_by_one_other_thread(two, buffer):
+    """Which no signal handler can interrupt: a generator that raises is at its end."""
     reader = Reader(5)
-    list(two.distribute_dataset(reader))
+    list(two.distribute_dataset(reader, rx.InputOptions(per_replica_buffer_size=buffer)))
     assert len(reader.threads) == 1
     assert threading.current_thread().name not in reader.threads
 

@@ -271,10 +271,10 @@ def test_a_distributed_dataset_is_not_distributed_again(two):
         ([(np.arange(3), np.float32(2))], r"element\[1\] is the single value 2\.0"),
         ([np.arange(3), {"x": np.arange(3)}], "Batch 1 .* another structure"),
         ([np.arange(3), np.arange(3.0)], "element of batch 1 has the dtype float64, and had int64"),
-        (["text"], "is no array but a str: 'text'"),
+        (["text"], "is not an array but a str: 'text'"),
         ([None], "has no arrays"),
         ([[[1, 2], [3, 4]]], "single value 1"),
-        ([{"x": object()}], r"element\['x'\] is no array but a object"),
+        ([{"x": object()}], r"element\['x'\] is not an array but a object"),
     ],
     ids=range(9),
 )

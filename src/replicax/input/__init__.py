@@ -9,6 +9,7 @@ from replicax.input._dataset import (
     distribute_datasets_from_function,
 )
 from replicax.input._files import FileDataset, from_files
+from replicax.input._host_batch import HostBatches
 from replicax.input._iterator import DistributedIterator, InputStats, OptionalBatch
 from replicax.input._options import AutoShardPolicy, InputContext, InputOptions, InputReplicationMode
 from replicax.input._pipeline import Pipeline
@@ -32,6 +33,7 @@ __all__ = [
     "DistributedIterator",
     "FileDataset",
     "GivesSource",
+    "HostBatches",
     "InputContext",
     "InputOptions",
     "InputPlan",

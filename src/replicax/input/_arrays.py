@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, final
+from typing import Any, NoReturn, final
 
 import jax
 import numpy as np
@@ -23,13 +23,14 @@ from replicax.input._batch import (
     taken,
     to_arrays,
 )
+from replicax.input._missing import length, no_attribute
 from replicax.input._source import INFINITE_CARDINALITY, GivesSource, Reader, Source
 from replicax.values import TensorSpec, is_key
 
 __all__ = ["ArrayDataset", "from_arrays"]
 
 
-def from_arrays(arrays: Any) -> ArrayDataset:
+def from_arrays(arrays: Any, *others: Any) -> ArrayDataset:
     """A dataset of the rows of `arrays`.
 
     The arrays are neither copied nor checked for changes: leave them alone while they are read. NumPy's
@@ -37,6 +38,7 @@ def from_arrays(arrays: Any) -> ArrayDataset:
 
     Args:
         arrays: an array, or a structure of arrays that all have one row for each example.
+        *others: refused: several arrays go into one structure, `rx.from_arrays((x, y))`.
 
     Raises:
         InputError: no arrays, or different numbers of rows.
@@ -47,6 +49,11 @@ def from_arrays(arrays: Any) -> ArrayDataset:
     {'x': array([0, 1, 2, 3]), 'y': array([0, 1, 4, 9])}
     {'x': array([4]), 'y': array([16])}
     """
+    if others:
+        raise TypeError(
+            f"rx.from_arrays takes one structure of arrays, got {1 + len(others)} arguments. Put them into "
+            "a tuple, rx.from_arrays((x, y)), or a dict, rx.from_arrays({'x': x, 'y': y})."
+        )
     leaves, treedef = jax.tree.flatten(arrays)
     if any(map(is_key, leaves)):
         raise InputError(
@@ -170,6 +177,15 @@ class ArrayDataset(GivesSource):
         specs = [TensorSpec((*rows, *array.shape[1:]), array.dtype) for array in self._rows]
         return self._treedef.unflatten(specs)
 
+    def __len__(self) -> int:
+        return length(self, self._cardinality)
+
+    def __bool__(self) -> bool:  # not the length
+        return True
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise no_attribute(self, name)
+
     def __iter__(self) -> Any:
         reader = self.source().open(0)
         while True:
@@ -197,6 +213,19 @@ class ArrayDataset(GivesSource):
         """How many examples there are."""
         return self._rows[0].shape[0]
 
+    @property
+    def _cardinality(self) -> int:
+        """How many batches one pass gives, or examples if they were not put into batches."""
+        rows, passes, size = self.num_rows, self._epochs, self._batch_size or 1
+        if rows == 0 or passes == 0:
+            return 0
+        if passes is None:
+            smaller = self._drop_remainder and not self._across_epochs and rows < size
+            return 0 if smaller else INFINITE_CARDINALITY
+        if self._across_epochs:
+            rows, passes = rows * passes, 1
+        return passes * (rows // size if self._drop_remainder else -(-rows // size))
+
     def order(self, epoch: int) -> np.ndarray | None:
         """The rows of an epoch in their order; None if they are not shuffled."""
         if self._seed is None:
@@ -209,25 +238,16 @@ class ArrayDataset(GivesSource):
 @final
 class _ArraySource(Source):
     kind = "arrays"
-    any_thread = True
+    any_thread = numbered = True
 
     def __init__(self, dataset: ArrayDataset) -> None:
         self._dataset = dataset
         self.batch_size = dataset._batch_size
+        self.shuffled_by = None if dataset._seed is None else (dataset._rows[0], dataset._seed)
 
     @property
     def cardinality(self) -> int:
-        dataset, size = self._dataset, self._dataset._batch_size
-        assert size is not None
-        if dataset.num_rows == 0 or dataset._epochs == 0:
-            return 0
-        if dataset._epochs is None:
-            smaller = dataset._drop_remainder and not dataset._across_epochs and dataset.num_rows < size
-            return 0 if smaller else INFINITE_CARDINALITY
-        rows, passes = dataset.num_rows, dataset._epochs
-        if dataset._across_epochs:
-            rows, passes = rows * passes, 1
-        return passes * (rows // size if dataset._drop_remainder else -(-rows // size))
+        return self._dataset._cardinality
 
     def open(self, number: int) -> Reader:
         return _ArrayReader(self._dataset, number, self.cardinality)

@@ -179,15 +179,17 @@ def to_arrays(leaves: Sequence[Any], treedef: Any) -> list[Any]:
     for i, array in enumerate(arrays):
         if array is None:
             raise InputError(
-                f"{leaf_names(treedef)[i]} is no array but {_described(leaves[i])}. A batch is an array "
-                "with one row for each example, or a structure (tuple, list, dict, ...) of such arrays; "
-                "make them with np.asarray or np.stack."
+                f"{leaf_names(treedef)[i]} is not an array but {_described(leaves[i])}. A batch is an "
+                "array with one row for each example, or a structure (tuple, list, dict, ...) of such "
+                "arrays; make them with np.asarray or np.stack."
             )
     return arrays
 
 
 def _to_array(leaf: Any) -> Any:
-    if isinstance(leaf, np.ndarray | jax.Array):
+    if isinstance(leaf, jax.Array):
+        return _on_one_device(leaf)
+    if isinstance(leaf, np.ndarray):
         return leaf
     if isinstance(leaf, bool | int | float | complex | np.generic):
         return np.asarray(leaf)
@@ -197,6 +199,17 @@ def _to_array(leaf: Any) -> Any:
     if tensorflow is not None and isinstance(leaf, tensorflow.Tensor):
         return leaf.numpy()
     return None
+
+
+def _on_one_device(array: jax.Array) -> jax.Array:
+    """`array`, of which any rows can be taken without communication."""
+    if not array.is_fully_addressable:
+        raise InputError(
+            f"An array of shape {array.shape} is spread over several processes, so it can't be split. "
+            "Make batches of arrays that this process has as a whole."
+        )
+    devices = array.sharding.device_set
+    return array if len(devices) == 1 else jax.device_put(array, min(devices, key=lambda d: d.id))
 
 
 def _from_torch(tensor: Any, torch: Any) -> np.ndarray:

@@ -7,16 +7,20 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, final
 
 import jax
+import numpy as np
 
 from replicax.contexts import enter_default
 from replicax.errors import InputError, InputModeError, NotADatasetError
 from replicax.input._batch import device_dtype, spec_of
-from replicax.input._iterator import DistributedIterator, Pass
+from replicax.input._hints import RepeatedOrder, UnevenBatches
+from replicax.input._iterator import DistributedIterator
+from replicax.input._missing import length, no_attribute, refuse_pickling
 from replicax.input._options import AutoShardPolicy, InputContext, InputOptions, InputReplicationMode
 from replicax.input._partial import PartialBatches
 from replicax.input._pipeline import Pipeline
 from replicax.input._place import Placer
 from replicax.input._plan import InputPlan, PipelinePlan
+from replicax.input._producer import Pass
 from replicax.input._recognise import find_source
 from replicax.input._sharding import share
 from replicax.input._source import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Source
@@ -26,11 +30,6 @@ from replicax.types import ReadInPython
 from replicax.values import PerReplicaSpec, TensorSpec
 
 __all__ = ["DistributedDataset", "Target", "distribute_dataset", "distribute_datasets_from_function"]
-
-_TRANSFORMATIONS = (
-    "batch cache concatenate enumerate filter flat_map interleave map padded_batch prefetch repeat shard "
-    "shuffle skip take unbatch window with_options zip"
-)
 
 
 @final
@@ -82,10 +81,52 @@ class DistributedDataset(ReadInPython):
         self._open_stream, self._layout = open_stream, layout
         self._cardinality = cardinality
         self._num_passes = 0
+        self._uneven = UnevenBatches()
         self._placer = Placer(target.mesh, on_device=options.on_device, committed=target.committed)
 
     def __iter__(self) -> DistributedIterator:
         number, self._num_passes = self._num_passes, self._num_passes + 1
+        return self._iterate(number, self._first_order() if number == 0 else None)
+
+    def epoch(self, number: int) -> DistributedIterator:
+        """One pass over the dataset in the order of epoch `number`, counted from 0.
+
+        Loops over a dataset count epochs themselves. Give the number where a loop begins in the middle, in
+        a program that goes on after epoch 3, say, or where the dataset is distributed in the loop. The
+        passes after this one are counted on from it.
+
+        Args:
+            number: which epoch; of a dataset with `repeat(n)`, which pass of n epochs.
+
+        Raises:
+            InputError: the order is not a function of the number, as it is for `rx.from_arrays` and
+                `rx.from_files`: other datasets have an order of their own.
+
+        >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> dataset = strategy.distribute_dataset(rx.from_arrays(np.arange(4)).shuffle(seed=1).batch(4))
+        >>> epochs = [strategy.gather(batch, axis=0) for _ in range(3) for batch in dataset]
+        >>> [strategy.gather(batch, axis=0) for batch in dataset.epoch(2)][0] == epochs[2]
+        Array([ True,  True,  True,  True], dtype=bool)
+        """
+        if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < 0:
+            raise InputError(f"dataset.epoch({number!r}): pass the number of an epoch: 0, 1, 2, ...")
+        if not all(source.numbered for source in self._sources):
+            raise InputError(
+                f"dataset.epoch({number}) was called, but this dataset has an order of its own. Loop over "
+                "it with `for batch in dataset`, and shuffle by epoch where its batches are made; or use "
+                "rx.from_arrays(...).shuffle(), whose order depends on the epoch."
+            )
+        self._num_passes = int(number) + 1
+        return self._iterate(int(number), None)
+
+    def _first_order(self) -> RepeatedOrder | None:
+        shuffled_by = self._sources[0].shuffled_by
+        if shuffled_by is None:
+            return None
+        anchor, seed = shuffled_by
+        return RepeatedOrder(anchor, (seed, self._target.mesh))
+
+    def _iterate(self, number: int, order: RepeatedOrder | None) -> DistributedIterator:
         this_pass = Pass(
             open=self._open_stream,
             new_topic=self._target.pipeline.new_topic,
@@ -96,10 +137,18 @@ class DistributedDataset(ReadInPython):
                 self._options.partial_batch, self._sources[0].batch_size or seen, self._num_parts
             ),
             buffer_size=self._options.per_replica_buffer_size,
-            any_thread=all(source.any_thread for source in self._sources),
+            any_thread=self._any_thread,
             number=number,
+            uneven=self._uneven,
+            order=order,
         )
         return DistributedIterator(this_pass, self._continue_from)
+
+    @property
+    def _any_thread(self) -> bool:
+        """Whether threads may take turns: not if pipelines exchange messages, which can't be sent twice."""
+        alone = self._plan.policy is AutoShardPolicy.DATA or self._target.pipeline.num_pipelines == 1
+        return alone and all(source.any_thread for source in self._sources)
 
     def _continue_from(self, number: int) -> None:
         self._num_passes = number + 1
@@ -197,11 +246,17 @@ class DistributedDataset(ReadInPython):
         """
         return functools.reduce(reduce_func, self, initial_state)
 
+    def __len__(self) -> int:
+        return length(self, self._cardinality)
+
+    def __bool__(self) -> bool:  # not the length
+        return True
+
+    def __reduce__(self) -> Any:
+        return refuse_pickling(self)
+
     def __getattr__(self, name: str) -> NoReturn:
-        hint = ""
-        if name in _TRANSFORMATIONS.split():
-            hint = f" Transform before distributing: strategy.distribute_dataset(dataset.{name}(...))."
-        raise AttributeError(f"'DistributedDataset' object has no attribute {name!r}.{hint}")
+        raise no_attribute(self, name, distributed=True)
 
 
 def distribute_dataset(dataset: Any, target: Target, options: InputOptions | None) -> DistributedDataset:

@@ -1,149 +1,184 @@
 """Reading ahead: a thread makes the next batches ready while the current step runs.
 
-The thread knows nothing of the iterator that it feeds, so that dropping the iterator is enough to end it.
-`_wake` carries a token for each batch that was taken, `_ready` the batches that were made. A dataset that
-any thread may read is also read by the consumer itself when nothing is ready and nobody is at it; and the
-thread is left alone as long as less could be gained by reading beside the consumer's work than the way from
-thread to thread takes, which for small batches is most of the time.
+The thread holds no reference to the iterator that it feeds, so dropping the iterator is enough to end it.
+`wake` tells the thread how many items to make in all; `ready` carries what it made. If any thread may read
+the dataset, the consumer makes an item itself when none is ready and the thread is idle. Small batches take
+less time to make than to hand from thread to thread, so for those the thread is not used at all.
+
+Python runs signal handlers in the main thread, and an exception that one of them raises (KeyboardInterrupt,
+for one) can arrive after a call has returned and before its result is stored. So that no item is lost then,
+it goes from the producer, or from `ready`, into `box` in a single call into C, and the consumer removes it
+from there with a statement that is not a call. Whatever an exception interrupts is simply done again.
 """
 
 from __future__ import annotations
 
+import _thread
+import contextvars
+import dataclasses
 import logging
 import queue
 import threading
 import time
+from types import TracebackType
 from typing import Any, Protocol, final
 
 from replicax._jax import ThreadSettings
-from replicax.contexts import enter_default
 
 __all__ = ["Feed", "Producer"]
 
 _logger = logging.getLogger("replicax")
 
-_STOP = object()
-
 # How long closing waits for a reader that is in the middle of a batch.
 _CLOSING_SECONDS = 10.0
 
-# What handing a batch from thread to thread costs, more or less.
+# Roughly what handing an item from thread to thread costs.
 _HANDOVER_SECONDS = 100e-6
-
-_Item = tuple[Any, BaseException | None]
 
 
 class Producer(Protocol):
     """What a feed takes its items from."""
 
+    @property
+    def number(self) -> int:
+        """How many items have been made."""
+        ...
+
     def make(self) -> Any:
-        """The next item; None after the last."""
+        """The next item; None after the last.
+
+        If an exception ends a call in the consumer's thread, the next call makes the same item.
+        """
 
     def cancel(self) -> None:
-        """Do not wait for anybody else any more; called from another thread."""
+        """Stop waiting for other processes; called from another thread."""
 
     def close(self) -> None:
-        """Called once, at the end."""
+        """Close the dataset; harmless when called again."""
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class _Failed:
+    """Takes the place of an item that could not be made."""
+
+    error: BaseException
+    traceback: TracebackType | None
 
 
 @final
 class Feed:
-    """What a producer makes, one after the other, ahead of time.
+    """The items of a producer, made ahead of time.
 
     Args:
         producer: makes the items.
-        buffer_size: how many items are kept ready; 0 makes them when they are asked for.
-        any_thread: items may be made now in this thread, now in that.
+        buffer_size: how many items to make ahead; 0 makes an item only when it is asked for.
+        any_thread: whether the consumer's thread may make items too.
     """
 
     def __init__(self, producer: Producer, buffer_size: int, *, any_thread: bool) -> None:
         """Nothing is made until the first item is asked for."""
-        self._maker = _Maker(producer)
-        self._buffer_size = buffer_size
-        self._helps = any_thread or buffer_size == 0
-        self._wake: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._ready: queue.SimpleQueue[_Item] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-        self._starting = threading.Lock()
-        self._error: BaseException | None = None
-        self._traceback: Any = None
-        self._left = time.perf_counter()
-        self._away = 0.0  # how long the consumer stays away, lately
+        self.box: list[Any] = []
+        self._shared = _Shared(producer)
+        self._buffer_size, self._any_thread = buffer_size, any_thread
+        self._number = 0  # how many items have come into the box
+        self._thread_started = False
         self._closed = False
+        self._left = time.perf_counter()
+        self._away = 0.0  # how long the consumer lately stayed away
 
-    def get(self) -> Any:
-        """The next item; None after the last. An error of the producer is raised here, every time."""
-        if self._error is not None:
-            raise self._error.with_traceback(self._traceback)
-        if self._closed:
-            return None
+    def peek(self) -> Any:
+        """The next item, which stays in `box` until the caller deletes it from there.
+
+        None after the last. An error of the producer's thread is raised by this and every later call.
+        """
         self._away += (time.perf_counter() - self._left - self._away) / 2
-        item, error = self._next()
-        if error is not None:
-            self._error, self._traceback = error, error.__traceback__
+        if not self.box:
+            if self._closed:
+                return None
+            self._fetch()
+        item = self.box[0]
+        if isinstance(item, _Failed):
             self.drop()
-            raise error
+            raise item.error.with_traceback(item.traceback)
         if item is None:
             self.close()
-        elif self._is_worth_while():
-            if self._thread is None:
-                self._start()
-            else:
-                self._wake.put(None)
+            return None
+        self._number = item.number
+        if self._reads_ahead():
+            self._wake(item.number + self._buffer_size)
         self._left = time.perf_counter()
         return item
 
-    def _is_worth_while(self) -> bool:
-        """Whether to read ahead beside what the consumer does until it comes back."""
-        if self._buffer_size == 0 or not self._helps:
+    def _reads_ahead(self) -> bool:
+        """Whether the thread should work until the consumer comes back."""
+        if self._buffer_size == 0 or not self._any_thread:
             return self._buffer_size > 0
-        return min(self._away, self._maker.seconds) > _HANDOVER_SECONDS
+        return min(self._away, self._shared.seconds) > _HANDOVER_SECONDS
 
-    def _next(self) -> _Item:
-        if self._helps and self._maker.lock.acquire(blocking=False):
-            # Nobody makes anything now. If all that was made is gone, make the next one here.
-            try:
-                if self._ready.empty():
-                    with enter_default():
-                        return self._maker.make()
-            finally:
-                self._maker.lock.release()
-        elif self._thread is None and not self._start():
-            return None, None
-        return self._ready.get()
+    def _fetch(self) -> None:
+        """Put the next item into the box."""
+        if self._any_thread and self._make_here():
+            return
+        if self._wake(self._number + max(self._buffer_size, 1)):
+            self.box.extend(map(self._shared.ready.get, (True,)))
+        else:
+            self.box.append(None)
 
-    def _start(self) -> bool:
-        """Start the thread; False if it is too late for that."""
-        with self._starting:
+    def _make_here(self) -> bool:
+        """Make the next item in this thread; False if one is ready or the other thread is making it."""
+        shared, acquired = self._shared, []
+        try:
+            acquired.extend(map(shared.lock.acquire, (False,)))
+            if not acquired[0] or not shared.ready.empty():
+                return False
+            start = time.perf_counter()
+            # In a copy of the context, in which an interrupt may leave behind what it likes.
+            self.box.extend(map(contextvars.copy_context().run, (shared.producer.make,)))
+            shared.note_time(start)
+            return True
+        finally:
+            if acquired and acquired[0]:
+                shared.lock.release()
+
+    def _wake(self, number: int) -> bool:
+        """Have the thread make items until there were `number`; False if the feed was closed."""
+        if not self._thread_started:
             if self._closed:
                 return False
-            arguments = (self._maker, self._wake, self._ready, self._buffer_size, ThreadSettings())
-            thread = threading.Thread(target=_produce, args=arguments, name="replicax-input", daemon=True)
-            thread.start()
-            self._thread = thread
-            self._wake.put(None)
-            return True
+            # From a thread of its own: `Thread.start` does not survive an exception in the middle of it.
+            _thread.start_new_thread(_start_thread, (self._shared, ThreadSettings()))
+            self._thread_started = True
+        self._shared.wake.put(number)
+        return True
 
     def close(self) -> None:
-        """End the thread, and close what it reads from; raises what goes wrong in that."""
-        with self._starting:
-            if self._closed:
-                return
-            self._closed = True
-            thread = self._thread
-        if thread is None:
-            self._maker.close()
-        else:
-            self._maker.stopped = True
-            self._maker.producer.cancel()
-            self._wake.put(_STOP)
-            if thread is not threading.current_thread():
-                thread.join(_CLOSING_SECONDS)
-        if self._maker.closing_error is not None:
-            raise self._maker.closing_error
+        """End the thread and close the dataset; raises what goes wrong in that."""
+        self._closed = True
+        shared = self._shared
+        if not self._has_thread():
+            shared.producer.close()
+            return
+        shared.stopped = True
+        shared.producer.cancel()
+        shared.wake.put(None)
+        if shared.thread not in (None, threading.current_thread()):
+            shared.thread.join(_CLOSING_SECONDS)
+        error, shared.closing_error = shared.closing_error, None
+        if error is not None:
+            raise error
+
+    def _has_thread(self) -> bool:
+        """Whether there is a thread to stop; if not, none will begin to work any more."""
+        shared, deadline = self._shared, time.monotonic() + _CLOSING_SECONDS
+        while self._thread_started and shared.thread is None and time.monotonic() < deadline:
+            time.sleep(1e-4)  # it is just being started
+        with shared.claim:
+            shared.claimed = True
+        return shared.thread is not None
 
     def drop(self) -> None:
-        """Close where nobody could catch an error: it is logged."""
+        """Close where no caller could catch an error: it is logged."""
         try:
             self.close()
         except Exception:
@@ -151,68 +186,76 @@ class Feed:
 
 
 @final
-class _Maker:
-    """Makes one item at a time, whichever thread asks."""
+class _Shared:
+    """What the consumer shares with the thread."""
 
     def __init__(self, producer: Producer) -> None:
         self.producer = producer
-        self.lock = threading.Lock()
+        self.lock = threading.Lock()  # held while an item is made
+        self.wake: queue.SimpleQueue[int | None] = queue.SimpleQueue()  # None stops the thread
+        self.ready: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.seconds = 0.0  # how long making an item lately took
+        self.claim = threading.Lock()
+        self.claimed = False  # whether it is decided which thread, if any, makes items
+        self.thread: threading.Thread | None = None
         self.stopped = False
-        self.seconds = 0.0  # how long making an item takes, lately
         self.closing_error: Exception | None = None
 
-    def make(self) -> _Item:
-        """The next item, or why there is none; to be called with the lock."""
-        start = time.perf_counter()
-        try:
-            item = self.producer.make()
-            self.seconds += (time.perf_counter() - start - self.seconds) / 2
-            return item, None
-        except BaseException as error:  # handed over whatever it is: it is the user's to see
-            return None, error
-
-    def close(self) -> None:
-        """Nothing more will be made."""
-        try:
-            self.producer.close()
-        except Exception as error:  # raised in the thread that asked for it
-            self.closing_error = error
+    def note_time(self, start: float) -> None:
+        """Take account of an item that was begun at `start`."""
+        self.seconds += (time.perf_counter() - start - self.seconds) / 2
 
 
-def _produce(
-    maker: _Maker,
-    wake: queue.SimpleQueue[Any],
-    ready: queue.SimpleQueue[_Item],
-    buffer_size: int,
-    settings: ThreadSettings,
-) -> None:
-    settings.restore()  # as in the thread of the user: 64 bits, for one
+def _start_thread(*arguments: Any) -> None:
+    threading.Thread(target=_produce, args=arguments, name="replicax-input", daemon=True).start()
+
+
+def _produce(shared: _Shared, settings: ThreadSettings) -> None:
+    with shared.claim:
+        if shared.claimed:  # an interrupted call has started a thread already, or the feed was closed
+            if shared.thread is None:
+                shared.ready.put(None)  # for a consumer that waits
+            return
+        shared.claimed, shared.thread = True, threading.current_thread()
+    settings.restore()  # JAX's settings in the user's thread, such as 64-bit mode
     try:
-        while wake.get() is not _STOP:
-            if not _fill(maker, ready, buffer_size):
+        while (number := shared.wake.get()) is not None:
+            if not _fill(shared, number):
                 return
     finally:
-        maker.close()
-        ready.put((None, None))  # for a consumer that waits
-
-
-def _fill(maker: _Maker, ready: queue.SimpleQueue[_Item], buffer_size: int) -> bool:
-    """Make items until the buffer is full; False if no more will be made.
-
-    A consumer that is making one itself wakes the thread again when it is done.
-    """
-    while maker.lock.acquire(blocking=False):
         try:
-            if maker.stopped:
-                ready.put((None, None))  # for a consumer that waits
+            shared.producer.close()
+        except Exception as error:  # raised by `Feed.close`
+            shared.closing_error = error
+        shared.ready.put(None)  # for a consumer that waits
+
+
+def _fill(shared: _Shared, number: int) -> bool:
+    """Make items until there were `number`; False if no more will be made.
+
+    While the consumer makes an item itself there is nothing to do: it wakes the thread afterwards.
+    """
+    while shared.lock.acquire(blocking=False):
+        try:
+            if shared.stopped:
                 return False
-            if ready.qsize() >= buffer_size:
+            if shared.producer.number >= number:
                 return True
-            item = maker.make()
-            ready.put(item)
+            item = _made(shared)
+            shared.ready.put(item)
         finally:
-            maker.lock.release()
-        if item[0] is None:
+            shared.lock.release()
+        if item is None or isinstance(item, _Failed):
             return False
         del item
     return True
+
+
+def _made(shared: _Shared) -> Any:
+    start = time.perf_counter()
+    try:
+        item = shared.producer.make()
+    except BaseException as error:  # whatever it is, the consumer raises it
+        return _Failed(error, error.__traceback__)
+    shared.note_time(start)
+    return item

@@ -10,14 +10,15 @@ import glob
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, final
+from typing import Any, NoReturn, final
 
 import jax
 import numpy as np
 
 from replicax.errors import InputError, MissingFilesError, NotADatasetError
 from replicax.input._batch import Batch, WholeBatch
-from replicax.input._source import GivesSource, NoFiles, Reader, Source
+from replicax.input._missing import length, no_attribute
+from replicax.input._source import UNKNOWN_CARDINALITY, GivesSource, NoFiles, Reader, Source
 
 __all__ = ["FileDataset", "from_files"]
 
@@ -93,6 +94,15 @@ class FileDataset(GivesSource):
             raise InputError(f"FileDataset.batch({self.batch_size}) was called before; call it once.")
         return dataclasses.replace(self, batch_size=int(batch_size), drop_remainder=bool(drop_remainder))
 
+    def __len__(self) -> int:
+        return length(self, UNKNOWN_CARDINALITY)
+
+    def __bool__(self) -> bool:  # not the length
+        return True
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise no_attribute(self, name)
+
     def __iter__(self) -> Any:
         reader = self.source().open(0)
         try:
@@ -113,6 +123,7 @@ class FileDataset(GivesSource):
 @final
 class _FileSource(Source):
     kind = "files"
+    numbered = True
 
     def __init__(self, dataset: FileDataset) -> None:
         self._dataset = dataset

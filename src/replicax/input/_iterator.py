@@ -14,9 +14,8 @@ from replicax._jax import is_transforming
 from replicax.contexts import has_strategy, in_cross_replica_context
 from replicax.errors import InputError, OutOfRangeError
 from replicax.input._feed import Feed
-from replicax.input._partial import PartialBatches
-from replicax.input._place import Placer
-from replicax.input._stream import Stream
+from replicax.input._missing import refuse_pickling
+from replicax.input._producer import Made, Mark, Pass, PassProducer
 from replicax.types import ReadInPython
 
 __all__ = ["DistributedIterator", "InputStats", "OptionalBatch"]
@@ -92,35 +91,6 @@ class OptionalBatch:
 
 
 @final
-@dataclasses.dataclass(frozen=True)
-class Pass:
-    """What an iterator needs to know of the dataset that it goes over.
-
-    Args:
-        open: begins a pass, given its number and a topic.
-        new_topic: what pipelines call the next pass among themselves.
-        layout: what a position depends on besides the data, as JSON.
-        element_spec: what the batches look like.
-        placer: puts batches on the devices.
-        partial_batches: makes the treatment of partial batches for a pass, given the size of a full one if
-            an earlier part of the pass has seen it.
-        buffer_size: how many batches to keep ready.
-        any_thread: whether the dataset may be read now in this thread, now in that.
-        number: which pass this is.
-    """
-
-    open: Callable[[int, str], Stream]
-    new_topic: Callable[[], str]
-    layout: dict[str, Any]
-    element_spec: Callable[[], Any]
-    placer: Placer
-    partial_batches: Callable[[int | None], PartialBatches]
-    buffer_size: int
-    any_thread: bool
-    number: int
-
-
-@final
 class DistributedIterator(ReadInPython):
     """Gives the batches of a distributed dataset, one after the other; made by `iter(dataset)`.
 
@@ -144,45 +114,60 @@ class DistributedIterator(ReadInPython):
         """Nothing is read before the first batch is asked for."""
         self._pass = this_pass
         self._on_restore = on_restore
-        self._number = this_pass.number
+        self._number, self._order = this_pass.number, this_pass.order
         self._lock = threading.Lock()
         self._closed = False
-        self._begin(None)
+        self._begin(Mark(0, 0, None, None))
 
-    def _begin(self, state: dict[str, Any] | None) -> None:
-        """Open the dataset, at the beginning or where `state` says; reading starts with the first batch."""
-        self._state = state or self._as_state(None, 0, None)
-        self._start: float | None = None
-        self._stats = InputStats()
-        producer = _Producer(self._pass, self._number, state)
+    def _begin(self, mark: Mark) -> None:
+        """Begin to read at `mark`, when the first batch is asked for."""
+        self._mark = self._first_mark = mark
+        self._claimed: dict[int, Made] = {}
+        self._began: float | None = None
+        self._ended = self._first_wait = self._wait = 0.0
+        producer = PassProducer(self._pass, self._number, mark)
         self._feed = Feed(producer, self._pass.buffer_size, any_thread=self._pass.any_thread)
         self._finalizer = weakref.finalize(self, self._feed.drop)
-
-    def _as_state(self, position: Any, examples: int, batch_size: int | None) -> dict[str, Any]:
-        return {
-            "format": _FORMAT,
-            "pass": self._number,
-            "examples": examples,
-            "batch_size": batch_size,
-            **self._pass.layout,
-            "position": position,
-        }
 
     def __iter__(self) -> DistributedIterator:
         return self
 
     def __next__(self) -> Any:
         self._check_context()
+        if self._began is None:
+            self._before_first()
+        thread = threading.get_ident()
+        asked = time.perf_counter()
         with self._lock:
-            began = time.perf_counter()
-            made = self._feed.get()
-            ended = time.perf_counter()
-            if made is None:
-                raise StopIteration
-            batch, position, examples, batch_size = made
-            self._note(began, ended, examples)
-            self._state = self._as_state(position, self._state["examples"] + examples, batch_size)
-        return batch
+            if thread not in self._claimed:  # an interrupted call of this thread may have claimed a batch
+                made = self._feed.peek()
+                if made is None:
+                    self._after_last()
+                    raise StopIteration
+                self._claimed[thread] = made
+                del self._feed.box[0]
+        got = time.perf_counter()
+        # Nothing is called from here on. An exception that a signal handler raises arrives before, and then
+        # the next call returns this batch, or when the batch has been returned.
+        made = self._claimed[thread]
+        if self._began is None:
+            self._began, self._first_wait = got, got - asked
+        else:
+            self._wait += got - asked
+        self._ended = got
+        if made.mark.number > self._mark.number:
+            self._mark = made.mark
+        del self._claimed[thread]
+        return made.batch
+
+    def _before_first(self) -> None:
+        order, self._order = self._order, None
+        if order is not None and self._number == 0 and self._mark.position is None:
+            order.begin()
+
+    def _after_last(self) -> None:
+        if self._pass.order is not None and self._number == 0:
+            self._pass.order.end()
 
     def _check_context(self) -> None:
         if self._closed:
@@ -199,20 +184,6 @@ class DistributedIterator(ReadInPython):
                 "argument: `for batch in dataset: step(batch)`."
             )
 
-    def _note(self, began: float, ended: float, examples: int) -> None:
-        then = self._stats
-        if self._start is None:
-            self._start = ended
-            self._stats = InputStats(1, examples, first_wait_seconds=ended - began)
-        else:
-            self._stats = InputStats(
-                then.steps + 1,
-                then.examples + examples,
-                then.first_wait_seconds,
-                then.wait_seconds + ended - began,
-                ended - self._start,
-            )
-
     def get_next(self) -> Any:
         """The next batch, like `next(iterator)`.
 
@@ -224,13 +195,12 @@ class DistributedIterator(ReadInPython):
         >>> strategy.local_results(iterator.get_next())
         (Array([0], dtype=int32), Array([1], dtype=int32))
         """
-        try:
-            return next(self)
-        except StopIteration:
-            raise OutOfRangeError(
-                "The dataset has no more batches. Begin another pass with iter(dataset), ask with "
-                "get_next_as_optional() whether there is one, or let the dataset repeat()."
-            ) from None
+        for batch in self:  # not `next(self)`: an interrupt could come after the call and lose the batch
+            return batch
+        raise OutOfRangeError(
+            "The dataset has no more batches. Begin another pass with iter(dataset), ask with "
+            "get_next_as_optional() whether there is one, or let the dataset repeat()."
+        )
 
     def get_next_as_optional(self) -> OptionalBatch:
         """The next batch, or an empty `OptionalBatch` after the last.
@@ -241,10 +211,11 @@ class DistributedIterator(ReadInPython):
         >>> optional.has_value(), strategy.local_results(optional.get_value())
         (True, (Array([0], dtype=int32), Array([1], dtype=int32)))
         """
-        try:
-            return OptionalBatch([next(self)])
-        except StopIteration:
-            return OptionalBatch([])
+        optional = OptionalBatch([])
+        for batch in self:  # see `get_next`
+            optional._batches = [batch]
+            break
+        return optional
 
     @property
     def element_spec(self) -> Any:
@@ -266,7 +237,15 @@ class DistributedIterator(ReadInPython):
         >>> iterator.state()["examples"]
         4
         """
-        return copy.deepcopy(self._state)
+        mark = self._mark
+        return {
+            "format": _FORMAT,
+            "pass": self._number,
+            "examples": mark.examples,
+            "batch_size": mark.batch_size,
+            **copy.deepcopy(self._pass.layout),
+            "position": copy.deepcopy(mark.position),
+        }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go to a position that `state()` gave, of this dataset or an equal one, on any strategy.
@@ -296,7 +275,11 @@ class DistributedIterator(ReadInPython):
             self._finalizer()
             self._number = state["pass"]
             self._on_restore(self._number)
-            self._begin(copy.deepcopy(state) if state["position"] is not None else None)
+            position = copy.deepcopy(state["position"])
+            known = position is not None
+            self._begin(
+                Mark(0, state["examples"] if known else 0, position, state["batch_size"] if known else None)
+            )
             self._closed = False
 
     def _check_state(self, state: Any) -> None:
@@ -325,7 +308,15 @@ class DistributedIterator(ReadInPython):
         >>> iterator.stats().wait_fraction <= 1
         True
         """
-        return self._stats
+        if self._began is None:
+            return InputStats()
+        return InputStats(
+            self._mark.number,
+            self._mark.examples - self._first_mark.examples,
+            self._first_wait,
+            self._wait,
+            self._ended - self._began,
+        )
 
     def close(self) -> None:
         """Stop reading, and end the background thread.
@@ -341,56 +332,11 @@ class DistributedIterator(ReadInPython):
         self._finalizer.detach()
         self._feed.close()
 
+    def __reduce__(self) -> Any:
+        return refuse_pickling(self)
+
     def __enter__(self) -> DistributedIterator:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-@final
-class _Producer:
-    """Makes batches for the feed: opens the dataset when the first is wanted, reads, places."""
-
-    def __init__(self, this_pass: Pass, number: int, state: dict[str, Any] | None) -> None:
-        self._pass, self._number, self._state = this_pass, number, state
-        self._topic = this_pass.new_topic()  # here: the order of passes is that of the user's thread
-        self._stream: Stream | None = None
-        self._partial = this_pass.partial_batches(state["batch_size"] if state else None)
-
-    def make(self) -> tuple[Any, Any, int, int | None] | None:
-        """The next batch, the position after it, its number of examples, the size of a full one.
-
-        None after the last.
-        """
-        stream = self._open()
-        while True:
-            step = stream.next()
-            if step is None:
-                return None
-            if self._partial.keep(step):
-                break
-        batch = self._pass.placer.place(step, self._partial.padded_size)
-        return batch, stream.position(), sum(step.sizes), self._partial.batch_size
-
-    def _open(self) -> Stream:
-        if self._stream is None:
-            try:
-                self._stream = self._pass.open(self._number, self._topic)
-            except StopIteration as error:  # not the end of the batches
-                raise RuntimeError("The dataset raised StopIteration when a pass was begun.") from error
-            if self._state is not None:
-                self._stream.seek(self._state["position"])
-        return self._stream
-
-    def cancel(self) -> None:
-        """Do not wait for other processes any more; called from another thread."""
-        stream = self._stream
-        if stream is not None:
-            stream.cancel()
-
-    def close(self) -> None:
-        """Close the dataset."""
-        stream, self._stream = self._stream, None
-        if stream is not None:
-            stream.close()

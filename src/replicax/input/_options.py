@@ -121,8 +121,8 @@ class InputOptions:
         replication_mode: how often `distribute_datasets_from_function` calls its function.
         place_dataset_on_device: TensorFlow's other way to say that batches should be on the devices; it
             needs `PER_REPLICA` and `fetch_to_device=False`.
-        per_replica_buffer_size: how many batches are kept ready in the background. 0 reads each batch
-            when it is asked for, in the caller's thread.
+        per_replica_buffer_size: how many batches are read ahead, by a background thread. 0 reads each batch
+            only when it is asked for.
         partial_batch: what to do with a batch that does not give every replica the full number of examples,
             most often the last one.
 

@@ -95,8 +95,12 @@ class Source(abc.ABC):
     """Which other sources' positions it understands: those of its kind."""
     any_thread: bool = False
     """Whether a pass may be read now in this thread, now in that."""
+    numbered: bool = False
+    """Whether the number of a pass is all that its order depends on."""
     files: tuple[str, ...] = ()
     """The files that it reads, if it says so."""
+    shuffled_by: tuple[Any, int] | None = None
+    """What decides the order of shuffled data: an object that lives as long as the data, and the seed."""
 
     @property
     def cardinality(self) -> int:

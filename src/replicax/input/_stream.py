@@ -11,6 +11,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import dataclasses
+import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -23,7 +24,7 @@ from replicax.input._batch import Batch, leaf_names
 from replicax.input._pipeline import Pipeline, split_sizes
 from replicax.input._source import Reader
 
-__all__ = ["DealtStream", "Piece", "SplitStream", "Step", "Stream"]
+__all__ = ["DealtStream", "Piece", "SplitStream", "Step", "Stream", "split", "why_not_a_batch"]
 
 
 @final
@@ -96,7 +97,7 @@ class _Checked:
         batch = self.reader.read()
         number = self.reader.num_batches - 1
         if batch.num_rows is None and (self._batched or not _is_single(batch)):
-            raise InputError(_without_rows(batch, number))
+            raise InputError(why_not_a_batch(batch, f"Batch {number} of the dataset"))
         kind = (batch.treedef, [_dtype_kind(leaf) for leaf in batch.leaves], batch.num_rows is None)
         if self._first is None:
             self._first = kind
@@ -116,22 +117,23 @@ def _is_single(batch: Batch) -> bool:
     return any(leaf.ndim == 0 for leaf in batch.leaves)
 
 
-def _without_rows(batch: Batch, number: int) -> str:
+def why_not_a_batch(batch: Batch, what: str) -> str:
+    """What is wrong with a batch, called `what`, whose arrays do not have one number of rows."""
     names = leaf_names(batch.treedef)
     if not batch.leaves:
-        return f"Batch {number} of the dataset has no arrays: {_structure(batch.treedef)}."
+        return f"{what} has no arrays: {_structure(batch.treedef)}."
     for name, leaf in zip(names, batch.leaves, strict=True):
         if leaf.ndim == 0:
             listed = " A list of numbers is a structure of numbers; np.asarray makes it an array."
             return (
-                f"Batch {number} of the dataset is not a batch: {name} is the single value {leaf}. A "
-                "strategy splits batches, for all replicas together, along their first axis; put examples "
-                f"into batches first (`.batch(global_batch_size)`).{listed if '[' in name else ''}"
+                f"{what} is not a batch: {name} is the single value {leaf}. A strategy splits batches, for "
+                "all replicas together, along their first axis; put examples into batches first "
+                f"(`.batch(global_batch_size)` or np.stack).{listed if '[' in name else ''}"
             )
     listing = ", ".join(f"{n} has {leaf.shape[0]}" for n, leaf in zip(names, batch.leaves, strict=True))
     return (
-        f"The arrays of batch {number} have different numbers of rows: {listing}. All arrays of a batch "
-        "have one row for each example; pad ragged data to one length before."
+        f"{what} has arrays with different numbers of rows: {listing}. All arrays of a batch have one row "
+        "for each example; pad ragged data to one length first."
     )
 
 
@@ -154,6 +156,15 @@ def _changed(first: Any, now: Any, number: int) -> str:
     return f"Batch {number} of the dataset is a single example, and the first was a batch. {remedy}"
 
 
+def split(batch: Batch, pipeline: Pipeline) -> Step:
+    """The step in which the rows of a global batch are split over all replicas of all pipelines."""
+    assert batch.num_rows is not None
+    sizes = split_sizes(batch.num_rows, pipeline.num_replicas)
+    stops = list(itertools.accumulate(sizes))
+    own = [Piece(batch, stops[i] - sizes[i], stops[i]) for i in pipeline.own]
+    return Step(tuple(own), tuple(sizes))
+
+
 @final
 class SplitStream(Stream):
     """Every batch is split over all replicas; this pipeline takes the rows of its own."""
@@ -169,11 +180,7 @@ class SplitStream(Stream):
             batch = self._checked.read()
         except StopIteration:
             return None
-        assert batch.num_rows is not None
-        sizes = split_sizes(batch.num_rows, self._pipeline.num_replicas)
-        stops = [sum(sizes[: i + 1]) for i in range(len(sizes))]
-        own = [Piece(batch, stops[i] - sizes[i], stops[i]) for i in self._pipeline.own]
-        return Step(tuple(own), tuple(sizes))
+        return split(batch, self._pipeline)
 
     def position(self) -> Any:
         """The reader's: the same for any number of replicas and pipelines."""

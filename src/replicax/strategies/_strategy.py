@@ -19,10 +19,11 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
-from typing import Any, Self, final
+from typing import Any, Literal, Self, final
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from replicax.collectives import Communicator, gather_leaves, reduce_leaves_over
 from replicax.contexts import Scope, current, enter_default, require_cross_replica
@@ -30,6 +31,7 @@ from replicax.execution import Function, in_replicas, run
 from replicax.input import (
     ArrayDataset,
     DistributedDataset,
+    HostBatches,
     InputContext,
     InputOptions,
     Pipeline,
@@ -220,7 +222,7 @@ class Strategy(abc.ABC):
 
     def _check_argument(self, value: PerReplica, options: RunOptions | None) -> None:
         has, needs = value.num_components, len(self.mesh.local_replica_ids)
-        if has is not None and has < needs:
+        if has is not None and has < needs and value.mesh in (None, self.mesh):
             raise IndexError(
                 f"strategy.run got a PerReplica value with {has} components for {needs} replicas."
             )
@@ -361,6 +363,52 @@ class Strategy(abc.ABC):
         require_cross_replica(self, "distribute_datasets_from_function()")
         return distribute_datasets_from_function(dataset_fn, self._input_target(), options)
 
+    @cached_property
+    def _host_batches(self) -> HostBatches:
+        return HostBatches(self._input_target())
+
+    @final
+    def distribute_batch(
+        self,
+        batch: Any,
+        partial_batch: Literal["exact", "pad", "error"] = "exact",
+        batch_size: int | None = None,
+    ) -> Any:
+        """Split a batch that the program has made itself, such as a sample of a replay buffer.
+
+        The batch is for all replicas together. It is split like the batches of a dataset: along the first
+        axis, in sizes that differ by at most one, and no example is left out, added or doubled. Its arrays
+        are copied, so you may change them afterwards. With several workers, each passes the same global
+        batch and uses its own replicas' rows of it; a worker's own data goes through
+        `strategy.distribute_values_from_function`.
+
+        Args:
+            batch: an array, or a structure of arrays with one row for each example, in host memory or on a
+                device.
+            partial_batch: what to do if not every replica gets the same (or, with `batch_size`, the full)
+                number of examples, as in `InputOptions`: "exact" gives every replica its true rows, "pad"
+                fills up with rows that do not count, "error" raises.
+            batch_size: how many examples a full batch has, for "pad" and "error". If sizes vary, "pad" with
+                the largest one makes all steps share one compiled program.
+
+        Returns:
+            The structure of the batch, with per-replica values in place of arrays, for `strategy.run`. With
+            one replica: arrays.
+
+        Raises:
+            InputError: not a batch, a batch that is distributed already, or one that `partial_batch` or
+                `batch_size` rules out.
+
+        >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> batch = strategy.distribute_batch({"x": np.arange(3.0), "y": np.ones(3)})
+        >>> [x.tolist() for x in strategy.local_results(batch["x"])]
+        [[0.0, 1.0], [2.0]]
+        >>> strategy.reduce("MEAN", strategy.run(lambda b: b["x"] ** 2, args=(batch,)), axis=0)
+        Array(1.6666666, dtype=float32)
+        """
+        require_cross_replica(self, "distribute_batch()")
+        return self._host_batches.distribute(batch, partial_batch, batch_size)
+
     @final
     def make_numpy_dataset(self, numpy_input: Any) -> ArrayDataset:
         """A dataset of the rows of arrays; the same as `rx.from_arrays`.
@@ -380,7 +428,8 @@ class Strategy(abc.ABC):
         """A per-replica value whose component for each replica is what `value_fn` returns.
 
         Args:
-            value_fn: called for each replica of this process with a `ValueContext`.
+            value_fn: called for each replica of this process with a `ValueContext`. NumPy arrays that it
+                returns are copied.
 
         >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
         >>> strategy.distribute_values_from_function(lambda ctx: 10 * ctx.replica_id_in_sync_group)
@@ -392,7 +441,7 @@ class Strategy(abc.ABC):
         total = self.num_replicas_in_sync
         contexts = [ValueContext(i, total) for i in self.mesh.local_replica_ids]
         with enter_default():
-            values = [value_fn(context) for context in contexts]
+            values = [map_leaves(_copied, value_fn(context)) for context in contexts]
         return self._distribute(values)
 
     def _distribute(self, values: list[Any]) -> Any:
@@ -524,3 +573,8 @@ def _of_first_replica(strategy: Strategy, value: jax.Array) -> jax.Array:
 
     with concurrent.futures.ThreadPoolExecutor(1) as thread:
         return thread.submit(contextvars.copy_context().run, send).result()
+
+
+def _copied(leaf: Any) -> Any:
+    """A NumPy array in memory of its own, which the caller can't change; anything else as it is."""
+    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf

@@ -232,8 +232,9 @@ class PerReplica(DistributedValues, Generic[T]):
         traced = self.is_traced_apart  # a program's components are those of all processes
         if self.mesh is not None and self.mesh != mesh:
             raise CollectiveError(
-                f"A per-replica value of {self.mesh} was used with the replicas of {mesh}. "
-                "Reduce it with its own strategy first."
+                f"A per-replica value of another strategy, with the replicas of {self.mesh}, was used with "
+                f"the replicas of {mesh}. Distribute a batch with the strategy that runs the step; reduce "
+                "or gather a result with its own strategy first."
             )
         if has is not None and has != (mesh.num_replicas if traced else needs):
             raise CollectiveError(

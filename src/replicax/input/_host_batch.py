@@ -1,0 +1,119 @@
+"""Batches that the program makes itself between steps: `strategy.distribute_batch`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, final
+
+import numpy as np
+
+from replicax._jax import is_transforming
+from replicax.errors import InputError
+from replicax.input._batch import WholeBatch
+from replicax.input._dataset import DistributedDataset, Target
+from replicax.input._hints import UnevenBatches
+from replicax.input._iterator import DistributedIterator
+from replicax.input._place import Placer
+from replicax.input._source import GivesSource
+from replicax.input._stream import split, why_not_a_batch
+from replicax.topology import ReplicaMesh
+from replicax.values import DistributedValues, flatten
+
+__all__ = ["HostBatches"]
+
+_CALL = "strategy.distribute_batch"
+
+
+@final
+class HostBatches:
+    """Splits batches over the replicas of a strategy, one at a time.
+
+    Args:
+        target: the strategy's devices.
+    """
+
+    def __init__(self, target: Target) -> None:
+        """Nothing has been split yet."""
+        self._target = target
+        self._placer = Placer(target.mesh, on_device=True, committed=target.committed)
+        self._uneven = UnevenBatches()
+
+    def distribute(self, batch: Any, partial_batch: Any, batch_size: int | None) -> Any:
+        """The values of the replicas; see `Strategy.distribute_batch`."""
+        _check_options(partial_batch, batch_size)
+        _check_batch(batch, self._target.mesh)
+        try:
+            whole = WholeBatch(batch, private=False)
+        except InputError as error:
+            raise InputError(f"{_CALL}: {error}") from None
+        if whole.num_rows is None:
+            raise InputError(why_not_a_batch(whole, f"The batch given to {_CALL}"))
+        step = split(whole, self._target.pipeline)
+        full_size = -(-(batch_size or whole.num_rows) // self._target.pipeline.num_replicas)
+        _check_sizes(step.sizes, full_size, partial_batch, batch_size)
+        if partial_batch == "pad":
+            return self._placer.place(step, full_size)
+        self._uneven.note(step.sizes)
+        return self._placer.place(step, None)
+
+
+def _check_sizes(sizes: Sequence[int], full_size: int, partial_batch: str, batch_size: int | None) -> None:
+    rows, count = sum(sizes), len(sizes)
+    if batch_size is not None and rows > batch_size:
+        raise InputError(
+            f"{_CALL} got a batch of {rows} examples and batch_size={batch_size}. Pass the largest number "
+            "of examples that a batch can have."
+        )
+    if partial_batch == "error" and set(sizes) != {full_size}:
+        wanted = f"a multiple of {count}" if batch_size is None else f"{full_size} for each of them"
+        raise InputError(
+            f"{_CALL}(partial_batch='error') got a batch of {rows} examples for {count} replicas, where "
+            f"{wanted} was expected. Use 'exact' to split it as it is, or 'pad' to fill it up."
+        )
+
+
+def _check_options(partial_batch: Any, batch_size: Any) -> None:
+    if partial_batch not in ("exact", "pad", "error"):
+        drop = " There is nothing to hand out if a batch is dropped; leave out the step." * (
+            partial_batch == "drop"
+        )
+        raise InputError(
+            f"{_CALL}(partial_batch={partial_batch!r}): choose 'exact', 'pad' or 'error'.{drop}"
+        )
+    if batch_size is None:
+        return
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int | np.integer) or batch_size < 1:
+        raise InputError(f"{_CALL}(batch_size={batch_size!r}): pass a number of examples of at least 1.")
+    if partial_batch == "exact":
+        raise InputError(
+            f"{_CALL}(batch_size={batch_size}) is the size of a full batch, which partial_batch='pad' "
+            "fills up to and partial_batch='error' asks for. With partial_batch='exact' leave it out."
+        )
+
+
+def _check_batch(batch: Any, mesh: ReplicaMesh) -> None:
+    """Raise for what is not a structure of ordinary arrays."""
+    if is_transforming():
+        raise InputError(
+            f"{_CALL} was called while JAX traces (in rx.function or jax.jit). Call it before the step, "
+            "and pass its result to the step as an argument."
+        )
+    if isinstance(batch, GivesSource | DistributedDataset | DistributedIterator):
+        raise InputError(
+            f"{_CALL} takes one batch, got an object of type {type(batch).__name__}. Use "
+            "strategy.distribute_dataset for datasets."
+        )
+    for leaf in flatten(batch)[0]:
+        if isinstance(leaf, DistributedValues):
+            raise InputError(_already_distributed(leaf, mesh))
+
+
+def _already_distributed(value: DistributedValues, mesh: ReplicaMesh) -> str:
+    kind = type(value).__name__
+    if value.mesh is None or value.mesh == mesh:
+        return f"{_CALL} got a {kind}, which is distributed already. Pass it to strategy.run as it is."
+    return (
+        f"{_CALL} got a {kind} of another strategy, with the replicas of {value.mesh}; this one has "
+        f"{mesh}. Distribute the batch that it was made from, or gather it first with its own strategy: "
+        "`other_strategy.gather(value, axis=0)`."
+    )
