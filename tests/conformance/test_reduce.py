@@ -1,5 +1,7 @@
 """`strategy.reduce`: one array from what the replicas hold."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,14 +18,14 @@ def stack(strategy, value_of=rows):
     return np.stack([np.asarray(value_of(i)) for i in range(strategy.num_replicas_in_sync)])
 
 
-@pytest.mark.parametrize("op", ["SUM", "MEAN"])
-@pytest.mark.parametrize("axis", [None, 0, 1, -1, (0,), (0, 1), (0, -1)], ids=str)
-def test_axes(strategy, mode, op, axis):
-    """Over the replicas, and over the axes inside of each replica's value."""
-    inside = () if axis is None else axis if isinstance(axis, tuple) else (axis,)
-    expected = REDUCE[op](stack(strategy), axis=(0, *(a % 2 + 1 for a in inside)))
-    step = mode(lambda x: strategy.reduce(op, x, axis=axis))
-    close(step(each(strategy, rows)), expected)
+def test_axes(strategy, mode, subtests):
+    """Over the replicas, and over the axes inside each replica's value."""
+    cases = list(itertools.product(REDUCE, [None, 0, 1, -1, (0,), (0, 1), (0, -1)]))
+    step = mode(lambda x: [strategy.reduce(op, x, axis=axis) for op, axis in cases])
+    for (op, axis), found in zip(cases, step(each(strategy, rows)), strict=True):
+        inside = () if axis is None else axis if isinstance(axis, tuple) else (axis,)
+        with subtests.test(op=op, axis=axis):
+            close(found, REDUCE[op](stack(strategy), axis=(0, *(a % 2 + 1 for a in inside))))
 
 
 def test_of_a_run_in_the_same_step(strategy, mode):
@@ -52,26 +54,25 @@ def test_spellings_of_the_reduction(two, mode, op):
     close(mode(lambda x: two.reduce(op, x, axis=None))(each(two, float)), 1)
 
 
-@pytest.mark.parametrize("axis", [None, 0])
-def test_integers(strategy, mode, axis):
+def test_integers(strategy, mode, subtests):
     def value_of(i):
         return np.array([2 * i, 5], np.int32)
 
-    x = each(strategy, value_of)
-    over = (0,) if axis is None else (0, 1)
-    total = mode(lambda x: strategy.reduce("SUM", x, axis=axis))(x)
-    mean = mode(lambda x: strategy.reduce("MEAN", x, axis=axis))(x)
-    close(total, stack(strategy, value_of).sum(axis=over))
-    close(mean, stack(strategy, value_of).mean(axis=over))
-    assert total.dtype == jnp.int32
-    assert mean.dtype == jnp.float32
+    overs = {None: (0,), 0: (0, 1)}
+    step = mode(lambda x: [[strategy.reduce(op, x, axis=axis) for op in REDUCE] for axis in overs])
+    for (axis, over), (total, mean) in zip(overs.items(), step(each(strategy, value_of)), strict=True):
+        with subtests.test(axis=axis):
+            close(total, stack(strategy, value_of).sum(axis=over))
+            close(mean, stack(strategy, value_of).mean(axis=over))
+            assert total.dtype == jnp.int32
+            assert mean.dtype == jnp.float32
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.complex64])
-def test_dtypes_are_kept(two, mode, dtype):
+def test_dtypes_stay_the_same(two, mode, dtype):
     x = each(two, lambda i: [i + 1, 2], dtype)
-    for op, expected in (("SUM", [3, 4]), ("MEAN", [1.5, 2])):
-        found = mode(lambda x, op=op: two.reduce(op, x, axis=None))(x)
+    step = mode(lambda x: [two.reduce(op, x, axis=None) for op in REDUCE])
+    for found, expected in zip(step(x), ([3, 4], [1.5, 2]), strict=True):
         assert found.dtype == dtype
         np.testing.assert_array_equal(np.asarray(found).astype(np.complex64), expected)
 
@@ -96,12 +97,13 @@ def test_nests_with_an_axis(strategy, mode):
     close(found["b"][0], stack(strategy).mean(axis=(0, 1)))
 
 
-@pytest.mark.parametrize("value", [2.0, 3, np.float32(2), np.arange(3.0)], ids=str)
-def test_a_value_that_all_replicas_hold(strategy, mode, value):
-    step = mode(lambda: [strategy.reduce(op, value, axis=None) for op in ("SUM", "MEAN")])
-    total, mean = step()
-    close(total, np.asarray(value) * strategy.num_replicas_in_sync)
-    close(mean, value)
+def test_a_value_that_all_replicas_hold(strategy, mode, subtests):
+    values = [2.0, 3, np.float32(2), np.arange(3.0)]
+    step = mode(lambda: [[strategy.reduce(op, value, axis=None) for op in REDUCE] for value in values])
+    for value, (total, mean) in zip(values, step(), strict=True):
+        with subtests.test(value=value):
+            close(total, np.asarray(value) * strategy.num_replicas_in_sync)
+            close(mean, value)
 
 
 def test_a_value_that_all_replicas_hold_with_an_axis(strategy, mode):
@@ -115,10 +117,9 @@ def test_a_value_that_all_replicas_hold_with_an_axis(strategy, mode):
 def test_one_object_returned_by_all_replicas(strategy, mode):
     """The numbers do not depend on the identity of objects."""
     shared = jnp.float32(5)
-    step = mode(lambda: strategy.reduce("SUM", strategy.run(lambda: shared), axis=None))
-    close(step(), 5 * strategy.num_replicas_in_sync)
-    step = mode(lambda: strategy.reduce("SUM", strategy.run(lambda: 5.0), axis=None))
-    close(step(), 5 * strategy.num_replicas_in_sync)
+    step = mode(lambda: strategy.reduce("SUM", strategy.run(lambda: (shared, 5.0)), axis=None))
+    for total in step():
+        close(total, 5 * strategy.num_replicas_in_sync)
 
 
 def test_mirrored_values(several, mode):
@@ -149,23 +150,27 @@ def test_parts_of_an_on_read_variable(mirrored, mode):
     close(mode(lambda: mirrored.reduce("SUM", v, axis=None))(), n * (n + 1) / 2)
 
 
-@pytest.mark.parametrize("op", ["SUM", "MEAN"])
-def test_indexed_slices(strategy, mode, op):
+def test_indexed_slices(strategy, mode, subtests):
     def replica_fn():
         values = jnp.stack([jnp.full(2, 1.0), jnp.full(2, rid() + 1.0)])
         return rx.IndexedSlices(values, jnp.stack([jnp.int32(0), rid()]), dense_shape=(8, 2))
 
+    def step():
+        rows = strategy.run(replica_fn)
+        return {op: strategy.reduce(op, rows, axis=None) for op in REDUCE}
+
     n = strategy.num_replicas_in_sync
-    found = mode(lambda: strategy.reduce(op, strategy.run(replica_fn), axis=None))()
-    scale = n if op == "MEAN" else 1
-    close(found.values, np.concatenate([[[1, 1], [i + 1, i + 1]] for i in range(n)]) / scale)
-    close(found.indices, np.concatenate([[0, i] for i in range(n)]))
-    assert found.dense_shape == (8, 2)
-    dense = np.zeros((8, 2))
-    for i in range(n):
-        dense[0] += 1 / scale
-        dense[i] += (i + 1) / scale
-    close(found.to_dense(), dense)
+    for op, found in mode(step)().items():
+        with subtests.test(op=op):
+            scale = n if op == "MEAN" else 1
+            close(found.values, np.concatenate([[[1, 1], [i + 1, i + 1]] for i in range(n)]) / scale)
+            close(found.indices, np.concatenate([[0, i] for i in range(n)]))
+            assert found.dense_shape == (8, 2)
+            dense = np.zeros((8, 2))
+            for i in range(n):
+                dense[0] += 1 / scale
+                dense[i] += (i + 1) / scale
+            close(found.to_dense(), dense)
 
 
 def test_nothing(strategy, mode):
@@ -205,19 +210,18 @@ def test_gradients_through_a_compiled_step(strategy):
 
 
 @pytest.mark.parametrize("axis", [None, 0])
-@pytest.mark.parametrize(
-    ("dtype", "value"),
-    [(jnp.uint8, 100), (jnp.int8, -100), (jnp.int16, 30000), (jnp.int32, 2**30), (jnp.float16, 40000.0)],
-)
-def test_a_mean_is_right_where_the_sum_would_not_fit(axis, dtype, value):
+def test_a_mean_is_right_where_the_sum_would_not_fit(mode, axis, subtests):
     strategy = rx.MirroredStrategy(["CPU:0", "CPU:1", "CPU:2", "CPU:3"])
-    for mode in (lambda fn: fn, rx.function):
-        step = mode(
-            lambda: strategy.reduce("MEAN", strategy.run(lambda: jnp.full(2, value, dtype)), axis=axis)
-        )
-        mean = step()
-        assert mean.dtype == (jnp.float16 if dtype == jnp.float16 else jnp.float32)
-        np.testing.assert_allclose(np.asarray(mean, np.float64), float(jnp.asarray(value, dtype)))
+    large = {jnp.uint8: 100, jnp.int8: -100, jnp.int16: 30000, jnp.int32: 2**30, jnp.float16: 40000.0}
+
+    def replica_fn():
+        return [jnp.full(2, value, dtype) for dtype, value in large.items()]
+
+    means = mode(lambda: strategy.reduce("MEAN", strategy.run(replica_fn), axis=axis))()
+    for (dtype, value), mean in zip(large.items(), means, strict=True):
+        with subtests.test(dtype=dtype):
+            assert mean.dtype == (jnp.float16 if dtype == jnp.float16 else jnp.float32)
+            np.testing.assert_allclose(np.asarray(mean, np.float64), float(jnp.asarray(value, dtype)))
 
 
 def test_a_mean_over_many_small_floats():
@@ -227,23 +231,29 @@ def test_a_mean_over_many_small_floats():
         assert float(strategy.reduce("MEAN", ones, axis=0)) == 1.0
 
 
-@pytest.mark.parametrize("op", ["SUM", "MEAN"])
-@pytest.mark.parametrize("shared", ["indices", "values", "both"])
-def test_rows_of_which_a_part_is_one_object_for_all_replicas(strategy, mode, op, shared):
+def test_rows_of_which_a_part_is_one_object_for_all_replicas(strategy, mode, subtests):
     n = strategy.num_replicas_in_sync
     same_rows, same_indices = jnp.full((2, 3), 5.0), jnp.array([0, 2])
 
     def replica_fn(x):
-        rows = same_rows if shared != "indices" else x
-        indices = same_indices if shared != "values" else jnp.stack([rid() * 0, rid() * 0 + 2])
-        return rx.IndexedSlices(rows, indices, dense_shape=(4, 3))
+        own_indices = jnp.stack([rid() * 0, rid() * 0 + 2])
+        return {
+            "indices": rx.IndexedSlices(x, same_indices, dense_shape=(4, 3)),
+            "values": rx.IndexedSlices(same_rows, own_indices, dense_shape=(4, 3)),
+            "both": rx.IndexedSlices(same_rows, same_indices, dense_shape=(4, 3)),
+        }
 
     @mode
     def step(x):
-        return strategy.reduce(op, strategy.run(replica_fn, args=(x,)), axis=None)
+        rows = strategy.run(replica_fn, args=(x,))
+        cases = itertools.product(REDUCE, rows)
+        return {(op, shared): strategy.reduce(op, rows[shared], axis=None) for op, shared in cases}
 
-    reduced = step(each(strategy, lambda i: np.full((2, 3), i + 1.0, np.float32)))
-    assert reduced.values.shape == (2 * n, 3) and reduced.indices.shape == (2 * n,)
-    row = sum(i + 1 for i in range(n)) if shared == "indices" else 5.0 * n
-    expected = np.array([row, 0, row, 0]) / (n if op == "MEAN" else 1)
-    close(reduced.to_dense(), np.repeat(expected[:, None], 3, axis=1).astype(np.float32))
+    found = step(each(strategy, lambda i: np.full((2, 3), i + 1.0, np.float32)))
+    assert len(found) == 6
+    for (op, shared), reduced in found.items():
+        with subtests.test(op=op, shared=shared):
+            assert reduced.values.shape == (2 * n, 3) and reduced.indices.shape == (2 * n,)
+            row = sum(i + 1 for i in range(n)) if shared == "indices" else 5.0 * n
+            expected = np.array([row, 0, row, 0]) / (n if op == "MEAN" else 1)
+            close(reduced.to_dense(), np.repeat(expected[:, None], 3, axis=1).astype(np.float32))

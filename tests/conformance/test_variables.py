@@ -1,6 +1,7 @@
 """Variables: made, read and written in every context, with every synchronization and aggregation."""
 
 import copy
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -186,38 +187,53 @@ def test_central_variables_are_on_the_parameter_device():
 # Writes in replicas.
 
 
-@pytest.mark.parametrize("aggregation", AGGREGATIONS)
-@pytest.mark.parametrize("write", WRITES)
-def test_on_write_in_replicas(strategy, mode, write, aggregation):
-    v = variable(strategy, [10.0, 20.0], aggregation=aggregation)
+def test_on_write_in_replicas(strategy, mode, subtests):
+    start = np.array([10.0, 20.0], np.float32)
+    made = {
+        (write, aggregation): variable(strategy, start, aggregation=aggregation)
+        for write, aggregation in itertools.product(WRITES, AGGREGATIONS)
+    }
     n = strategy.num_replicas_in_sync
     written = [np.array([i + 1.0, 2.0 * i]) for i in range(n)]
-    step = mode(lambda x: strategy.run(lambda x: getattr(v, write)(x), args=(x,)))
-    returned = step(each(strategy, lambda i: written[i], jnp.float32))
-    new = WRITES[write](np.array([10.0, 20.0]), AGGREGATIONS[aggregation](written))
-    close(v, new)
-    close(parts(strategy, v), [new] * n)
-    close(parts(strategy, returned), [new] * n)
+
+    def replica_fn(x):
+        return [getattr(v, write)(x) for (write, _), v in made.items()]
+
+    step = mode(lambda x: strategy.run(replica_fn, args=(x,)))
+    found = step(each(strategy, lambda i: written[i], jnp.float32))
+    for ((write, aggregation), v), returned in zip(made.items(), found, strict=True):
+        with subtests.test(write=write, aggregation=aggregation):
+            new = WRITES[write](start, AGGREGATIONS[aggregation](written))
+            close(v, new)
+            close(parts(strategy, v), [new] * n)
+            close(parts(strategy, returned), [new] * n)
 
 
-@pytest.mark.parametrize("aggregation", [*AGGREGATIONS, "NONE"])
-@pytest.mark.parametrize("write", WRITES)
-def test_on_read_in_replicas(mirrored, mode, write, aggregation):
-    v = variable(mirrored, [10.0, 20.0], synchronization=ON_READ, aggregation=aggregation)
+def test_on_read_in_replicas(mirrored, mode, subtests):
+    start = np.array([10.0, 20.0], np.float32)
+    made = {
+        (write, aggregation): variable(mirrored, start, synchronization=ON_READ, aggregation=aggregation)
+        for write, aggregation in itertools.product(WRITES, [*AGGREGATIONS, "NONE"])
+    }
     n = mirrored.num_replicas_in_sync
     written = [np.array([i + 1.0, 2.0 * i]) for i in range(n)]
 
     def replica_fn(x):
-        return getattr(v, write)(x), v.read_value()
+        return [(getattr(v, write)(x), v.read_value()) for (write, _), v in made.items()]
 
     step = mode(lambda x: mirrored.run(replica_fn, args=(x,)))
-    returned, read = step(each(mirrored, lambda i: written[i], jnp.float32))
-    new = [WRITES[write](np.array([10.0, 20.0]), x) for x in written]
-    close(parts(mirrored, v), new)
-    close(parts(mirrored, returned), new)
-    close(parts(mirrored, read), new)
-    if aggregation != "NONE":
-        close(mode(v.read_value)(), AGGREGATIONS[aggregation](new))
+    found = step(each(mirrored, lambda i: written[i], jnp.float32))
+    readable = {case: v for case, v in made.items() if "NONE" not in case}
+    combined = mode(lambda: [v.read_value() for v in readable.values()])()
+    combined = dict(zip(readable, combined, strict=True))
+    for ((write, aggregation), v), (returned, read) in zip(made.items(), found, strict=True):
+        with subtests.test(write=write, aggregation=aggregation):
+            new = [WRITES[write](start, x) for x in written]
+            close(parts(mirrored, v), new)
+            close(parts(mirrored, returned), new)
+            close(parts(mirrored, read), new)
+            if aggregation != "NONE":
+                close(combined[write, aggregation], AGGREGATIONS[aggregation](new))
 
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
@@ -231,11 +247,12 @@ def test_on_read_of_a_single_copy(mode, aggregation):
     close(parts(strategy, found), [expected] * 2)
 
 
-@pytest.mark.parametrize("value", [1.0, 2, np.float32(3)], ids=str)
-def test_a_constant_counts_for_each_replica(strategy, mode, value):
-    v = variable(strategy, 0.0, aggregation=SUM)
-    mode(lambda: strategy.run(lambda: v.assign_add(value)))()
-    close(v, strategy.num_replicas_in_sync * value)
+def test_a_constant_counts_for_each_replica(strategy, mode, subtests):
+    made = [(value, variable(strategy, 0.0, aggregation=SUM)) for value in (1.0, 2, np.float32(3))]
+    mode(lambda: strategy.run(lambda: [v.assign_add(value) for value, v in made]))()
+    for value, v in made:
+        with subtests.test(value=value):
+            close(v, strategy.num_replicas_in_sync * value)
 
 
 def test_a_variable_as_the_value(strategy, mode):
@@ -312,20 +329,22 @@ def test_read_value_false(strategy, mode):
 
 
 @pytest.mark.parametrize("where", ["in scope", "outside"])
-@pytest.mark.parametrize("write", WRITES)
-def test_on_write_across_replicas(strategy, mode, write, where):
-    v = variable(strategy, [10.0, 20.0])
-    step = mode(lambda x: getattr(v, write)(x))
+def test_on_write_across_replicas(strategy, mode, where, subtests):
+    start = np.array([10.0, 20.0], np.float32)
+    made = {write: variable(strategy, start) for write in WRITES}
+    step = mode(lambda x: [getattr(v, write)(x) for write, v in made.items()])
     x = jnp.array([1.0, 2.0])
     if where == "in scope":
         with strategy.scope():
-            returned = step(x)
+            found = step(x)
     else:
-        returned = step(x)
-    new = WRITES[write](np.array([10.0, 20.0]), np.asarray(x))
-    close(v, new)
-    close(parts(strategy, v), [new] * strategy.num_replicas_in_sync)
-    close(parts(strategy, returned), [new] * strategy.num_replicas_in_sync)
+        found = step(x)
+    for (write, v), returned in zip(made.items(), found, strict=True):
+        with subtests.test(write=write):
+            new = WRITES[write](start, np.asarray(x))
+            close(v, new)
+            close(parts(strategy, v), [new] * strategy.num_replicas_in_sync)
+            close(parts(strategy, returned), [new] * strategy.num_replicas_in_sync)
 
 
 def test_a_write_across_replicas_returns_a_mirrored_value(mirrored, mode):
@@ -341,29 +360,35 @@ def test_assign_broadcasts(strategy, mode):
     close(v, np.tile(np.arange(3.0), (2, 1)) * strategy.num_replicas_in_sync)
 
 
-@pytest.mark.parametrize("total", [7.0, 7, -7, 0, [5, -3, 8]], ids=str)
-def test_an_on_read_sum_reads_what_was_assigned(mirrored, mode, total):
+def test_an_on_read_sum_reads_what_was_assigned(mirrored, mode, subtests):
     """The parts add up exactly; the remainder of an integer goes to the first replicas."""
-    dtype = np.float32 if isinstance(total, float) else np.int32
-    zeros = np.zeros(np.shape(total), dtype)
-    v = variable(mirrored, zeros, synchronization=ON_READ, aggregation=SUM)
-    mode(lambda: v.assign(np.asarray(total, dtype)))()
-    close(v, total)
-    if dtype is np.int32:
-        found = np.stack(parts(mirrored, v))
-        np.testing.assert_array_equal(found.sum(axis=0), total)
-        assert (np.diff(found, axis=0) <= 0).all() and (found[0] - found[-1] <= 1).all()
+    totals = [np.float32(7), *(np.asarray(total, np.int32) for total in (7, -7, 0, [5, -3, 8]))]
+    made = [
+        (total, variable(mirrored, np.zeros_like(total), synchronization=ON_READ, aggregation=SUM))
+        for total in totals
+    ]
+    mode(lambda: [v.assign(total) for total, v in made])()
+    for total, v in made:
+        with subtests.test(total=total):
+            close(v, total)
+            if total.dtype == np.int32:
+                found = np.stack(parts(mirrored, v))
+                np.testing.assert_array_equal(found.sum(axis=0), total)
+                assert (np.diff(found, axis=0) <= 0).all() and (found[0] - found[-1] <= 1).all()
 
 
-@pytest.mark.parametrize("aggregation", [MEAN, FIRST])
-@pytest.mark.parametrize("write", WRITES)
-def test_on_read_across_replicas(mirrored, mode, write, aggregation):
-    v = variable(mirrored, 0.0, synchronization=ON_READ, aggregation=aggregation)
+def test_on_read_across_replicas(mirrored, mode, subtests):
+    made = {
+        (write, aggregation): variable(mirrored, 0.0, synchronization=ON_READ, aggregation=aggregation)
+        for write, aggregation in itertools.product(WRITES, ("MEAN", "ONLY_FIRST_REPLICA"))
+    }
     n = mirrored.num_replicas_in_sync
-    mirrored.run(lambda: v.assign(rid() + 1.0))
-    mode(lambda: getattr(v, write)(4.0))()
-    old = AGGREGATIONS[aggregation.name](np.arange(n) + 1.0)
-    close(parts(mirrored, v), [WRITES[write](old, 4.0)] * n)
+    mirrored.run(lambda: [v.assign(rid() + 1.0) for v in made.values()])
+    mode(lambda: [getattr(v, write)(4.0) for (write, _), v in made.items()])()
+    for (write, aggregation), v in made.items():
+        with subtests.test(write=write, aggregation=aggregation):
+            old = AGGREGATIONS[aggregation](np.arange(n) + 1.0)
+            close(parts(mirrored, v), [WRITES[write](old, 4.0)] * n)
 
 
 def test_on_read_writes_that_mean_nothing(mirrored, mode):
@@ -459,48 +484,57 @@ ALL_SCATTER = [f"scatter_{kind}" for kind in ("add", "sub", "mul", "div", "min",
 START = np.array([[10.0, 20.0], [30.0, 40.0], [50.0, 60.0]], np.float32)
 
 
-@pytest.mark.parametrize("method", ALL_SCATTER)
-def test_scatter_across_replicas(strategy, mode, method):
-    v = variable(strategy, START)
+def test_scatter_across_replicas(strategy, mode, subtests):
+    made = {method: variable(strategy, START) for method in ALL_SCATTER}
     values = np.array([[2.0, 4.0], [32.0, 5.0]], np.float32)
-    step = mode(lambda values: getattr(v, method)(rx.IndexedSlices(values, jnp.array([2, 1]))))
-    step(jnp.asarray(values))
-    expected = scatter(START, method, [2, 1], values)
-    close(parts(strategy, v), [expected] * strategy.num_replicas_in_sync)
+
+    def step(values):
+        rows = rx.IndexedSlices(values, jnp.array([2, 1]))
+        return [getattr(v, method)(rows) for method, v in made.items()]
+
+    mode(step)(jnp.asarray(values))
+    for method, v in made.items():
+        with subtests.test(method=method):
+            expected = scatter(START, method, [2, 1], values)
+            close(parts(strategy, v), [expected] * strategy.num_replicas_in_sync)
 
 
-@pytest.mark.parametrize("aggregation", AGGREGATIONS)
-@pytest.mark.parametrize("method", ALL_SCATTER[:4])
-def test_scatter_in_replicas(several, mode, method, aggregation):
+def test_scatter_in_replicas(several, mode, subtests):
     """The rows of all replicas are applied one after the other; MEAN divides them by N."""
-    v = variable(several, START, aggregation=aggregation)
+    made = {
+        (method, aggregation): variable(several, START, aggregation=aggregation)
+        for method, aggregation in itertools.product(ALL_SCATTER[:4], AGGREGATIONS)
+    }
     n = several.num_replicas_in_sync
+    values = [np.array([[i + 1.0] * 2, [2.0] * 2]) for i in range(n)]
 
-    def replica_fn():
-        rows = jnp.stack([jnp.full(2, rid() + 1.0), jnp.full(2, 2.0)])
-        indices = jnp.stack([rid() % 2, jnp.int32(2)])
-        return getattr(v, method)(rx.IndexedSlices(rows, indices))
+    def replica_fn(rows, indices):
+        slices = rx.IndexedSlices(rows, indices)
+        return [getattr(v, method)(slices) for (method, _), v in made.items()]
 
-    returned = mode(lambda: several.run(replica_fn))()
-    replicas = [0] if aggregation == "ONLY_FIRST_REPLICA" else range(n)
-    scale = n if aggregation == "MEAN" else 1
-    expected = START
-    for i in replicas:
-        values = np.array([[i + 1.0] * 2, [2.0] * 2]) / scale
-        expected = scatter(expected, method, [i % 2, 2], values)
-    close(v, expected)
-    close(parts(several, returned), [expected] * n)
+    rows = each(several, lambda i: values[i], jnp.float32)
+    indices = each(several, lambda i: [i % 2, 2], jnp.int32)
+    found = mode(lambda *args: several.run(replica_fn, args))(rows, indices)
+    for ((method, aggregation), v), returned in zip(made.items(), found, strict=True):
+        with subtests.test(method=method, aggregation=aggregation):
+            scale = n if aggregation == "MEAN" else 1
+            expected = START
+            for i in [0] if aggregation == "ONLY_FIRST_REPLICA" else range(n):
+                expected = scatter(expected, method, [i % 2, 2], values[i] / scale)
+            close(v, expected)
+            close(parts(several, returned), [expected] * n)
 
 
-@pytest.mark.parametrize("method", ALL_SCATTER[4:])
-def test_scatter_of_rows_without_an_order(several, mode, method):
+def test_scatter_of_rows_without_an_order(several, mode, subtests):
     rows = rx.IndexedSlices(jnp.full((1, 2), 35.0), jnp.array([1]))
     summed = variable(several, START, name="table", aggregation=SUM)
-    with pytest.raises(NotImplementedError, match=rf"{method}.*table.*SUM"):
-        mode(lambda: several.run(lambda: getattr(summed, method)(rows)))()
-    first = variable(several, START, aggregation=FIRST)
-    mode(lambda: several.run(lambda: getattr(first, method)(rows)))()
-    close(first, scatter(START, method, [1], [[35.0, 35.0]]))
+    firsts = {method: variable(several, START, aggregation=FIRST) for method in ALL_SCATTER[4:]}
+    mode(lambda: several.run(lambda: [getattr(v, method)(rows) for method, v in firsts.items()]))()
+    for method, first in firsts.items():
+        with subtests.test(method=method):
+            close(first, scatter(START, method, [1], [[35.0, 35.0]]))
+            with pytest.raises(NotImplementedError, match=rf"{method}.*table.*SUM"):
+                mode(lambda method=method: several.run(lambda: getattr(summed, method)(rows)))()
 
 
 def test_scatter_of_an_on_read_variable(mirrored, mode):
@@ -705,23 +739,22 @@ def test_what_is_no_array_is_refused_by_name(two, value):
         variable(two, [1.0, 2.0], name="v").assign(value)
 
 
-@pytest.mark.parametrize(
-    ("initial", "values", "indices", "message"),
-    [
-        (1.0, jnp.ones(1), [0], "scalar"),
-        ([1, 2], jnp.full(1, 0.5, jnp.float32), [0], "int32.*float32"),
-        (np.ones(2, np.float16), np.ones(1, np.float32), [0], "float16.*float32"),
-        ([1.0, 2.0], jnp.ones((1, 3)), [0], r"\(1, 3\)"),
-        ([1.0, 2.0], jnp.ones(1), [0.5], "whole numbers"),
-    ],
-)
-def test_rows_that_do_not_fit(strategy, mode, initial, values, indices, message):
-    v = variable(strategy, initial, aggregation=rx.VariableAggregation.SUM)
-    rows = rx.IndexedSlices(values, jnp.array(indices))
-    with pytest.raises(ValueError, match=message):
-        mode(lambda: v.scatter_add(rows))()
-    with pytest.raises(ValueError, match=message):
-        mode(lambda: strategy.run(lambda: v.scatter_add(rows)))()
+ROWS_THAT_DO_NOT_FIT = [
+    (1.0, jnp.ones(1), [0], "scalar"),
+    ([1, 2], jnp.full(1, 0.5, jnp.float32), [0], "int32.*float32"),
+    (np.ones(2, np.float16), np.ones(1, np.float32), [0], "float16.*float32"),
+    ([1.0, 2.0], jnp.ones((1, 3)), [0], r"\(1, 3\)"),
+    ([1.0, 2.0], jnp.ones(1), [0.5], "whole numbers"),
+]
+
+
+def test_rows_that_do_not_fit(strategy, mode, subtests):
+    for initial, values, indices, message in ROWS_THAT_DO_NOT_FIT:
+        v = variable(strategy, initial, aggregation=SUM)
+        rows = rx.IndexedSlices(values, jnp.array(indices))
+        for where in (lambda write: write(), strategy.run):
+            with subtests.test(message=message), pytest.raises(ValueError, match=message):
+                mode(lambda where=where, v=v, rows=rows: where(lambda: v.scatter_add(rows)))()
 
 
 def aligned(value):
@@ -755,9 +788,13 @@ def test_a_numpy_array_that_is_changed_afterwards(strategy, write):
         close(copy_, np.ones(4096))
 
 
-@pytest.mark.parametrize("dtype", [jnp.int4, jnp.uint8, jnp.int32, jnp.float32])
-def test_shares_of_a_total_under_strict_promotion(several, mode, dtype):
-    v = variable(several, jnp.zeros(2, dtype), synchronization=ON_READ, aggregation=SUM)
+def test_shares_of_a_total_under_strict_promotion(several, mode, subtests):
+    made = {
+        dtype: variable(several, np.zeros(2, dtype), synchronization=ON_READ, aggregation=SUM)
+        for dtype in (jnp.int4, jnp.uint8, jnp.int32, jnp.float32)
+    }
     with jax.numpy_dtype_promotion("strict"):
-        mode(lambda: v.assign(jnp.array([7, 5], dtype), read_value=False))()
-    close(v.read_value().astype(jnp.float32), [7, 5])
+        mode(lambda: [v.assign(np.array([7, 5], d), read_value=False) for d, v in made.items()])()
+    for dtype, v in made.items():
+        with subtests.test(dtype=dtype):
+            close(v.numpy().astype(np.float32), [7, 5])
