@@ -39,7 +39,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	touch $@
 
 test: $(INSTALLED)
-	$(call QUICK,$(BIN)) $(BIN)/python -m pytest -n $(WORKERS)
+	$(call QUICK,$(BIN)) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 	$(MAKE) check
 
 # The first release of the version that pyproject.toml asks for: "jax>=0.10" is 0.10.0.

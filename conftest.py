@@ -1,6 +1,9 @@
-"""Eight CPU devices for every test and doctest, asked for before anything uses JAX."""
+"""Eight CPU devices for every test and doctest, requested before anything uses JAX."""
 
+import gc
 import os
+import shutil
+import tempfile
 
 import replicax
 
@@ -14,6 +17,7 @@ import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
 jax.devices()  # starts JAX, so that no test can change the devices of the others
+jax.config.update("jax_traceback_in_locations_limit", 0)  # programs without source lines are lowered faster
 
 # The same examples in every run; `--hypothesis-profile=explore` looks for new ones.
 hypothesis.settings.register_profile("repeat", derandomize=True, deadline=None)
@@ -26,35 +30,46 @@ def _names_in_doctests(doctest_namespace):
     doctest_namespace.update(rx=replicax, jax=jax, jnp=jnp, np=np)
 
 
-# Every strategy runs in both modes, but for some: two replicas show the same, and each number of replicas
-# is there in the other mode. The recorded programs run with two eager replicas, and their cases with one
-# device and central storage. The rest take long, and others like them are run.
-_LEFT_OUT = (
-    ("mirrored_8", "eager"),
-    ("mirrored_3", "compiled"),
-    ("mirrored_1", "eager"),
-    ("tpu_2x2", "eager"),
-    ("tests/conformance/", "mirrored_2-eager"),
-    ("test_oracle.py::test_case", "-central-"),
-    ("test_oracle.py::test_case", "-onedev-"),
-    ("test_one_device_equals_many.py::test_eager", "[transformer"),
-    ("test_one_device_equals_many.py::test_exact", "[cnn-8"),
-    ("test_one_device_equals_many.py::test_other_strategies", "[cnn-default"),
-    ("test_one_device_equals_many.py::test_other_strategies", "-pad]"),
-    ("test_every_write.py::test_write", "[central-"),
-)
+# Tests marked `long` repeat at length what shorter tests check.
 
 
 def pytest_addoption(parser):
-    description = "run all strategies in all modes, all recorded cases twice, and what takes long"
-    parser.addoption("--everything", action="store_true", help=description)
-
-
-def _is_left_out(item):
-    return any(first in item.nodeid and second in item.nodeid for first, second in _LEFT_OUT)
+    parser.addoption("--everything", action="store_true", help="also run the tests marked `long`")
 
 
 def pytest_collection_modifyitems(config, items):
     if not config.getoption("--everything"):
-        config.hook.pytest_deselected(items=list(filter(_is_left_out, items)))
-        items[:] = [item for item in items if not _is_left_out(item)]
+        long = [item for item in items if item.get_closest_marker("long")]
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if not item.get_closest_marker("long")]
+
+
+def pytest_collection_finish(session):
+    """Keep the thousands of collected tests out of every later garbage collection."""
+    gc.collect()
+    gc.freeze()
+
+
+# Many tests, and all processes of a run, compile the same small programs: they share JAX's persistent
+# compilation cache in a temporary folder. Programs that tests start as processes do not use it.
+
+_COMPILED = pytest.StashKey[str]()
+
+
+def pytest_configure(config):
+    workerinput = getattr(config, "workerinput", None)
+    folder = workerinput["compiled"] if workerinput else tempfile.mkdtemp(prefix="replicax-compiled-")
+    config.stash[_COMPILED] = folder
+    jax.config.update("jax_compilation_cache_dir", folder)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def pytest_unconfigure(config):
+    if not hasattr(config, "workerinput"):
+        shutil.rmtree(config.stash[_COMPILED], ignore_errors=True)
+
+
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist
+def pytest_configure_node(node):
+    node.workerinput["compiled"] = node.config.stash[_COMPILED]

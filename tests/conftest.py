@@ -1,14 +1,23 @@
-"""A test that leaves something behind fails, rather than the one after it."""
+"""Both modes of a step, and leak checks: a test that leaves something behind fails, not the next one."""
 
 import os
 import threading
 
 import pytest
 
+import replicax as rx
 from replicax.contexts import _stack, current
 
-# pytest's own, which changes between the phases of a test, and what Keras and scikit-learn set when they
-# are imported.
+MODES = {"eager": lambda step: step, "compiled": rx.function}
+
+
+@pytest.fixture(params=MODES)
+def mode(request):
+    """Both ways to run a step: `mode(step)` is the step itself, or the step compiled."""
+    return MODES[request.param]
+
+
+# Set by pytest between the phases of a test, or by Keras and scikit-learn when they are imported.
 _NOT_OURS = ("PYTEST_CURRENT_TEST", "TF_FORCE_GPU_ALLOW_GROWTH", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK")
 
 

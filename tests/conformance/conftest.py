@@ -1,4 +1,4 @@
-"""The strategies and modes that every conformance test runs in."""
+"""The strategies that every conformance test runs in; `mode` comes from `tests/conftest.py`."""
 
 from __future__ import annotations
 
@@ -41,14 +41,6 @@ COPIES = [name for name in SEVERAL if STRATEGIES[name].copies]
 PLACED = [name for name in STRATEGIES if name != "default"]
 
 
-def eager(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """The eager mode: call the step as it is."""
-    return fn
-
-
-MODES = {"eager": eager, "compiled": rx.function}
-
-
 @pytest.fixture(params=STRATEGIES)
 def strategy(request):
     """Every strategy."""
@@ -77,12 +69,6 @@ def mirrored(request):
 def two():
     """Two mirrored replicas, for what does not depend on the strategy."""
     return rx.MirroredStrategy(["CPU:0", "CPU:1"])
-
-
-@pytest.fixture(params=MODES)
-def mode(request):
-    """Both ways to run a step: `mode(step)` is the step itself, or the step compiled."""
-    return MODES[request.param]
 
 
 @pytest.fixture

@@ -1,5 +1,7 @@
 """`all_reduce` and `all_gather`: collectives of a replica, and gradients through them."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -30,10 +32,11 @@ def step_of(strategy, mode, replica_fn):
     return step(each(strategy, rows))
 
 
-@pytest.mark.parametrize("op", ["SUM", "MEAN"])
-def test_all_reduce(strategy, mode, op):
-    found = step_of(strategy, mode, lambda x: all_reduce(op, x))
-    close(parts(strategy, found), [REDUCE[op](stack(strategy), axis=0)] * len(stack(strategy)))
+def test_all_reduce(strategy, mode, subtests):
+    found = step_of(strategy, mode, lambda x: {op: all_reduce(op, x) for op in REDUCE})
+    for op, numpys in REDUCE.items():
+        with subtests.test(op=op):
+            close(parts(strategy, found[op]), [numpys(stack(strategy), axis=0)] * len(stack(strategy)))
 
 
 def test_all_reduce_of_a_nest(strategy, mode):
@@ -49,13 +52,15 @@ def test_all_reduce_of_a_nest(strategy, mode):
     assert found["none"] == ()
 
 
-@pytest.mark.parametrize("value", [1.0, 2, np.float32(3)], ids=str)
-def test_all_reduce_of_a_constant(strategy, mode, value):
+def test_all_reduce_of_a_constant(strategy, mode, subtests):
     """Every replica contributes what it holds, also if all hold the same object."""
-    found = mode(lambda: strategy.run(lambda: [all_reduce(op, value) for op in REDUCE]))()
+    values = [1.0, 2, np.float32(3)]
+    step = mode(lambda: strategy.run(lambda: [[all_reduce(op, v) for op in REDUCE] for v in values]))
     n = strategy.num_replicas_in_sync
-    close(parts(strategy, found[0]), [n * value] * n)
-    close(parts(strategy, found[1]), [value] * n)
+    for value, (total, mean) in zip(values, step(), strict=True):
+        with subtests.test(value=value):
+            close(parts(strategy, total), [n * value] * n)
+            close(parts(strategy, mean), [value] * n)
 
 
 def test_all_reduce_of_one_array(strategy, mode):
@@ -80,42 +85,49 @@ def test_mean_of_integers(strategy, mode):
     assert all(part.dtype == jnp.float32 for part in strategy.local_results(found))
 
 
-@pytest.mark.parametrize("op", ["SUM", "MEAN"])
-def test_all_reduce_of_indexed_slices(strategy, mode, op):
+def test_all_reduce_of_indexed_slices(strategy, mode, subtests):
     def replica_fn():
         rows = rx.IndexedSlices(jnp.full((1, 2), rid() + 1.0), rid()[None], dense_shape=(8, 2))
-        return all_reduce(op, [rows, rid() * 1.0])
+        return {op: all_reduce(op, [rows, rid() * 1.0]) for op in REDUCE}
 
     n = strategy.num_replicas_in_sync
-    rows, mean = mode(lambda: strategy.run(replica_fn))()
-    scale = n if op == "MEAN" else 1
-    expected = (np.arange(n) + 1)[:, None] * np.ones(2) / scale
-    close(parts(strategy, rows.values), [expected] * n)
-    close(parts(strategy, rows.indices), [np.arange(n)] * n)
-    assert rows.dense_shape == (8, 2)
-    close(parts(strategy, mean), [n * (n - 1) / 2 / scale] * n)
+    found = mode(lambda: strategy.run(replica_fn))()
+    for op, scale in {"SUM": 1, "MEAN": n}.items():
+        with subtests.test(op=op):
+            rows, reduced = found[op]
+            expected = (np.arange(n) + 1)[:, None] * np.ones(2) / scale
+            close(parts(strategy, rows.values), [expected] * n)
+            close(parts(strategy, rows.indices), [np.arange(n)] * n)
+            assert rows.dense_shape == (8, 2)
+            close(parts(strategy, reduced), [n * (n - 1) / 2 / scale] * n)
 
 
 @pytest.mark.parametrize("name", ["options", "experimental_hints"])
-def test_options(strategy, mode, name):
-    """Every way to carry a reduction gives the same numbers."""
-    for options in (
+def test_options(strategy, mode, name, subtests):
+    """Every algorithm gives the same numbers."""
+    cases = [
         rx.CommunicationOptions(bytes_per_pack=8),
         rx.CommunicationOptions(implementation="RING", timeout_seconds=60),
         rx.CollectiveHints(bytes_per_pack=1 << 20, timeout_seconds=60.0),
-    ):
-        chosen = {name: options}
-        found = step_of(strategy, mode, lambda x, chosen=chosen: all_reduce("SUM", [x, x.T], **chosen))
-        total = stack(strategy).sum(axis=0)
-        close(parts(strategy, found[0]), [total] * len(stack(strategy)))
-        close(parts(strategy, found[1]), [total.T] * len(stack(strategy)))
+    ]
+
+    def replica_fn(x):
+        return [all_reduce("SUM", [x, x.T], **{name: options}) for options in cases]
+
+    total = stack(strategy).sum(axis=0)
+    for options, found in zip(cases, step_of(strategy, mode, replica_fn), strict=True):
+        with subtests.test(options=options):
+            close(parts(strategy, found[0]), [total] * len(stack(strategy)))
+            close(parts(strategy, found[1]), [total.T] * len(stack(strategy)))
 
 
-@pytest.mark.parametrize("axis", [0, 1, -1])
-def test_all_gather(strategy, mode, axis):
-    found = step_of(strategy, mode, lambda x: all_gather(x, axis))
+def test_all_gather(strategy, mode, subtests):
+    axes = [0, 1, -1]
     n = strategy.num_replicas_in_sync
-    close(parts(strategy, found), [np.concatenate(stack(strategy), axis)] * n)
+    found = step_of(strategy, mode, lambda x: [all_gather(x, axis) for axis in axes])
+    for axis, gathered in zip(axes, found, strict=True):
+        with subtests.test(axis=axis):
+            close(parts(strategy, gathered), [np.concatenate(stack(strategy), axis)] * n)
 
 
 def test_all_gather_of_a_nest(strategy, mode):
@@ -156,16 +168,17 @@ def test_several_in_a_row(strategy, mode):
 # gather the own slice of the sum.
 
 
-@pytest.mark.parametrize("op", ["SUM", "MEAN"])
-def test_gradient_of_all_reduce(strategy, mode, op):
-    def replica_fn(x):
-        return jax.grad(lambda x: (all_reduce(op, x) * x * (rid() + 1)).sum())(x)
+def test_gradient_of_all_reduce(strategy, mode, subtests):
+    def loss(x, op):
+        return (all_reduce(op, x) * x * (rid() + 1)).sum()
 
+    found = step_of(strategy, mode, lambda x: {op: jax.grad(loss)(x, op) for op in REDUCE})
     n = strategy.num_replicas_in_sync
     x, weights = stack(strategy), (np.arange(n) + 1)[:, None, None]
-    reduced = REDUCE[op](x, axis=0)
-    expected = REDUCE[op](weights * x, axis=0) + weights * reduced
-    close(parts(strategy, step_of(strategy, mode, replica_fn)), expected)
+    for op, reduce in REDUCE.items():
+        with subtests.test(op=op):
+            expected = reduce(weights * x, axis=0) + weights * reduce(x, axis=0)
+            close(parts(strategy, found[op]), expected)
 
 
 def test_gradient_of_a_nest(strategy, mode):
@@ -186,21 +199,20 @@ def test_gradient_of_a_nest(strategy, mode):
     close(parts(strategy, grad_b), x * weight + n)
 
 
-@pytest.mark.parametrize("axis", [0, -1])
-def test_gradient_of_all_gather(strategy, mode, axis):
-    def replica_fn(x):
-        def loss(x):
-            everything = all_gather(x, axis)
-            weights = jnp.arange(everything.size, dtype=jnp.float32).reshape(everything.shape)
-            return (everything * weights).sum() * (rid() + 1)
+def test_gradient_of_all_gather(strategy, mode, subtests):
+    def loss(x, axis):
+        everything = all_gather(x, axis)
+        weights = np.arange(everything.size, dtype=np.float32).reshape(everything.shape)
+        return (everything * weights).sum() * (rid() + 1)
 
-        return jax.grad(loss)(x)
-
+    axes = [0, -1]
     n = strategy.num_replicas_in_sync
-    joined = np.concatenate(stack(strategy), axis)
-    weights = np.arange(joined.size).reshape(joined.shape) * n * (n + 1) / 2
-    expected = np.split(weights, n, axis)
-    close(parts(strategy, step_of(strategy, mode, replica_fn)), expected)
+    found = step_of(strategy, mode, lambda x: [jax.grad(loss)(x, axis) for axis in axes])
+    for axis, gradient in zip(axes, found, strict=True):
+        with subtests.test(axis=axis):
+            joined = np.concatenate(stack(strategy), axis)
+            weights = np.arange(joined.size).reshape(joined.shape) * n * (n + 1) / 2
+            close(parts(strategy, gradient), np.split(weights, n, axis))
 
 
 def test_gradient_with_respect_to_a_closed_over_value(strategy, mode):
@@ -278,15 +290,16 @@ def test_gradient_through_a_compiled_scan(strategy):
     close(parts(strategy, found), [n * rows(i).sum() for i in range(n)])
 
 
-@pytest.mark.parametrize("taken", [True, False])
-def test_in_a_compiled_cond(strategy, taken):
+def test_in_a_compiled_cond(strategy, subtests):
     def replica_fn(x, taken):
         return jax.lax.cond(taken, lambda: all_reduce("SUM", x), lambda: all_reduce("MEAN", x))
 
     step = rx.function(lambda x, taken: strategy.run(replica_fn, args=(x, taken)))
-    found = step(each(strategy, rows), jnp.asarray(taken))
-    expected = stack(strategy).sum(axis=0) if taken else stack(strategy).mean(axis=0)
-    close(parts(strategy, found), [expected] * strategy.num_replicas_in_sync)
+    for taken in (True, False):
+        with subtests.test(taken=taken):
+            found = step(each(strategy, rows), jnp.asarray(taken))
+            expected = stack(strategy).sum(axis=0) if taken else stack(strategy).mean(axis=0)
+            close(parts(strategy, found), [expected] * strategy.num_replicas_in_sync)
 
 
 def test_in_a_compiled_while_loop(strategy):
@@ -325,11 +338,13 @@ def test_in_control_flow_of_an_eager_replica(several, collective):
 # What can't be combined.
 
 
-@pytest.mark.parametrize("value", ["text", None, [1.0, None], {"a": object}], ids=str)
-def test_not_an_array(strategy, mode, value):
-    for collective in (lambda v: all_reduce("SUM", v), all_gather):
-        with pytest.raises((ValueError, TypeError), match="takes arrays"):
-            mode(lambda c=collective: strategy.run(lambda: c(value)))()
+def test_not_an_array(strategy, mode, subtests):
+    collectives = {"all_reduce": lambda v: all_reduce("SUM", v), "all_gather": all_gather}
+    values = ["text", None, [1.0, None], {"a": object}]
+    for name, value in itertools.product(collectives, values):
+        refused = pytest.raises((ValueError, TypeError), match="takes arrays")
+        with subtests.test(collective=name, value=value), refused:
+            mode(lambda name=name, value=value: strategy.run(lambda: collectives[name](value)))()
 
 
 def test_bad_reductions(strategy, mode):
@@ -349,7 +364,7 @@ def test_bad_options(strategy, mode):
         mode(lambda: strategy.run(lambda: all_reduce("SUM", 1.0, **both)))()
 
 
-@pytest.mark.parametrize(("axis", "error"), [(3, ValueError), (None, TypeError)])
-def test_bad_axes(strategy, mode, axis, error):
-    with pytest.raises(error, match="axis"):
-        step_of(strategy, mode, lambda x: all_gather(x, axis))
+def test_bad_axes(strategy, mode, subtests):
+    for axis, error in [(3, ValueError), (None, TypeError)]:
+        with subtests.test(axis=axis), pytest.raises(error, match="axis"):
+            step_of(strategy, mode, lambda x, axis=axis: all_gather(x, axis))

@@ -1,5 +1,7 @@
 """Bad input: the message names what arrived and what to do, and the type is the one that users catch."""
 
+import itertools
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -14,22 +16,23 @@ MEAN = rx.VariableAggregation.MEAN
 # `strategy.run`.
 
 
-@pytest.mark.parametrize("args", [{"x": 1}, 5, jnp.ones(2), "ab"], ids=["dict", "int", "array", "str"])
-def test_arguments_that_are_no_sequence(strategy, mode, args):
-    with pytest.raises(ValueError, match=r"args.*tuple or list.*args=\(x,\)"):
-        mode(lambda: strategy.run(lambda *a: a, args=args))()
+def test_arguments_that_are_not_a_sequence(strategy, mode, subtests):
+    for args in ({"x": 1}, 5, jnp.ones(2), "ab"):
+        refused = pytest.raises(ValueError, match=r"args.*tuple or list.*args=\(x,\)")
+        with subtests.test(args=args), refused:
+            mode(lambda args=args: strategy.run(lambda *a: a, args=args))()
 
 
-@pytest.mark.parametrize("kwargs", [[1], 5], ids=str)
-def test_keywords_that_are_no_mapping(strategy, mode, kwargs):
-    with pytest.raises((TypeError, ValueError), match="kwargs"):
-        mode(lambda: strategy.run(lambda **k: k, kwargs=kwargs))()
+def test_keywords_that_are_not_a_mapping(strategy, mode, subtests):
+    for kwargs in ([1], 5):
+        with subtests.test(kwargs=kwargs), pytest.raises((TypeError, ValueError), match="kwargs"):
+            mode(lambda kwargs=kwargs: strategy.run(lambda **k: k, kwargs=kwargs))()
 
 
-@pytest.mark.parametrize("fn", [None, 5, "fn"], ids=str)
-def test_something_that_is_no_function(strategy, mode, fn):
-    with pytest.raises(TypeError, match=f"function.*{fn!r}"):
-        mode(lambda: strategy.run(fn))()
+def test_something_else_as_the_function(strategy, mode, subtests):
+    for fn in (None, 5, "fn"):
+        with subtests.test(fn=fn), pytest.raises(TypeError, match=f"function.*{fn!r}"):
+            mode(lambda fn=fn: strategy.run(fn))()
 
 
 def test_options_of_another_kind(strategy, mode):
@@ -89,17 +92,17 @@ def test_bad_reductions(strategy, mode, use):
                 mode(lambda x, op=op: step(op, x))(x)
 
 
-@pytest.mark.parametrize("axis", [2, -3, (0, 2), 7], ids=str)
-def test_an_axis_that_is_not_there(strategy, mode, axis):
-    with pytest.raises(ValueError, match=r"axis.*\(2, 3\)") as caught:
-        mode(lambda x: strategy.reduce("SUM", x, axis=axis))(each(strategy, rows))
-    assert "-2 <= axis < 2" in str(caught.value)
+def test_an_axis_that_is_not_there(strategy, mode, subtests):
+    for axis in (2, -3, (0, 2), 7):
+        with subtests.test(axis=axis), pytest.raises(ValueError, match=r"axis.*\(2, 3\)") as caught:
+            mode(lambda x, axis=axis: strategy.reduce("SUM", x, axis=axis))(each(strategy, rows))
+        assert "-2 <= axis < 2" in str(caught.value)
 
 
-@pytest.mark.parametrize("axis", [[0], "0", 0.5, (0, None)], ids=str)
-def test_an_axis_that_is_no_axis(strategy, mode, axis):
-    with pytest.raises(TypeError, match="axis"):
-        mode(lambda x: strategy.reduce("SUM", x, axis=axis))(each(strategy, rows))
+def test_something_else_as_the_axis(strategy, mode, subtests):
+    for axis in ([0], "0", 0.5, (0, None)):
+        with subtests.test(axis=axis), pytest.raises(TypeError, match="axis"):
+            mode(lambda x, axis=axis: strategy.reduce("SUM", x, axis=axis))(each(strategy, rows))
 
 
 def test_an_axis_named_twice(strategy, mode):
@@ -112,16 +115,15 @@ def test_the_axis_is_required(strategy):
         strategy.reduce("SUM", 1.0)
 
 
-@pytest.mark.parametrize(
-    "value", ["text", None, object(), [jnp.ones(1), "text"]], ids=["str", "None", "object", "list"]
-)
-@pytest.mark.parametrize("axis", [None, 0])
-def test_values_that_are_no_numbers(strategy, mode, value, axis):
-    with pytest.raises((ValueError, TypeError), match=r"[Oo]nly arrays|numbers"):
-        mode(lambda: strategy.reduce("SUM", value, axis=axis))()
+def test_values_that_are_not_numbers(strategy, mode, subtests):
+    values = ["text", None, object(), [jnp.ones(1), "text"]]
+    for value, axis in itertools.product(values, [None, 0]):
+        refused = pytest.raises((ValueError, TypeError), match=r"[Oo]nly arrays|numbers")
+        with subtests.test(value=value, axis=axis), refused:
+            mode(lambda value=value, axis=axis: strategy.reduce("SUM", value, axis=axis))()
 
 
-def test_components_that_are_no_numbers(several, mode):
+def test_components_that_are_not_numbers(several, mode):
     x = several.distribute_values_from_function(lambda ctx: f"text {ctx.replica_id_in_sync_group}")
     for axis in (None, 0):
         with pytest.raises(ValueError, match="text 0"):
@@ -142,10 +144,10 @@ def test_indexed_slices_with_an_axis(strategy, mode):
         mode(step)()
 
 
-@pytest.mark.parametrize("pairs", [[1.0], [(1.0, 2.0, 3.0)], 5], ids=str)
-def test_pairs_that_are_none(strategy, mode, pairs):
-    with pytest.raises((TypeError, ValueError), match="pairs"):
-        mode(lambda: strategy.extended.batch_reduce_to("SUM", pairs))()
+def test_something_else_as_the_pairs(strategy, mode, subtests):
+    for pairs in ([1.0], [(1.0, 2.0, 3.0)], 5):
+        with subtests.test(pairs=pairs), pytest.raises((TypeError, ValueError), match="pairs"):
+            mode(lambda pairs=pairs: strategy.extended.batch_reduce_to("SUM", pairs))()
 
 
 def test_two_spellings_at_once(strategy, mode):
@@ -232,10 +234,10 @@ def test_no_initial_value(strategy):
         rx.Variable()
 
 
-@pytest.mark.parametrize("value", ["text", object(), {"a": 1}], ids=["str", "object", "dict"])
-def test_initial_values_that_are_no_arrays(strategy, value):
-    with pytest.raises((ValueError, TypeError), match="initial value"):
-        variable(strategy, value)
+def test_initial_values_that_are_not_arrays(strategy, subtests):
+    for value in ("text", object(), {"a": 1}):
+        with subtests.test(value=value), pytest.raises((ValueError, TypeError), match="initial value"):
+            variable(strategy, value)
 
 
 def test_initial_value_for_each_replica(several):
@@ -258,13 +260,15 @@ def test_mean_of_integers(mirrored):
         variable(mirrored, 1, name="count", aggregation=MEAN)
 
 
-@pytest.mark.parametrize(
-    "kwargs", [{"synchronization": "LATER"}, {"aggregation": "MAX"}, {"aggregation": rx.ReduceOp.SUM}]
-)
-def test_policies_that_do_not_exist(strategy, kwargs):
-    (argument, value) = next(iter(kwargs.items()))
-    with pytest.raises(ValueError, match=rf"{argument}.*{value!r}"):
-        variable(strategy, 1.0, **kwargs)
+def test_policies_that_do_not_exist(strategy, subtests):
+    for argument, value in [
+        ("synchronization", "LATER"),
+        ("aggregation", "MAX"),
+        ("aggregation", rx.ReduceOp.SUM),
+    ]:
+        refused = pytest.raises(ValueError, match=rf"{argument}.*{value!r}")
+        with subtests.test(argument=argument, value=value), refused:
+            variable(strategy, 1.0, **{argument: value})
 
 
 @pytest.mark.parametrize("write", ["assign", "assign_add", "assign_sub"])

@@ -14,11 +14,13 @@ def joined(strategy, axis):
     return np.concatenate([rows(i) for i in range(strategy.num_replicas_in_sync)], axis)
 
 
-@pytest.mark.parametrize("axis", [0, 1, -1, -2])
-def test_axes(strategy, mode, axis):
-    found = mode(lambda x: strategy.gather(x, axis=axis))(each(strategy, rows))
-    close(found, joined(strategy, axis))
-    assert isinstance(found, jax.Array)
+def test_axes(strategy, mode, subtests):
+    axes = [0, 1, -1, -2]
+    step = mode(lambda x: [strategy.gather(x, axis=axis) for axis in axes])
+    for axis, found in zip(axes, step(each(strategy, rows)), strict=True):
+        with subtests.test(axis=axis):
+            close(found, joined(strategy, axis))
+            assert isinstance(found, jax.Array)
 
 
 def test_of_a_run_in_the_same_step(strategy, mode):
@@ -50,18 +52,18 @@ def test_values_without_elements(strategy, mode):
     assert found.shape == (0, 2)
 
 
-@pytest.mark.parametrize(("axis", "shape"), [(0, ()), (2, (2, 3)), (-3, (2, 3))])
-def test_an_axis_that_is_not_there(strategy, mode, axis, shape):
-    x = each(strategy, lambda i: np.zeros(shape))
-    with pytest.raises(ValueError, match=rf"axis={axis}\D") as caught:
-        mode(lambda x: strategy.gather(x, axis=axis))(x)
-    assert str(shape) in str(caught.value)
+def test_an_axis_that_is_not_there(strategy, mode, subtests):
+    for axis, shape in [(0, ()), (2, (2, 3)), (-3, (2, 3))]:
+        x = each(strategy, lambda i, shape=shape: np.zeros(shape))
+        with subtests.test(axis=axis), pytest.raises(ValueError, match=rf"axis={axis}\D") as caught:
+            mode(lambda x, axis=axis: strategy.gather(x, axis=axis))(x)
+        assert str(shape) in str(caught.value)
 
 
-@pytest.mark.parametrize("axis", [None, "0", 1.5, (0,)], ids=str)
-def test_an_axis_that_is_no_axis(strategy, mode, axis):
-    with pytest.raises(TypeError, match="axis must be an int"):
-        mode(lambda x: strategy.gather(x, axis=axis))(each(strategy, rows))
+def test_something_else_as_the_axis(strategy, mode, subtests):
+    for axis in (None, "0", 1.5, (0,)):
+        with subtests.test(axis=axis), pytest.raises(TypeError, match="axis must be an int"):
+            mode(lambda x, axis=axis: strategy.gather(x, axis=axis))(each(strategy, rows))
 
 
 def test_only_arrays(strategy, mode):

@@ -1,7 +1,9 @@
 """Replicas whose values have different shapes: the same numbers eager, compiled and in NumPy.
 
-Replica i has `SIZES[i]` rows: as in a last batch that does not divide, or that leaves some with nothing.
+Replica i has `SIZES[i]` rows, as in a last batch that does not divide evenly or is too small for everyone.
 """
+
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -58,14 +60,15 @@ def test_results_are_on_their_devices(several, mode, sizes):
     assert devices == list(several.extended.worker_devices)
 
 
-@pytest.mark.parametrize("axis", [0, (0, 1), -2])
-@pytest.mark.parametrize("op", ["SUM", "MEAN"])
-def test_reduce_with_an_axis(several, mode, sizes, op, axis):
+def test_reduce_with_an_axis(several, mode, sizes, subtests):
     """MEAN divides by the true number of rows."""
-    found = mode(lambda x: several.reduce(op, x, axis=axis))(distribute(several, sizes))
+    cases = list(itertools.product(["SUM", "MEAN"], [0, (0, 1), -2]))
+    step = mode(lambda x: [several.reduce(op, x, axis=axis) for op, axis in cases])
     everything = np.concatenate(batches(sizes))
-    over = axis if isinstance(axis, tuple) else 0
-    close(found, (np.sum if op == "SUM" else np.mean)(everything, axis=over))
+    for (op, axis), found in zip(cases, step(distribute(several, sizes)), strict=True):
+        with subtests.test(op=op, axis=axis):
+            over = axis if isinstance(axis, tuple) else 0
+            close(found, (np.sum if op == "SUM" else np.mean)(everything, axis=over))
 
 
 def test_reduce_of_losses_in_the_same_step(several, mode, sizes):
@@ -142,7 +145,7 @@ def test_gradient_of_all_reduce(several, mode, sizes):
 def test_gradient_of_all_gather(several, mode, sizes):
     def loss(x):
         everything = rx.get_replica_context().all_gather(x, 0)
-        weights = jnp.arange(everything.size, dtype=jnp.float32).reshape(everything.shape)
+        weights = np.arange(everything.size, dtype=np.float32).reshape(everything.shape)
         return (weights * everything).sum() * (rid() + 1)
 
     found = step_of(several, mode, sizes, jax.grad(loss))
@@ -170,21 +173,24 @@ def test_merge_call(several, mode, sizes):
         close(actual, expected)
 
 
-@pytest.mark.parametrize("aggregation", AGGREGATIONS)
-def test_variables_written(several, mode, sizes, aggregation):
-    v = variable(several, [1.0, 2.0, 3.0], aggregation=aggregation)
+def test_variables_written(several, mode, sizes, subtests):
+    made = {how: variable(several, [1.0, 2.0, 3.0], aggregation=how) for how in AGGREGATIONS}
 
     def replica_fn(x):
-        v.assign_add(x.sum(axis=0))
-        return v.read_value()
+        total = x.sum(axis=0)
+        for v in made.values():
+            v.assign_add(total)
+        return {aggregation: v.read_value() for aggregation, v in made.items()}
 
     step = mode(lambda x: several.run(replica_fn, args=(x,)))
     n = several.num_replicas_in_sync
-    added = AGGREGATIONS[aggregation]([x.sum(axis=0) for x in batches(sizes)])
-    for k in (1, 2):
-        found = step(distribute(several, sizes))
-        close(parts(several, found), [np.array([1, 2, 3]) + k * added] * n)
-    close(parts(several, v), [np.array([1, 2, 3]) + 2 * added] * n)
+    found = [step(distribute(several, sizes)) for _ in range(2)]
+    for aggregation, v in made.items():
+        with subtests.test(aggregation=aggregation):
+            added = AGGREGATIONS[aggregation]([x.sum(axis=0) for x in batches(sizes)])
+            for k, returned in enumerate(found, start=1):
+                close(parts(several, returned[aggregation]), [np.array([1, 2, 3]) + k * added] * n)
+            close(parts(several, v), [np.array([1, 2, 3]) + 2 * added] * n)
 
 
 def test_on_read_variables_written(mirrored, mode):

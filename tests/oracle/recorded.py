@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +67,7 @@ class Recorded:
 
     @property
     def id(self) -> str:
-        """How the test is called."""
+        """Its name in reports."""
         return f"{self.probe}-{self.kind}-{self.name}"
 
     @property
@@ -81,7 +81,7 @@ class Recorded:
         left_out = PROBES[self.probe].left_out if self.probe in PROBES else {}
         return next((why for pattern, why in left_out.items() if matches(pattern, self.name)), None)
 
-    @property
+    @cached_property
     def difference(self) -> Ours | None:
         """What we give instead, if we mean to differ."""
         found = [ours for key, ours in DIFFERENCES.items() if self.is_meant_by(*key)]

@@ -1,6 +1,10 @@
-"""Every recorded case of tf.distribute, one test each."""
+"""Every recorded case of tf.distribute: one test for the cases of a section with one kind of strategy.
+
+A failing test lists each of its cases that failed, with what was expected.
+"""
 
 import contextvars
+from collections import defaultdict
 
 import pytest
 
@@ -10,21 +14,32 @@ from .describe import Observation, compare, exception_class, observe
 from .recorded import Recorded, every_case, table, unused
 from .world import World
 
-CASES = [case for case in every_case() if case.run is not None]
+SECTIONS: dict[str, list[Recorded]] = defaultdict(list)
+for _case in every_case():
+    if _case.run is not None:
+        SECTIONS[f"{_case.probe}-{_case.kind}-{_case.section}"].append(_case)
 
 
-@pytest.mark.parametrize("case", CASES, ids=[case.id for case in CASES])
-def test_case(case: Recorded):
+@pytest.mark.parametrize("section", SECTIONS)
+def test_section(section: str):
+    failures = [text for case in SECTIONS[section] if (text := _problem(case))]
+    assert not failures, "\n\n".join(failures)
+
+
+def _problem(case: Recorded) -> str:
+    """What is wrong with our result of a case; empty if it is right."""
     world = World(case.kind)
     # In a context of its own: a case may leave its scopes in disorder on purpose.
     observed = contextvars.copy_context().run(observe, lambda: case.run(world))
     problems = compare(case.expected, observed)
-    if problems:
-        lines = [*problems, f"ours:     {observed.text}", f"expected: {case.expected}"]
-        if case.difference is not None:
-            lines += [f"recorded: {case.result}", f"because:  {case.difference.because}"]
-        pytest.fail("\n".join(lines), pytrace=False)
-    assert not rx.has_strategy()
+    if rx.has_strategy():
+        problems = [*problems, "a strategy's scope is still open"]
+    if not problems:
+        return ""
+    lines = [case.id, *problems, f"ours:     {observed.text}", f"expected: {case.expected}"]
+    if case.difference is not None:
+        lines += [f"recorded: {case.result}", f"because:  {case.difference.because}"]
+    return "\n".join(lines)
 
 
 def test_every_recorded_case_is_accounted_for():

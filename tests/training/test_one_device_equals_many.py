@@ -348,7 +348,7 @@ def test_other_strategies_have_the_losses_of_one_device(name, make, partial_batc
         ("mlp", 1, "pad", 2),
         ("mlp", 2, "pad", 4),
         ("mlp", 3, "exact", 4),
-        ("transformer", 2, "exact", 1),
+        pytest.param("transformer", 2, "exact", 1, marks=pytest.mark.long),
     ],
 )
 def test_eager_training_has_the_losses_of_one_device_at_every_step(name, n, partial_batch, epochs):

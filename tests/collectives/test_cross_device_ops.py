@@ -1,13 +1,12 @@
-"""The algorithms that a mirrored strategy can be given: each gives the same numbers, in both modes."""
+"""The cross-device operations of a mirrored strategy: each gives the same numbers, in both modes."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.conformance.helpers import close, each, parts, rid, rows, variable
 
 import replicax as rx
-
-from .helpers import close, each, parts, rid, rows, variable
 
 REDUCE = {"SUM": np.sum, "MEAN": np.mean}
 OPS = {
@@ -70,21 +69,25 @@ def stack(strategy):
     return np.stack([rows(i) for i in range(strategy.num_replicas_in_sync)])
 
 
-@pytest.mark.parametrize("op", ["SUM", "MEAN"])
-def test_reduce(strategy, mode, op):
+def test_reduce(strategy, mode, subtests):
+    def replica_fn(x):
+        context = rx.get_replica_context()
+        return {op: context.all_reduce(op, [x, x.sum()]) for op in REDUCE}
+
     def step(x):
-        replica_result = strategy.run(
-            lambda x: rx.get_replica_context().all_reduce(op, [x, x.sum()]), args=(x,)
-        )
-        return strategy.reduce(op, {"x": x}, axis=None), strategy.reduce(op, x, 0), replica_result
+        plain = {op: strategy.reduce(op, {"x": x}, axis=None) for op in REDUCE}
+        over_rows = {op: strategy.reduce(op, x, 0) for op in REDUCE}
+        return plain, over_rows, strategy.run(replica_fn, args=(x,))
 
     plain, over_rows, in_replica = mode(step)(each(strategy, rows))
     n = strategy.num_replicas_in_sync
-    expected = REDUCE[op](stack(strategy), axis=0)
-    close(plain["x"], expected)
-    close(over_rows, REDUCE[op](stack(strategy), axis=(0, 1)))
-    close(parts(strategy, in_replica[0]), [expected] * n)
-    close(parts(strategy, in_replica[1]), [REDUCE[op](stack(strategy).sum(axis=(1, 2)))] * n)
+    for op, reduce in REDUCE.items():
+        with subtests.test(op=op):
+            expected = reduce(stack(strategy), axis=0)
+            close(plain[op]["x"], expected)
+            close(over_rows[op], reduce(stack(strategy), axis=(0, 1)))
+            close(parts(strategy, in_replica[op][0]), [expected] * n)
+            close(parts(strategy, in_replica[op][1]), [reduce(stack(strategy).sum(axis=(1, 2)))] * n)
 
 
 def test_reduce_to(strategy, mode):
@@ -109,18 +112,18 @@ def test_variables(strategy, mode):
     close(v, strategy.num_replicas_in_sync)
 
 
-@pytest.mark.parametrize("op", ["SUM", "MEAN"])
-def test_gradients(strategy, mode, op):
-    def replica_fn(x):
-        def loss(x):
-            return (rx.get_replica_context().all_reduce(op, x) * (rid() + 1)).sum()
+def test_gradients(strategy, mode, subtests):
+    def loss(x, op):
+        return (rx.get_replica_context().all_reduce(op, x) * (rid() + 1)).sum()
 
-        return jax.grad(loss)(x)
+    def replica_fn(x):
+        return {op: jax.grad(loss)(x, op) for op in REDUCE}
 
     n = strategy.num_replicas_in_sync
     found = mode(lambda x: strategy.run(replica_fn, args=(x,)))(each(strategy, rows))
-    weight = REDUCE[op](np.arange(n) + 1)
-    close(parts(strategy, found), np.full((n, 2, 3), weight))
+    for op, reduce in REDUCE.items():
+        with subtests.test(op=op):
+            close(parts(strategy, found[op]), np.full((n, 2, 3), reduce(np.arange(n) + 1)))
 
 
 def test_values_with_different_shapes(strategy, mode):
