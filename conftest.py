@@ -16,7 +16,7 @@ import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
-jax.devices()  # starts JAX, so that no test can change the devices of the others
+jax.devices()  # starts JAX, so that no test can change the devices of later ones
 jax.config.update("jax_traceback_in_locations_limit", 0)  # programs without source lines are lowered faster
 
 # The same examples in every run; `--hypothesis-profile=explore` looks for new ones.

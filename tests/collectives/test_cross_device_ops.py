@@ -28,7 +28,7 @@ OPTIONS = {
 
 
 class Plain(rx.CrossDeviceOps):
-    """A user's own: adds the components up in Python; remembers what it was asked for."""
+    """User-defined operations: add up the components in Python and record the calls."""
 
     def __init__(self):
         self.calls = []
@@ -244,7 +244,7 @@ def test_by_hand(ops):
         ops.reduce("SUM", 1.0, x)
 
 
-# What can't be done is refused by name.
+# Refused arguments.
 
 
 def test_nccl_without_gpus(mode):

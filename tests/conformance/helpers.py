@@ -28,7 +28,7 @@ def each(strategy: Any, value_of: Callable[[int], Any], dtype: Any = None) -> An
 
 
 def parts(strategy: Any, value: Any) -> list[np.ndarray]:
-    """What each replica has of `value`; one value that all share counts for each."""
+    """The parts of `value`, one for each replica; a single shared value is repeated."""
     found = [np.asarray(part) for part in strategy.local_results(value)]
     if len(found) == 1:
         found *= strategy.num_replicas_in_sync

@@ -27,7 +27,7 @@ def stack(strategy):
 
 
 def step_of(strategy, mode, replica_fn):
-    """A step that runs `replica_fn(x)` where x is `rows(i)` on replica i; gives all replicas' results."""
+    """The results of a step that runs `replica_fn(x)`, where x is `rows(i)` on replica i."""
     step = mode(lambda x: strategy.run(replica_fn, args=(x,)))
     return step(each(strategy, rows))
 
@@ -164,8 +164,8 @@ def test_several_in_a_row(strategy, mode):
     close(parts(strategy, step_of(strategy, mode, replica_fn)), [x[:, :1].sum() + n] * n)
 
 
-# Gradients: that of a sum is the sum of the replicas' gradients, that of a mean their mean, and that of a
-# gather the own slice of the sum.
+# The gradient of a sum is the sum of the replicas' gradients, that of a mean is their mean, and that of a
+# gather is this replica's slice of their sum.
 
 
 def test_gradient_of_all_reduce(strategy, mode, subtests):
@@ -216,7 +216,7 @@ def test_gradient_of_all_gather(strategy, mode, subtests):
 
 
 def test_gradient_with_respect_to_a_closed_over_value(strategy, mode):
-    """A replica's own loss does not reduce the gradients of others."""
+    """The gradient of a loss without collectives is not reduced."""
 
     def replica_fn(x):
         return jax.grad(lambda w: (w * x).sum())(2.0)
@@ -231,7 +231,7 @@ def test_second_derivative(strategy, mode):
 
     n = strategy.num_replicas_in_sync
     found = mode(lambda: strategy.run(lambda: jax.grad(jax.grad(loss))(rid() + 1.0)))()
-    # The gradient on replica i is 3 n x_i^2, and its derivative is summed over nothing else.
+    # The gradient on replica i is 3 n x_i^2, which depends on x_i alone.
     close(parts(strategy, found), [6 * n * (i + 1) for i in range(n)])
 
 
@@ -323,7 +323,7 @@ def test_in_jit_of_a_compiled_step(strategy):
 
 @pytest.mark.parametrize("collective", [lambda x: all_reduce("SUM", x), all_gather])
 def test_in_control_flow_of_an_eager_replica(several, collective):
-    """Replicas that take turns can't meet in the middle of JAX's own loop; the message says so."""
+    """Eager replicas take turns, so they can't exchange values in the middle of a JAX loop."""
 
     def scan(x):
         return jax.lax.scan(lambda c, row: (c, collective(row)), 0.0, x)
@@ -335,7 +335,7 @@ def test_in_control_flow_of_an_eager_replica(several, collective):
     close(parts(several, several.run(lambda: all_reduce("SUM", 1.0))), [n] * n)
 
 
-# What can't be combined.
+# Bad arguments.
 
 
 def test_not_an_array(strategy, mode, subtests):

@@ -235,7 +235,7 @@ def test_contexts_after_an_error_in_a_replica(strategy, mode):
 
 
 def test_replicas_have_contexts_of_their_own(strategy):
-    """What one replica enters, another one that takes its turn meanwhile does not see."""
+    """A context that one replica enters is not visible to the replicas that run in between."""
     seen = []
 
     def replica_fn():

@@ -16,7 +16,7 @@ def stack(strategy):
     return np.stack([rows(i) for i in range(strategy.num_replicas_in_sync)])
 
 
-# What the strategy is like.
+# Properties of the strategy.
 
 
 def test_devices():
@@ -201,7 +201,7 @@ def test_update_with_a_mirrored_argument(several, mode):
 
 
 def test_update_reads_other_variables(strategy, mode):
-    """As an optimizer with slots does."""
+    """The update of an optimizer with slot variables."""
     v, slot = variable(strategy, 1.0), variable(strategy, 0.0)
 
     def update_fn(v, gradient, slot):

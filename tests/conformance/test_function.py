@@ -19,7 +19,7 @@ SUM = rx.VariableAggregation.SUM
 
 
 def counted(fn):
-    """`fn` compiled, and a list that grows with each trace of it."""
+    """`fn` compiled, and a list that gets an entry each time it is traced."""
     traces = []
 
     def step(*args, **kwargs):
@@ -62,7 +62,7 @@ def test_signatures():
 
 
 def test_python_arguments_are_constants(strategy):
-    """Another value of one is another program, in which Python control flow can use it."""
+    """Each value of it makes a program of its own, so Python control flow can use it."""
 
     def fn(x, *, name, scale, flag=False):
         y = strategy.run(lambda x: x * scale if flag else x, args=(x,))
@@ -98,7 +98,7 @@ def test_text_in_the_arguments(two):
 
 
 def test_traced_for_each_context(placed):
-    """What a function sees of the strategy must not depend on who called it first."""
+    """The strategy that a function sees does not depend on its first caller."""
     name = rx.function(lambda: (rx.has_strategy(), rx.in_cross_replica_context()))
     assert name() == (False, False)
     with placed.scope():
@@ -279,7 +279,7 @@ def test_variables_as_arguments(strategy):
 
 
 def test_variables_in_arguments(strategy):
-    """A structure of variables, as a model's list of them."""
+    """A structure of variables, such as a model's list."""
     variables = [variable(strategy, float(k), aggregation=SUM) for k in range(3)]
 
     @rx.function
@@ -296,7 +296,7 @@ def test_variables_in_arguments(strategy):
 
 
 def test_an_array_read_before_a_step_stays_valid(strategy):
-    """Written arrays are donated, but not those that somebody holds."""
+    """Written arrays are donated, except those that the program still refers to."""
     v = variable(strategy, [1.0, 2.0], aggregation=SUM)
     step = rx.function(lambda: strategy.run(lambda: v.assign_add([1.0, 1.0])))
     n = strategy.num_replicas_in_sync
@@ -359,7 +359,7 @@ def test_two_variables_made_from_one_array(strategy):
 
 @pytest.mark.parametrize("where", ["scan", "cond", "while_loop", "jit", "vmap", "grad"])
 def test_reads_in_control_flow(strategy, where):
-    """The current value on every call, though JAX keeps the traces of a function that persists."""
+    """Reads give the current value in every call, although JAX caches the trace of the branch."""
     v = variable(strategy, 2.0)
 
     def persistent(x):
@@ -414,7 +414,7 @@ def test_one_loop_body_in_two_steps(strategy):
 
 @pytest.mark.parametrize("where", ["scan", "cond", "jit", "grad"])
 def test_writes_in_control_flow(strategy, where):
-    """The new value could not come out."""
+    """The written value could not leave the loop."""
     v = variable(strategy, 1.0, name="counter", aggregation=SUM)
 
     def write(x):
@@ -442,7 +442,7 @@ def test_writes_in_control_flow(strategy, where):
 
 
 def test_jit_around_a_variable(strategy):
-    """JAX would keep today's value as a constant."""
+    """JAX would bake the current value into the program."""
     v = variable(strategy, 1.0, name="weights", aggregation=SUM)
     for use in (lambda: v + 1, lambda: v.value, lambda: v.assign(2.0), lambda: v.read_value()):
         with pytest.raises(RuntimeError, match=r"weights.*rx\.function.*jax\.jit"):
@@ -518,7 +518,7 @@ def test_a_failed_collective_leaves_everything_usable(several, mode):
 
 
 def test_many_strategies(mode):
-    """They share nothing: hundreds may be built, used in turns and dropped."""
+    """Strategies are independent: hundreds can be created, used in turn and dropped."""
     alive = [rx.MirroredStrategy(["CPU:0", "CPU:1"]) for _ in range(100)]
     chosen = [alive[0], alive[50], rx.MirroredStrategy(["CPU:1", "CPU:2"]), alive[99]]
     variables = [variable(s, float(k), aggregation=SUM) for k, s in enumerate(chosen)]
@@ -545,7 +545,7 @@ def test_two_strategies_in_one_step(mode):
 
 
 def test_print_a_variable_in_a_step(strategy, mode):
-    """A repr does not fail, whatever the state of the program."""
+    """A repr never fails."""
     v = variable(strategy, 1.0, name="weights")
     texts = []
     mode(lambda: strategy.run(lambda: texts.append(repr(v))))()

@@ -1,4 +1,4 @@
-"""`merge_call`: all replicas meet, one function is called, each goes on with its part."""
+"""`merge_call`: one function is called for all replicas, and each continues with its part of the result."""
 
 import jax
 import jax.numpy as jnp

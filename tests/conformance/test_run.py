@@ -321,6 +321,6 @@ def test_values_that_functions_of_jax_brought_to_the_host_and_back(strategy):
             close(parts(strategy, value), expected)
             close(parts(strategy, strategy.run(lambda a: a + 1, args=(value,))), np.array(expected) + 1)
             close(strategy.reduce("SUM", value, axis=None), np.sum(expected, axis=0))
-        # What is no array at all can at least be printed.
+        # Objects that are not arrays can be printed.
         for value in (jax.tree.map(jnp.shape, x), jax.eval_shape(lambda a: a, x)):
             assert repr(value)

@@ -1,6 +1,6 @@
 """Replicas whose values have different shapes: the same numbers eager, compiled and in NumPy.
 
-Replica i has `SIZES[i]` rows, as in a last batch that does not divide evenly or is too small for everyone.
+Replica i has `SIZES[i]` rows, as in a last batch that does not divide evenly or that is too small.
 """
 
 import itertools
@@ -263,7 +263,7 @@ def test_all_empty(several, mode):
 
 
 def test_replica_ids(several, mode):
-    """Each replica's own, although a compiled step traces one after the other."""
+    """Each replica sees its own id, although a compiled step traces them one after the other."""
     n = several.num_replicas_in_sync
     sizes = SIZES["partial"][:n]
     found = step_of(several, mode, sizes, lambda x: x.sum() + 10 * rid())

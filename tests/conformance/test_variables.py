@@ -23,7 +23,7 @@ WRITES = {
 
 
 def has_parts(v):
-    """Whether replicas keep different values of it."""
+    """Whether each replica has a value of its own."""
     return isinstance(v, rx.SyncOnReadVariable)
 
 
@@ -92,7 +92,7 @@ def test_on_read_is_not_trainable_unless_asked(strategy):
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 def test_initial_value_of_an_on_read_variable(strategy, aggregation):
-    """Every replica starts with it, so a sum reads N times as much."""
+    """Every replica starts with it, so a SUM variable reads N times the initial value."""
     v = variable(strategy, 2.0, synchronization=ON_READ, aggregation=aggregation)
     counts = strategy.num_replicas_in_sync if has_parts(v) and aggregation == "SUM" else 1
     close(v, 2 * counts)
@@ -115,7 +115,7 @@ def test_made_in_a_replica(strategy):
 
 
 class Counter:
-    """A step that makes its variable in its first call."""
+    """A step that creates its variable in its first call."""
 
     def __init__(self, strategy, in_replica, **kwargs):
         self.strategy, self.in_replica, self.kwargs = strategy, in_replica, kwargs
@@ -403,7 +403,7 @@ def test_on_read_writes_that_mean_nothing(mirrored, mode):
 
 
 def test_per_replica_values_across_replicas(several, mode):
-    """The copies would differ."""
+    """They are refused: the copies would differ."""
     x = each(several, float)
     v = variable(several, 1.0, name="weights")
     with pytest.raises(ValueError, match=r"weights.*PerReplica.*reduce"):
@@ -619,7 +619,7 @@ def test_rows_of_a_table(strategy, mode):
 
 
 def test_conversions(strategy):
-    """Like the array that it holds."""
+    """A variable converts like its array."""
     one = variable(strategy, 2.0)
     several = variable(strategy, [1.0, 2.0])
     index = variable(strategy, 1)
@@ -758,7 +758,7 @@ def test_rows_that_do_not_fit(strategy, mode, subtests):
 
 
 def aligned(value):
-    """A NumPy array whose memory a CPU device would use as it is."""
+    """A NumPy array that is aligned so that JAX may alias its memory."""
     memory = np.empty(4096 * 4 + 64, np.uint8)
     start = -memory.__array_interface__["data"][0] % 64
     array = memory[start : start + 4096 * 4].view(np.float32)

@@ -1,8 +1,8 @@
 """Starts one program in several processes that form a JAX cluster on this machine.
 
-Each process runs the program as `python program.py` with the place to meet, the number of processes and
-its own number in the environment; `join_cluster` in the program reads them. If one process fails or
-time runs out, all are killed, and the error shows what every one of them printed.
+Each process runs `python program.py`. The coordinator's address, the number of processes and the
+process's own number are in the environment, where `join_cluster` reads them. If a process fails or the
+time is up, all are killed, and the error shows what each of them printed.
 """
 
 import contextlib
@@ -15,12 +15,12 @@ import time
 from pathlib import Path
 
 _VARIABLES = ("REPLICAX_TEST_COORDINATOR", "REPLICAX_TEST_PROCESSES", "REPLICAX_TEST_PROCESS")
-# What this process set up for its own devices must not reach the others.
+# Device settings of this process, which the started processes must not inherit.
 _NOT_INHERITED = ("PJRT_NPROC", "NPROC", "XLA_FLAGS", "JAX_NUM_CPU_DEVICES")
 
 
 def join_cluster(devices_per_process):
-    """Called by the program first: ask for CPU devices and meet the other processes."""
+    """Ask for CPU devices and join the other processes; the program calls this first."""
     import jax
 
     import replicax as rx

@@ -1,7 +1,6 @@
 """The program that every worker runs; see `test_multi_worker.py`.
 
-The workers learn of each other from TF_CONFIG alone, which each writes for itself, from the addresses in
-the environment. Each prints what it found out as JSON.
+Each worker sets its own TF_CONFIG from the addresses in the environment, and prints its results as JSON.
 """
 
 import json
@@ -79,7 +78,7 @@ def refused(make):
 
 
 def eager_numbers(strategy):
-    """What eager steps make of values that differ between workers of one replica each: 1 and 2."""
+    """The results of eager steps on values that differ between two workers with one replica each."""
     own = 1.0 + strategy.cluster_resolver.task_id
     with strategy.scope():
         total = rx.Variable(0.0, aggregation=rx.VariableAggregation.SUM)

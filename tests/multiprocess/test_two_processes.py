@@ -1,6 +1,7 @@
 """One strategy over two processes with two CPU devices each: the same code, values and meaning.
 
-`two_processes.py` holds the checks; all run in one pair of processes, since starting JAX takes longest.
+`two_processes.py` has the checks. All run in one pair of processes, because starting JAX takes most of
+the time.
 """
 
 from pathlib import Path

@@ -84,7 +84,7 @@ def check_reduce_an_axis(strategy, mode):
 
 
 def check_reduce_rows(strategy, mode):
-    """Rows, and row numbers, that are the same for all replicas come from each of them."""
+    """Rows and row numbers that all replicas share still count once for each replica."""
     indices = jnp.array([2, 0])
     for make in (lambda: strategy.run(lambda: jnp.ones(2)), lambda: jnp.ones(2)):
 
@@ -340,7 +340,7 @@ def check_processes_with_their_own_data(strategy, mode):
 
     dataset = strategy.distribute_datasets_from_function(dataset_fn, rx.InputOptions(partial_batch="pad"))
     total = mode(lambda batch: strategy.reduce("SUM", batch, axis=0))
-    # The second process has data for one step only, and takes part in the other with empty batches.
+    # The second process has data for one step only; in the other step its batches are empty.
     assert [int(total(batch)) for batch in dataset] == [6 + 406, 22]
 
 

@@ -9,7 +9,7 @@ CentralStorageStrategy ("central"), OneDeviceStrategy ("onedev") and the default
     cases_*.py       the same cases, written with Replicax; `LEFT_OUT` names those that can't be
     differences.py   where Replicax means to differ: why, and exactly what it gives instead
     recorded.py      the cases joined with all of this
-    test_oracle.py   one test for each case and kind, and one that nothing is unaccounted for
+    test_oracle.py   one test for each section and kind, and one that no case is unaccounted for
 
 `python -m tests.oracle` prints the table of counts.
 """

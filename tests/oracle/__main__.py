@@ -1,7 +1,7 @@
 """Prints how many recorded cases are covered, differ on purpose, or are left out.
 
 `python -m tests.oracle` counts the cases that are written with Replicax; `python -m tests.oracle programs`
-runs the recorded programs with `replicax.tf` and counts what came of theirs.
+runs the recorded programs with `replicax.tf` and counts the results of their cases.
 """
 
 import os

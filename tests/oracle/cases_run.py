@@ -22,7 +22,7 @@ NT = namedtuple("NT", "a b")
 
 @dataclass
 class DC:
-    """An object that is no structure."""
+    """An object that is a leaf of a structure."""
 
     a: Any
 

@@ -13,7 +13,7 @@
 Compared are numbers, dtypes, shapes, structure, the class of every wrapper and the device of every
 copy. Not compared is what the semantics leaves open: the device of a plain array (TensorFlow puts it
 where the caller happens to be), and 64 bits (JAX's x64 mode is off, so int64 and float64 are int32 and
-float32). A component may lie on its own replica's device even where TensorFlow left all of them on the
+float32). A component may be on its own replica's device even where TensorFlow left all of them on the
 first. An exception must be catchable as the recorded builtin, or as the class of that name in
 `rx.errors`; its words are our own.
 """
@@ -337,7 +337,7 @@ class Observation:
 
 
 def observe(case: Callable[[], Any]) -> Observation:
-    """Run a case and describe what came of it."""
+    """Run a case and describe its result."""
     try:
         value = case()
     except Exception as error:

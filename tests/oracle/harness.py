@@ -1,8 +1,8 @@
-"""What the recorded programs import as `pc`: their small harness, over `replicax.tf`, not TensorFlow.
+"""The module that the recorded programs import as `pc`, built on `replicax.tf` instead of TensorFlow.
 
-The programs in `recorded_programs/` are those that were run with TensorFlow, unchanged. Each says
-`from pc import *` and hands its cases to `case`; `run_program` makes this module be that `pc`, and returns
-what came of them.
+The programs in `recorded_programs/` were run with TensorFlow and are unchanged. Each does `from pc
+import *` and passes its cases to `case`; `run_program` provides that module and returns the outcome of
+every case.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PROGRAMS = Path(__file__).parent / "recorded_programs"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one case of a program."""
+    """The outcome of one case of a program."""
 
     section: str
     name: str
@@ -62,7 +62,7 @@ def _spelled(text: str) -> str:
 
 
 class Refused:
-    """Stands for a strategy that can't be made: refused again by whatever is done with it."""
+    """Stands for a strategy that can't be created: every use raises the error again."""
 
     def __init__(self, error: Exception) -> None:
         self._error = error
@@ -86,7 +86,7 @@ _distribute.MirroredStrategy = _mirrored_strategy
 
 
 def _names(kind: str) -> dict[str, Any]:
-    """What `from pc import *` gives a program."""
+    """The names that `from pc import *` gives a program."""
     outcomes: list[Outcome] = []
     sections = [""]
     devices = ["/cpu:0", "/cpu:1"]
@@ -149,7 +149,7 @@ def _names(kind: str) -> dict[str, Any]:
 
 
 def run_program(program: str, kind: str, monkeypatch: Any) -> list[Outcome]:
-    """Run one of the recorded programs with a kind of strategy; what came of each of its cases."""
+    """Run a recorded program with one kind of strategy and return the outcome of each case."""
     module = types.ModuleType("pc")
     names = _names(kind)
     vars(module).update(names)
@@ -159,7 +159,7 @@ def run_program(program: str, kind: str, monkeypatch: Any) -> list[Outcome]:
     environment = dict(os.environ)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
-        warnings.simplefilter("ignore", ResourceWarning)  # the programs leave closing to the interpreter
+        warnings.simplefilter("ignore", ResourceWarning)  # the programs do not close what they open
         warnings.filterwarnings("ignore", "Explicitly requested dtype int64")
         runpy.run_path(str(PROGRAMS / program))
         gc.collect()

@@ -1,8 +1,8 @@
 """The recorded programs themselves, run with `replicax.tf`, case by case.
 
 A case has one fate: it `agrees` with what TensorFlow gave, it `differs` on purpose (`differences.py`, or
-`program_differences.py` for what only the program shows), it is `left out` because it looks inside of
-TensorFlow, or it is `open`: listed in `OPEN`, and counted against us.
+`program_differences.py` for what only the program shows), it is `left out` because it inspects
+TensorFlow's internals, or it is `open`: listed in `OPEN`, and counted against us.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ PROGRAMS = {
 
 @dataclass(frozen=True)
 class Case:
-    """One case of a program: what was recorded, and what came of it here."""
+    """One case of a program: the recorded result, and the outcome here."""
 
     recorded: Recorded
     observed: Observation | None
 
     @property
     def fate(self) -> str:
-        """What becomes of it."""
+        """Its fate."""
         if self._listed(LEFT_OUT) is not None or self.recorded.why_left_out is not None:
             return "left out"
         if self.observed is not None and not compare(self.recorded.result, self.observed):
@@ -87,7 +87,7 @@ class Case:
 
 
 def cases_of(name: str, kind: str, monkeypatch: Any) -> list[Case]:
-    """Run a program with a kind of strategy; all that was recorded of it, with what came of it."""
+    """Run a program with one kind of strategy; its recorded cases with their outcomes here."""
     program = PROGRAMS[name]
     if program.uses_keras:
         importlib.import_module("replicax.integrations.keras")

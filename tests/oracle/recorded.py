@@ -96,7 +96,7 @@ class Recorded:
 
     @property
     def fate(self) -> str:
-        """What becomes of the case."""
+        """The fate of the case."""
         if self.run is None:
             return "unaccounted" if self.why_left_out is None else "left out"
         assert self.why_left_out is None, f"{self.id} is written and left out"

@@ -1,8 +1,8 @@
 """The strategies and the small vocabulary that the cases are written in.
 
-Every case is a function of a `World`: one strategy of the kind at hand, made anew for each case, with
-the few values that the recorded programs keep. Inside a replica function the module's own functions say
-where we are: `rid()`, `ctx()`, `merge(...)`, `context()`.
+Every case is a function of a `World`: a new strategy of one kind, with the few values that the recorded
+programs share. Inside a replica function, `rid()`, `ctx()`, `merge(...)` and `context()` give the current
+replica and context.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ KINDS: dict[str, Callable[[], Any]] = {
 
 
 def tensor(value: Any, dtype: Any = None) -> jax.Array:
-    """A new array, strongly typed, where new arrays go at this point of the program."""
+    """A new array with a strong type, on the current default device."""
     host = np.asarray(value, dtype=dtype)
     narrow = {"float64": np.float32, "int64": np.int32}.get(host.dtype.name, host.dtype)
     return jnp.array(host, dtype=narrow)
@@ -99,7 +99,7 @@ _STRATEGIES = (rx.MirroredStrategy, rx.CentralStorageStrategy, rx.OneDeviceStrat
 
 
 class World:
-    """One strategy of a kind, and the values that the recorded programs keep at hand."""
+    """One strategy of a kind, and the values that the recorded programs share."""
 
     def __init__(self, kind: str) -> None:
         """Make the strategy."""

@@ -9,7 +9,7 @@ _SLOW_IS_FINE = [HealthCheck.too_slow, HealthCheck.data_too_large]
 def examples(count: int) -> settings:
     """`count` examples, or as many as the profile asks for if that is more than the ordinary number.
 
-    The ordinary run reports a failure as it finds it: every step of making it smaller compiles anew.
+    The ordinary run reports a failure without shrinking it, because every shrunk example compiles again.
     """
     wanted = settings().max_examples
     if wanted > _ORDINARY:

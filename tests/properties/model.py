@@ -1,8 +1,8 @@
-"""What a program of replicas means, in NumPy: the semantics without devices, traces or greenlets.
+"""A model of replicated programs in NumPy: the semantics without devices, traces or greenlets.
 
-All replicas do the same thing at the same time, so a replica's value is written down for all of them at
-once: `PerReplica` is a list with one array for each replica, and a step of a replica function is a step of
-the whole list. Anything else is a plain array, equal everywhere.
+All replicas run the same statements together: `PerReplica` is a list with one array for each replica,
+and each statement of a replica function applies to the whole list. Any other value is one array, equal
+on all replicas.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-# How a write makes the new value from the old one.
+# The new value of each write, from the old one.
 WRITES: dict[str, Callable[[Any, Any], Any]] = {
     "assign": lambda old, new: new + 0 * old,
     "assign_add": lambda old, new: old + new,
@@ -157,7 +157,7 @@ class World:
         return np.concatenate(value, axis)
 
     def each(self, value: Any) -> PerReplica:
-        """What each replica holds of `value`: of a plain one, all of it."""
+        """Each replica's part of `value`, or the whole of a plain value."""
         if isinstance(value, PerReplica):
             return value
         return PerReplica([value] * self.num_replicas)

@@ -113,15 +113,15 @@ class Replicated:
 
 
 class NumpyWorld(model.World):
-    """The model, for programs that also ask for `reduce_to`."""
+    """The model with `reduce_to`."""
 
     def reduce_to(self, op, value, variable):
-        """As far as numbers go, where the result lies does not matter."""
+        """The numbers do not depend on where the result is placed."""
         return self.reduce(op, value, None)
 
 
 def nest(values: Any) -> Any:
-    """A structure of dicts, tuples, lists and None with `values` in it, the same for as many values."""
+    """A structure of dicts, tuples, lists and None that holds `values`; it depends on their number only."""
     values = list(values)
     if len(values) < 2:
         return {"only": values, "nothing": None}
@@ -207,7 +207,7 @@ class Read:
 
 @dataclasses.dataclass(frozen=True)
 class WriteInReplica:
-    """values += variable.assign(values[i]) and its like"""
+    """values += variable.assign(values[i]) or another write"""
 
     variable: int
     how: str
@@ -219,7 +219,7 @@ class WriteInReplica:
 
 @dataclasses.dataclass(frozen=True)
 class Write:
-    """variable.assign(values[i]) and its like, outside of replicas"""
+    """variable.assign(values[i]) or another write, outside of replicas"""
 
     variable: int
     how: str
@@ -232,7 +232,7 @@ class Write:
 
 @dataclasses.dataclass(frozen=True)
 class WriteReduced:
-    """variable.assign(reduce_to(values[i])) and its like, or the same in `extended.update`"""
+    """variable.assign(reduce_to(values[i])) or another write, directly or in `extended.update`"""
 
     variable: int
     how: str
@@ -249,7 +249,7 @@ class WriteReduced:
 
 @dataclasses.dataclass(frozen=True)
 class Update:
-    """extended.update(variable, assign, values[i]) and its like, with a plain value"""
+    """extended.update(variable, assign, values[i]) or another write of a plain value"""
 
     variable: int
     how: str
@@ -262,7 +262,7 @@ class Update:
 
 @dataclasses.dataclass(frozen=True)
 class Scatter:
-    """variable.scatter_*(rows), of which a replica has its own"""
+    """variable.scatter_*(rows); in replicas each has its own rows"""
 
     variable: int
     how: str
@@ -312,7 +312,7 @@ class AllGather:
 
 @dataclasses.dataclass(frozen=True)
 class Merge:
-    """values += what a merge_call makes of values[i], after doing some statements outside of replicas"""
+    """values += merge_call of values[i], with some statements in the merge function"""
 
     statements: tuple[Any, ...]
     value: int
@@ -368,23 +368,23 @@ class Run:
 
 
 def interpret(statements: Any, world: Any, variables: list[Any], values: list[Any]) -> list[Any]:
-    """Do the statements in turn; all values, those given and those made."""
+    """Run the statements in order and return all values, given and computed."""
     for statement in statements:
         values += statement.do(world, variables, values)
     return values
 
 
-# Drawing programs. Every value's dtype and per-replica shapes are known, so that programs make sense.
+# Drawing programs. The dtype and per-replica shapes of every value are known, so that programs are valid.
 
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """What is known about a value: its dtype, its shape on each replica, and how it lies."""
+    """What is known about a value: its dtype, its shape on each replica, and whether replicas share it."""
 
     dtype: str
     shapes: tuple[tuple[int, ...], ...]
     plain: bool = False
-    # One object on all replicas: an eager `run` hands it out as a plain value.
+    # One object on all replicas, which an eager `run` returns as a plain value.
     shared: bool = False
 
     @property
@@ -394,7 +394,7 @@ class Kind:
 
 @dataclasses.dataclass(frozen=True)
 class VariableKind:
-    """A variable to make."""
+    """How to create a variable."""
 
     synchronization: str
     aggregation: str
@@ -419,7 +419,7 @@ class Program:
     statements: tuple[Any, ...]
 
     def input_arrays(self) -> list[list[np.ndarray]]:
-        """For each input one array for each replica; of a plain one they are equal."""
+        """For each input, one array for each replica; those of a plain input are equal."""
         arrays = []
         for number, kind in enumerate(self.inputs):
             parts, start = [], number + 1
@@ -441,7 +441,7 @@ class _Drawer:
         return self.draw(st.sampled_from(list(options)))
 
     def pick(self, kinds, condition=lambda kind: True):
-        """The number of a value that fulfils a condition, or None."""
+        """The number of a value that meets a condition, or None."""
         fitting = [i for i, kind in enumerate(kinds) if condition(kind)]
         return self.one_of(fitting) if fitting else None
 
@@ -654,7 +654,7 @@ class _Drawer:
         kinds.append(self.same(dtype, shape, plain=True))
 
     def gather(self, statements, kinds):
-        # A plain value would be returned as it is, and which values are plain depends on the mode.
+        # Plain values are returned unchanged, and which values are plain depends on the mode.
         value = self.pick(kinds, lambda k: k.shapes[0] and not k.plain and not k.shared)
         if value is None:
             return

@@ -1,4 +1,4 @@
-"""Laws of input: every example arrives exactly once, in order, whole, however it is read and shared out."""
+"""Properties of input: every example arrives exactly once, complete and in order."""
 
 import json
 from itertools import zip_longest
@@ -30,7 +30,7 @@ def _grain_has_ended():
 
 
 def structures(leaf):
-    """Structures around `leaf()`, which makes another array each time."""
+    """Structures whose leaves are drawn with `leaf()`."""
     return st.one_of(
         leaf,
         st.tuples(leaf, leaf),
@@ -41,7 +41,7 @@ def structures(leaf):
 
 @st.composite
 def leaves(draw, count):
-    """Rows that all differ as long as the dtype can tell them apart."""
+    """Rows that differ from each other as far as the dtype allows."""
     dtype = jnp.dtype(draw(st.sampled_from(DTYPES)))
     shape = draw(st.sampled_from([(), (2,), (0,), (2, 3)]))
     values = np.arange(count).reshape(count, *[1] * len(shape)) + np.zeros(shape)
@@ -72,7 +72,7 @@ def assert_same(got, wanted):
 
 
 def numbers(steps):
-    """The numbers of all rows that count, in order of steps and replicas."""
+    """The numbers of all rows that are not padding, in order of steps and replicas."""
     return [int(i) for got in steps for part in got for i in part.examples[""]]
 
 
@@ -139,11 +139,11 @@ def test_partial_batches_are_treated_as_asked(data, kind, sizes, buffer_size):
         assert numbers(steps) == [int(i) for batch in wanted for i in batch]
 
 
-# Where pipelines read different data, each deals out its own batches.
+# Pipelines that read different data each distribute their own batches.
 
 
 def dealt(batches, num_parts, num_own):
-    """For each step what each of a pipeline's replicas gets, by the rule that is documented."""
+    """For each step, the rows of each of a pipeline's replicas, by the documented rule."""
     pieces = []
     for batch in batches:
         ends = np.cumsum(split_sizes(len(batch), num_parts))
@@ -152,7 +152,7 @@ def dealt(batches, num_parts, num_own):
 
 
 def assert_dealt(steps, pipelines, by_pipeline):
-    """Every pipeline deals `by_pipeline`; those that are done early get nothing until all are."""
+    """Pipelines that finish early get empty batches until all have finished."""
     wanted = []
     for step in zip_longest(*by_pipeline, fillvalue=[]):
         by_replica = [[]] * pipelines.num_replicas

@@ -31,7 +31,7 @@ def make_variables(world, program):
 
 
 def in_numpy(program: Program):
-    """Per call, every value that the program makes; and what each replica then holds of the variables."""
+    """The values that each call computes, and each replica's copies of the variables in the end."""
     world = NumpyWorld(program.num_replicas, central=program.central)
     variables = make_variables(world, program)
     inputs = [
@@ -89,7 +89,7 @@ def check_parts(expected, actual, what):
         np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5, err_msg=where)
 
 
-@pytest.mark.timeout(0)  # exploring takes as long as it is told to
+@pytest.mark.timeout(0)  # the explore profile takes as long as it is asked to
 @examples(60)
 @given(programs())
 def test_random_program(program):

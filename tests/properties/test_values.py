@@ -1,4 +1,4 @@
-"""Smaller laws: reductions are NumPy's, splitting undoes assembling, trees come back, totals are exact."""
+"""Smaller properties: reductions equal NumPy's, splitting undoes assembling, totals are exact."""
 
 import functools
 
@@ -52,7 +52,7 @@ def parts_of_replicas(draw, dtypes=DTYPES, uneven=True, min_ndim=0):
 
 
 def wide(array):
-    """Sums in a type that can hold them, as a reference."""
+    """The reference: a sum in a type that can hold it."""
     return np.asarray(array).astype(np.float64)
 
 

@@ -1,9 +1,10 @@
 """What each code block of the documents needs in order to run, and what it must do then.
 
-A case is a function that yields once. Before, it defines the block's placeholders; there the block runs;
-after, it checks what the block did, beyond the outputs that are documented in it (those are compared in any
-case). `replaced` repairs what can't run as it was published: bodies of nothing but a comment, lost
-indentation, a wrapped comment. The rest of a block is left as it is, except that GPUs become CPU devices.
+A case is a generator that yields once. Before the yield it defines the block's placeholders; then the
+block runs; afterwards the case checks what the block did. Outputs that are documented in the block are
+always compared. `replaced` fixes code that can't run as published: bodies that consist of a comment,
+lost indentation, a wrapped comment. The rest of a block is unchanged, except that GPUs become CPU
+devices.
 """
 
 import tempfile
@@ -72,7 +73,7 @@ def local(run, value):
     return [np.asarray(part) for part in run["strategy"].experimental_local_results(value)]
 
 
-# The blocks with prompts: their documented outputs say it all.
+# The blocks with prompts: their documented outputs are the whole check.
 
 
 @case("000_batch_reduce_to_1", "000_reduce_to_1")
@@ -403,7 +404,7 @@ def values_on_devices(run):
 
 
 def convolved(images):
-    """A model that mixes neighbouring pixels, so that parts of images must talk to each other."""
+    """A model that mixes neighbouring pixels, so that devices must exchange parts of images."""
     return images + tf.roll(images, 1, axis=1) + tf.roll(images, 1, axis=2)
 
 

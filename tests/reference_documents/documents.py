@@ -1,13 +1,13 @@
 """The code blocks of the five reference documents, as they are published.
 
-The documents are TensorFlow's, and neither their sentences nor their code are kept here. What is kept is a
-list, `blocks.json`: the name of every block and a hash of its code. The code comes from the documents
-themselves, from the folder `shared/reference` next to the repository. Where there is none, the tests of the
-blocks are skipped; those of the signatures remain, and `tests/reference` (the same examples, our way).
+The documents are TensorFlow's; neither their text nor their code is part of this repository.
+`blocks.json` lists the name of every block and a hash of its code. The code is read from the folder
+`shared/reference` next to the repository. Without that folder the tests of the blocks are skipped; the
+tests of the signatures and `tests/reference` (the same examples, written for Replicax) still run.
 
-A block is named by its document, the heading it stands under and its number there:
-`003_run_2` is the second block in the section `run` of the document 003. Comments are stripped, but for
-those that state an output. `python -m tests.reference_documents.documents` makes the list anew.
+A block is named after its document, the heading above it and its number there:
+`003_run_2` is the second block in the section `run` of the document 003. Comments are stripped, except
+those that state an output. `python -m tests.reference_documents.documents` writes the list again.
 """
 
 import functools
@@ -30,7 +30,7 @@ _COMMENT = re.compile(r"(^|\s+)#.*")
 
 @functools.cache
 def listed():
-    """The blocks that there are: the hash of each by its name."""
+    """The hash of every block by its name."""
     return json.loads(LIST.read_text())["blocks"]
 
 
@@ -42,7 +42,7 @@ def listed_signatures():
 
 @functools.cache
 def published():
-    """The code of every block by its name; empty where the documents are not."""
+    """The code of every block by its name; empty without the documents."""
     blocks = {}
     for path in sorted(DOCUMENTS.glob("00*.txt")):
         count = Counter()
@@ -62,7 +62,7 @@ def published_signatures():
 
 
 def _fenced(document):
-    """The blocks of a document, each with the heading it stands under."""
+    """The blocks of a document, each with the heading above it."""
     heading, block = "overview", None
     for line in document.split("\n"):
         if line.startswith("```"):
@@ -76,7 +76,7 @@ def _fenced(document):
 
 
 def without_comments(text):
-    """`text` without its comments, but for those that state an output."""
+    """`text` without its comments, except those that state an output."""
     lines = []
     for line in text.removeprefix(" ").rstrip().split("\n"):
         if not _STATED_OUTPUT.search(line):

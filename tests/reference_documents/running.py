@@ -90,7 +90,7 @@ def run_block(case, texts, names=()):
             try:
                 run.execute_all(case.completed(texts[-1]))
             except case.ends_with as error:
-                # The frames of the loop hold its iterator, which reads ahead until it is gone.
+                # The frames of the loop refer to its iterator, which reads ahead until it is freed.
                 error.__traceback__ = None
             else:
                 raise AssertionError(f"the block did not end with {case.ends_with.__name__}")

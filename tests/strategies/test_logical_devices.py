@@ -207,7 +207,7 @@ def test_inside_of_jax_transformations(strategy, mode):
 
 
 def test_split_values_meet_other_replicas(strategy, mode):
-    """all_reduce, all_gather, writes, merge_call and reductions of values that lie in parts."""
+    """all_reduce, all_gather, writes, merge_call and reductions of sharded values."""
     n, replicas = logical_devices(strategy), strategy.num_replicas_in_sync
     with strategy.scope():
         v = rx.Variable(np.zeros((n, 2), np.float32), aggregation=SUM)
@@ -253,7 +253,7 @@ def test_split_values_meet_other_replicas(strategy, mode):
 
 
 def test_an_array_in_parts_outside_of_its_strategy():
-    """What an eager replica returns may lie in parts; another strategy's variables hold all of it."""
+    """An eager replica may return a sharded value; another strategy's variables hold the whole of it."""
     strategy, other = strategy_of("1x8"), rx.MirroredStrategy(["CPU:0", "CPU:1"])
     x = np.arange(16, dtype=np.float32)
     parts = strategy.run(lambda: strategy.split_to_logical_devices(jnp.asarray(x), [8]))

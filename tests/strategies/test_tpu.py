@@ -194,7 +194,7 @@ def test_variables_are_mirrored(shape, num_replicas, mode):
 
 
 def test_the_host_is_not_busier_than_with_one_device_each():
-    """A compiled step over several devices a replica is called in the quick way, as any other."""
+    """A compiled step with several devices per replica takes the same fast path as any other."""
     strategy = set_up([1, 2, 2, 2], num_replicas=1)
     with strategy.scope():
         v = rx.Variable(jnp.zeros(3), aggregation=rx.VariableAggregation.SUM)

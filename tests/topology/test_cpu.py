@@ -16,7 +16,7 @@ NUM_CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") els
 
 
 def run_python(code, **environment):
-    """Run `code` where JAX has not started; give back what it printed to either stream."""
+    """Run `code` in a process where JAX has not started; return what it printed to either stream."""
     inherited = {name: value for name, value in os.environ.items() if name not in SETTINGS}
     finished = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)],
@@ -124,7 +124,7 @@ def test_a_pool_that_is_too_small_makes_collectives_wait_and_warns_once():
     assert "PJRT_NPROC=8" in printed
 
 
-# What it is all for.
+# Queued collectives.
 
 QUEUED_STEPS = """
     import jax, jax.numpy as jnp, numpy as np

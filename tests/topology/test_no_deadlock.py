@@ -1,7 +1,7 @@
 """Steps may be queued without end: XLA's CPU collectives must never run out of threads.
 
-A deadlock there ends in an abort of the whole process after 40 seconds, so every case is a process of
-its own with a time limit. Nothing waits for a step before the last one has been started.
+A deadlock there aborts the whole process after 40 seconds, so every case runs in its own process with a
+time limit. Nothing waits for a step before the last one has been started.
 """
 
 import os
@@ -14,7 +14,7 @@ import pytest
 
 SETTINGS = ("PJRT_NPROC", "NPROC", "XLA_FLAGS", "JAX_NUM_CPU_DEVICES")
 
-# Each step makes five all-reduces that depend on each other, so they can't become one.
+# Each step has five all-reduces that depend on each other, so XLA can't combine them.
 QUEUED_STEPS = """
     import logging
     logging.basicConfig(format="%(name)s %(levelname)s %(message)s")
@@ -44,7 +44,7 @@ QUEUED_STEPS = """
 
 
 def run_steps(start, num_steps, **environment):
-    """Run `QUEUED_STEPS` in a process of its own; give back what it printed to either stream."""
+    """Run `QUEUED_STEPS` in its own process and return what it printed to either stream."""
     inherited = {name: value for name, value in os.environ.items() if name not in SETTINGS}
     program = textwrap.dedent(QUEUED_STEPS).format(start=start, num_steps=num_steps)
     finished = subprocess.run(

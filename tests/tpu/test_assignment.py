@@ -64,7 +64,7 @@ def real_topology(monkeypatch, cores):
 
 
 def test_tpu_cores_know_their_places(monkeypatch):
-    """Counted from the first one, wherever the slice lies in its pod."""
+    """Counted from the first core of the slice, wherever the slice is in its pod."""
     cores = [FakeCore(4 + x, y, 0, c) for y in range(2) for x in range(2) for c in range(2)]
     topology = real_topology(monkeypatch, cores)
     assert topology.mesh_shape == (2, 2, 1, 2)
@@ -85,7 +85,7 @@ def test_tasks_of_a_slice_with_several_hosts(monkeypatch):
 
 
 def test_a_slice_with_holes(monkeypatch):
-    """A box is laid only where all of its cores are."""
+    """A box is assigned only where all of its cores exist."""
     cores = [FakeCore(x, y, 0, 0) for x in range(3) for y in range(2) if (x, y) != (0, 1)]
     topology = real_topology(monkeypatch, cores)
     assert not topology.has([0, 1, 0, 0])

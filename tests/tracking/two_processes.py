@@ -11,7 +11,7 @@ def main():
     sys.path.insert(0, str(Path(__file__).parents[1] / "multiprocess"))
     from launch import join_cluster
 
-    assert rx.on_first_process()  # nobody knows better yet
+    assert rx.on_first_process()  # JAX has not started yet
     join_cluster(devices_per_process=2)
     logging.basicConfig(format="logged %(message)s", stream=sys.stdout)
     logging.getLogger("training").addFilter(rx.on_first_process)
