@@ -18,6 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import replicax as rx
 from replicax import _jax
 from replicax.cluster import exchange_between_processes
+from replicax.contexts import ThreadSettings
 from replicax.errors import UnsupportedJaxError
 
 
@@ -263,10 +264,10 @@ SETTINGS = {
 def test_the_settings_of_a_thread_are_saved_and_restored(name):
     """config_states, Config.get_local and set_local."""
     make, read = SETTINGS[name]
-    outside, before = _jax.ThreadSettings(), read()
+    outside, before = ThreadSettings(), read()
     with contextlib.ExitStack() as stack:
         stack.enter_context(make())
-        inside, changed = _jax.ThreadSettings(), read()
+        inside, changed = ThreadSettings(), read()
         assert changed != before
         outside.restore()
         assert read() == before
@@ -287,7 +288,7 @@ NOT_SETTINGS = {
 
 def test_every_setting_of_a_thread_is_known():
     """A new version of JAX may define settings in other modules than the old one."""
-    known = {id(state) for state in _jax.ThreadSettings._STATES}
+    known = {id(state) for state in _jax.thread_settings}
     kind = _jax._private("config", "config_ext.Config")
     modules = [m for name, m in list(sys.modules.items()) if name.startswith("jax._src")]
     found = {(name, id(x)) for m in modules for name, x in vars(m).items() if isinstance(x, kind)}

@@ -78,7 +78,6 @@ __all__ = [
     "ArrayImpl",
     "FirstReplicaViews",
     "Primitive",
-    "ThreadSettings",
     "add_array_method",
     "at_trace",
     "backends_are_initialized",
@@ -98,6 +97,7 @@ __all__ = [
     "plain",
     "put_parts",
     "staged_for",
+    "thread_settings",
     "trace_of",
     "trace_state",
     "traces_of",
@@ -293,25 +293,8 @@ def _thread_settings() -> tuple[Any, ...]:
     return tuple({id(state): state for state in candidates if isinstance(state, kind)}.values())
 
 
-class ThreadSettings:
-    """JAX's thread-local settings (default device, matmul precision, mesh, ...) at one moment.
-
-    `with jax.default_device(...)` and similar blocks set state of the *thread*. Replicas that take turns in
-    one thread therefore save their settings when they pause and restore them when they continue.
-    """
-
-    __slots__ = ("_locals",)
-
-    _STATES = _thread_settings()
-
-    def __init__(self) -> None:
-        self._locals = [state.get_local() for state in self._STATES]
-
-    def restore(self) -> None:
-        """Make the saved settings the current ones."""
-        for state, value in zip(self._STATES, self._locals, strict=True):
-            if state.get_local() is not value:
-                state.set_local(value)
+thread_settings = _thread_settings()
+"""JAX's settings that a thread can have a value of its own for, each with `get_local` and `set_local`."""
 
 
 def add_array_method(name: str, method: Any, doc: str) -> None:

@@ -7,6 +7,7 @@ from replicax.contexts._rows import Rows, current_rows, use_rows
 from replicax.contexts._stack import (
     Context,
     Scope,
+    ThreadSettings,
     context_stack,
     current,
     enter,
@@ -28,6 +29,7 @@ __all__ = [
     "ReplicaContext",
     "Rows",
     "Scope",
+    "ThreadSettings",
     "StrategyProtocol",
     "context_stack",
     "current",

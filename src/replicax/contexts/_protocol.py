@@ -7,7 +7,7 @@ through this protocol. `replicax.strategies.Strategy` implements it; what users 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
@@ -16,7 +16,7 @@ from replicax.collectives import Communicator
 from replicax.topology import ReplicaMesh
 
 if TYPE_CHECKING:
-    from replicax.variables import Variable
+    from replicax.variables import Store, Variable
 
 __all__ = ["StrategyProtocol"]
 
@@ -52,6 +52,16 @@ class StrategyProtocol(Protocol):
     @property
     def replica_ids(self) -> Sequence[jax.Array]:
         """The ids of this process's replicas, each an array on its replica's device."""
+        ...
+
+    @property
+    def store(self) -> Store:
+        """The arrays of the strategy's variables."""
+        ...
+
+    @property
+    def compiled_runs(self) -> MutableMapping[Any, Any]:
+        """The steps "run this function in every replica", by function."""
         ...
 
     def run(

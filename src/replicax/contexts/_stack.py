@@ -7,7 +7,8 @@
     extended.update    update context              cross-replica, for one copy of a variable
 
 The stack is a context variable that holds a tuple: entering makes a longer tuple, leaving puts the
-shorter one back, and neither threads nor eager replicas see each other's.
+shorter one back, and neither threads nor eager replicas see each other's. JAX has settings for each thread
+besides; `ThreadSettings` saves them where replicas share a thread.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
+from replicax._jax import thread_settings
 from replicax.contexts._protocol import StrategyProtocol
 from replicax.errors import ContextError
 
@@ -30,6 +32,7 @@ StrategyT = TypeVar("StrategyT", bound=StrategyProtocol)
 __all__ = [
     "Context",
     "Scope",
+    "ThreadSettings",
     "context_stack",
     "current",
     "enter",
@@ -108,6 +111,25 @@ def enter(context: Context) -> Iterator[None]:
         yield
     finally:
         _stack.set(stack)
+
+
+class ThreadSettings:
+    """JAX's thread-local settings (default device, matmul precision, mesh, ...) at one moment.
+
+    `with jax.default_device(...)` and similar blocks set state of the *thread*. Replicas that take turns in
+    one thread therefore save their settings when they pause and restore them when they continue.
+    """
+
+    __slots__ = ("_locals",)
+
+    def __init__(self) -> None:
+        self._locals = [state.get_local() for state in thread_settings]
+
+    def restore(self) -> None:
+        """Make the saved settings the current ones."""
+        for state, value in zip(thread_settings, self._locals, strict=True):
+            if state.get_local() is not value:
+                state.set_local(value)
 
 
 def enter_default() -> contextlib.AbstractContextManager[None]:

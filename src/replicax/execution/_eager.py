@@ -17,8 +17,8 @@ from typing import Any, final
 import greenlet
 import jax
 
-from replicax._jax import ThreadSettings, current_trace
-from replicax.contexts import Exchange, ReplicaContext, current, enter
+from replicax._jax import trace_state
+from replicax.contexts import Exchange, ReplicaContext, StrategyProtocol, ThreadSettings, current, enter
 from replicax.errors import ContextError, TracingError
 from replicax.values import PerReplica, attach_masks, regroup, regroup_traced, split
 from replicax.variables import Variable
@@ -29,7 +29,7 @@ _Regroup = Callable[[Sequence[Any], Any], Any]
 
 
 def run_replicas(
-    strategy: Any,
+    strategy: StrategyProtocol,
     fn: Callable[..., Any],
     args: Any,
     kwargs: Any,
@@ -57,7 +57,7 @@ def run_replicas(
         base.settings.restore()
 
 
-def _take_turns(strategy: Any, team: list[_Replica], merge: _Regroup) -> Any:
+def _take_turns(strategy: StrategyProtocol, team: list[_Replica], merge: _Regroup) -> Any:
     replies: list[Any] = [None] * len(team)
     while True:
         for replica, reply in zip(team, replies, strict=True):
@@ -80,7 +80,7 @@ def _unequal(team: list[_Replica], waiting: list[_Replica]) -> str:
     )
 
 
-def _merge(strategy: Any, team: list[_Replica], merge: _Regroup) -> list[Any]:
+def _merge(strategy: StrategyProtocol, team: list[_Replica], merge: _Regroup) -> list[Any]:
     """What each replica gets from the merge_call that all wait in: a value, or an exception."""
     requests = [replica.take_request() for replica in team]
     merge_fn = requests[0][0]
@@ -139,7 +139,7 @@ class _Base:
     def __init__(self, masks: Sequence[PerReplica]) -> None:
         self.masks = masks
         self.settings = ThreadSettings()
-        self.trace = current_trace()
+        self.trace = trace_state.trace
         self.created: list[Any] = []
 
 
@@ -147,7 +147,9 @@ class _Base:
 class _Replica:
     """One replica's turn-taking; also its merge point."""
 
-    def __init__(self, strategy: Any, index: int, replica_id: Any, call: Any, base: _Base) -> None:
+    def __init__(
+        self, strategy: StrategyProtocol, index: int, replica_id: Any, call: Any, base: _Base
+    ) -> None:
         self.local_index = index
         self.base_trace = base.trace
         self.masks = base.masks
@@ -209,7 +211,7 @@ class _Replica:
                 "where you need it; and not in a function whose trace JAX keeps (jax.jit, jax.checkpoint), "
                 "unless the step is compiled with `rx.function`."
             )
-        if current_trace() is not self.base_trace:
+        if trace_state.trace is not self.base_trace:
             raise TracingError(
                 "merge_call (or writing a variable with an aggregation) inside a function that JAX "
                 "differentiates, maps or compiles, in an eager replica: the replicas can't meet in the "

@@ -18,7 +18,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, final, overload
 import jax
 
 from replicax._jax import ArrayImpl, disable_jit, eval_trace, is_transforming, trace_state
-from replicax.contexts import context_stack, current
+from replicax.contexts import StrategyProtocol, context_stack, current
 from replicax.execution._compiled import CompiledStep, leaf_key
 from replicax.execution._loop import Loop
 from replicax.types import ReadInPython
@@ -261,7 +261,7 @@ class _Token:
     """Stands for a `Function`, or for a method of one instance, where weak references are needed."""
 
 
-def in_replicas(strategy: Any, fn: Function[..., Any]) -> Function[..., Any]:
+def in_replicas(strategy: StrategyProtocol, fn: Function[..., Any]) -> Function[..., Any]:
     """The step "run `fn` in every replica of `strategy`", compiled as a whole."""
     steps = strategy.compiled_runs
     if fn.token not in steps:

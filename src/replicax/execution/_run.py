@@ -7,7 +7,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from replicax._jax import is_transforming
+from replicax._jax import eval_trace, trace_state
+from replicax.contexts import StrategyProtocol, current
 from replicax.errors import TracingError
 from replicax.execution._eager import run_replicas
 from replicax.execution._function import in_replicas
@@ -15,28 +16,40 @@ from replicax.execution._program import ProgramFrame, ReplicaFrame
 from replicax.execution._single import run_single
 from replicax.execution._spmd import run_inline, run_spmd
 from replicax.values import PerReplica, attach_masks, find_masks, flatten
-from replicax.variables import EagerFrame, Frame, RecordingFrame, current_frame
+from replicax.variables import EagerFrame, Frame, RecordingFrame
 
 __all__ = ["run"]
 
 
-def run(strategy: Any, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Call `fn` once for each replica of `strategy`, in replica context; return the merged results."""
-    frame = current_frame()
+def run(
+    strategy: StrategyProtocol, fn: Callable[..., Any], args: Any, kwargs: Any, *, padded: bool = False
+) -> Any:
+    """Call `fn` once for each replica of `strategy`, in replica context; return the merged results.
+
+    `padded` says that some argument has a mask.
+    """
+    frame = current().frame
     if isinstance(frame, ProgramFrame):
         if strategy.places_values:
             frame.use_mesh(strategy.mesh)
-    elif isinstance(frame, EagerFrame) and frame.loop is not None and not is_transforming():
+    elif isinstance(frame, EagerFrame) and frame.loop is not None and trace_state.trace is eval_trace:
         compiled = frame.loop.compiled(fn)
         if compiled is not None:
             return in_replicas(strategy, compiled)(*args, **kwargs)
+    if not padded:
+        return _run(strategy, fn, args, kwargs, frame, ())
     masks = find_masks((args, kwargs))
     result = _run(strategy, fn, args, kwargs, frame, masks)
     return attach_masks(result, masks, strategy.mesh)
 
 
 def _run(
-    strategy: Any, fn: Callable[..., Any], args: Any, kwargs: Any, frame: Frame, masks: Sequence[PerReplica]
+    strategy: StrategyProtocol,
+    fn: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+    frame: Frame,
+    masks: Sequence[PerReplica],
 ) -> Any:
     if strategy.num_replicas_in_sync == 1:
         return run_single(strategy, fn, args, kwargs, masks)
@@ -53,7 +66,7 @@ def _run(
             "strategy.run was called in a function that rx.value_and_grad differentiates. Differentiate "
             "inside the replica function, and reduce its gradients."
         )
-    if is_transforming():
+    if trace_state.trace is not eval_trace:
         raise TracingError(
             "strategy.run was called inside jax.jit, jax.grad or another JAX transformation. Compile "
             "the step with `rx.function` instead of `jax.jit`, and differentiate inside the replica "

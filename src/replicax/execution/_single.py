@@ -8,7 +8,7 @@ from typing import Any, final
 
 import jax
 
-from replicax.contexts import ReplicaContext, current, enter
+from replicax.contexts import ReplicaContext, StrategyProtocol, current, enter
 from replicax.values import PerReplica, attach_masks, regroup, select
 
 __all__ = ["SingleReplica", "run_single"]
@@ -21,7 +21,7 @@ class SingleReplica:
     local_index = 0
     base_trace = None
 
-    def __init__(self, strategy: Any, masks: Sequence[PerReplica] = ()) -> None:
+    def __init__(self, strategy: StrategyProtocol, masks: Sequence[PerReplica] = ()) -> None:
         """For the replica of `strategy`, whose padded arguments have `masks`."""
         self._strategy, self._masks = strategy, masks
 
@@ -37,7 +37,11 @@ class SingleReplica:
 
 
 def run_single(
-    strategy: Any, fn: Callable[..., Any], args: Any, kwargs: Any, masks: Sequence[PerReplica] = ()
+    strategy: StrategyProtocol,
+    fn: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+    masks: Sequence[PerReplica] = (),
 ) -> Any:
     """Call `fn` as the only replica of `strategy`; `masks` are those of its padded arguments."""
     device = strategy.mesh.local_devices[0]

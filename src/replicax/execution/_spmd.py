@@ -17,8 +17,8 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from replicax._jax import plain, traces_of
-from replicax.collectives import Riders, taking_riders
-from replicax.contexts import ReplicaContext, current, enter
+from replicax.collectives import EarlySums, collect_early_sums
+from replicax.contexts import ReplicaContext, StrategyProtocol, current, enter
 from replicax.execution._program import ProgramFrame, ReplicaFrame
 from replicax.execution._traced_values import explain_traced_values
 from replicax.topology import REPLICA_AXIS
@@ -38,7 +38,7 @@ __all__ = ["run_inline", "run_spmd"]
 
 
 def run_spmd(
-    strategy: Any,
+    strategy: StrategyProtocol,
     fn: Callable[..., Any],
     args: Any,
     kwargs: Any,
@@ -65,10 +65,10 @@ def run_spmd(
         replica = ReplicaFrame(frame, mesh, local_cells)
         # Tag inner traces, so that JAX does not reuse one from another context; see `FreshTraceNeeded`.
         place = traces_of("replica", mesh.num_replicas) if not frame.fresh else contextlib.nullcontext()
-        with use_frame(replica), place, taking_riders() as riders:
+        with use_frame(replica), place, collect_early_sums() as early:
             inner_args, inner_kwargs = treedef.unflatten(inner)
             result = _call(strategy, fn, inner_args, inner_kwargs, local_masks)
-        return traced.outputs(result, replica, riders)
+        return traced.outputs(result, replica, early)
 
     spec = PartitionSpec(REPLICA_AXIS)
     results, sums, whole, cells = jax.shard_map(
@@ -89,7 +89,9 @@ def run_spmd(
     return traced.result(results, sums, mesh)
 
 
-def _call(strategy: Any, fn: Callable[..., Any], args: Any, kwargs: Any, masks: Sequence[Any] = ()) -> Any:
+def _call(
+    strategy: StrategyProtocol, fn: Callable[..., Any], args: Any, kwargs: Any, masks: Sequence[Any] = ()
+) -> Any:
     """Call `fn` in the context of the replica that stands for all."""
     mesh = strategy.mesh
     names = tuple(name for row in mesh.device_names for name in row)
@@ -110,7 +112,11 @@ _NO_VALUES = (
 
 
 def run_inline(
-    strategy: Any, fn: Callable[..., Any], args: Any, kwargs: Any, masks: Sequence[PerReplica] = ()
+    strategy: StrategyProtocol,
+    fn: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+    masks: Sequence[PerReplica] = (),
 ) -> Any:
     """`strategy.run` inside a merge_call of compiled replicas: we are in their program already."""
     local_masks = [mask.select(0) for mask in masks]
@@ -135,7 +141,7 @@ class _SpmdReplica:
     local_index = 0
     base_trace = None
 
-    def __init__(self, strategy: Any, masks: Sequence[PerReplica]) -> None:
+    def __init__(self, strategy: StrategyProtocol, masks: Sequence[PerReplica]) -> None:
         self._strategy, self._masks = strategy, masks
 
     def merge_call(self, merge_fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -161,7 +167,7 @@ class _Traced:
         self._scalars: dict[int, bool] = {}
         self._treedef: Any = None
 
-    def outputs(self, result: Any, replica: ReplicaFrame, riders: Riders) -> tuple[Any, Any, Any, Any]:
+    def outputs(self, result: Any, replica: ReplicaFrame, early: EarlySums) -> tuple[Any, Any, Any, Any]:
         """What leaves the program: results, known sums of them, mirrored variables, parts of variables."""
         self._leaves, self._treedef = flatten(result)
         arrays, sums = [], {}
@@ -170,7 +176,7 @@ class _Traced:
                 self._leaves[i] = leaf.container
             elif is_array(leaf):
                 array = jnp.asarray(leaf)
-                if (total := riders.sum_of(leaf)) is not None:
+                if (total := early.sum_of(leaf)) is not None:
                     sums[i] = total
                 self._scalars[i] = array.ndim == 0
                 arrays.append(array.reshape((1,)) if array.ndim == 0 else array)

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from replicax._jax import is_tracer
-from replicax.contexts import Context, current, enter
+from replicax.contexts import Context, StrategyProtocol, current, enter
 from replicax.errors import VariableError
 from replicax.execution._program import ProgramFrame, ReplicaFrame
 from replicax.topology import REPLICA_AXIS
@@ -29,7 +29,7 @@ __all__ = ["update_copies"]
 
 
 def update_copies(
-    strategy: Any,
+    strategy: StrategyProtocol,
     variable: Variable | None,
     fn: Callable[..., Any],
     args: Any,
@@ -75,7 +75,9 @@ def _refuse_per_replica(structure: Any) -> None:
             )
 
 
-def _turns(strategy: Any, variable: Variable | None, num_copies: int) -> Iterator[tuple[int, Any]]:
+def _turns(
+    strategy: StrategyProtocol, variable: Variable | None, num_copies: int
+) -> Iterator[tuple[int, Any]]:
     """For each call of the update function: which copy, and the context to call it in."""
     frame = current_frame()
     if isinstance(frame, ReplicaFrame):
@@ -90,7 +92,7 @@ def _turns(strategy: Any, variable: Variable | None, num_copies: int) -> Iterato
         yield index, _at(context, _device(strategy, variable, index, num_copies))
 
 
-def _device(strategy: Any, variable: Variable | None, index: int, num_copies: int) -> Any:
+def _device(strategy: StrategyProtocol, variable: Variable | None, index: int, num_copies: int) -> Any:
     if num_copies > 1:
         return strategy.mesh.local_devices[index]
     return strategy.parameter_device if variable is None else variable.device
@@ -102,7 +104,7 @@ def _at(context: Context, device: Any) -> Iterator[None]:
         yield
 
 
-def _on_copy(result: Any, strategy: Any, index: int) -> Any:
+def _on_copy(result: Any, strategy: StrategyProtocol, index: int) -> Any:
     """What an update returned, as far as it belongs to one copy: on that copy's device."""
 
     def own(leaf: Any) -> Any:
@@ -114,7 +116,7 @@ def _on_copy(result: Any, strategy: Any, index: int) -> Any:
     return map_leaves(own, result)
 
 
-def _mirrored(leaf: Any, strategy: Any, num_copies: int) -> Any:
+def _mirrored(leaf: Any, strategy: StrategyProtocol, num_copies: int) -> Any:
     """A traced result that stands for the equal results of all copies."""
     traced_once = num_copies > 1 and is_array(leaf)
     return Mirrored.from_whole(leaf, strategy.mesh) if traced_once else leaf

@@ -23,7 +23,7 @@ import time
 from types import TracebackType
 from typing import Any, Protocol, final
 
-from replicax._jax import ThreadSettings
+from replicax.contexts import ThreadSettings
 
 __all__ = ["Feed", "Producer"]
 

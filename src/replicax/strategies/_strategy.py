@@ -194,31 +194,16 @@ class Strategy(abc.ABC):
           1: Array([20., 20.], dtype=float32)
         }
         """
-        checked_args, checked_kwargs = self._checked_call(fn, args, kwargs, options)
-        if isinstance(fn, Function):
-            return in_replicas(self, fn)(*checked_args, **checked_kwargs)
-        return run(self, fn, checked_args, checked_kwargs)
-
-    def _checked_call(
-        self, fn: Any, args: Any, kwargs: Any, options: Any
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         require_cross_replica(self, "run()")
-        if not callable(fn):
-            raise TypeError(f"strategy.run needs a function to call, got {fn!r}.")
-        if not isinstance(args, list | tuple):
-            raise ValueError(
-                f"strategy.run(fn, args=...) takes a tuple or list of arguments, got a "
-                f"{type(args).__name__}. For one argument write args=(x,)."
-            )
-        if not isinstance(kwargs, Mapping | None):
-            raise TypeError(f"strategy.run(fn, kwargs=...) takes a dict of arguments, got {kwargs!r}.")
-        if not isinstance(options, RunOptions | None):
-            raise TypeError(f"strategy.run(fn, options=...) takes an rx.RunOptions, got {options!r}.")
-        kwargs = dict(kwargs or {})
-        for leaf in flatten((tuple(args), kwargs))[0]:
+        given, named = _checked_call(fn, args, kwargs, options)
+        padded = False
+        for leaf in flatten((given, named))[0]:
             if isinstance(leaf, PerReplica):
                 self._check_argument(leaf, options)
-        return tuple(args), kwargs
+                padded = padded or leaf.example_mask is not None
+        if isinstance(fn, Function):
+            return in_replicas(self, fn)(*given, **named)
+        return run(self, fn, given, named, padded=padded)
 
     def _check_argument(self, value: PerReplica, options: RunOptions | None) -> None:
         has, needs = value.num_components, len(self.mesh.local_replica_ids)
@@ -578,3 +563,21 @@ def _of_first_replica(strategy: Strategy, value: jax.Array) -> jax.Array:
 def _copied(leaf: Any) -> Any:
     """A NumPy array in memory of its own, which the caller can't change; anything else as it is."""
     return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
+
+
+def _checked_call(fn: Any, args: Any, kwargs: Any, options: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of `strategy.run`, if they are what it takes."""
+    if not callable(fn):
+        raise TypeError(f"strategy.run needs a function to call, got {fn!r}.")
+    if not isinstance(args, list | tuple):
+        as_kwargs = ", or kwargs=batch if its keys are the names of the function's arguments"
+        raise ValueError(
+            f"strategy.run(fn, args=...) takes a tuple or list of arguments, got a "
+            f"{type(args).__name__}. For one argument write args=(x,)"
+            f"{as_kwargs if isinstance(args, Mapping) else ''}."
+        )
+    if not isinstance(kwargs, Mapping | None):
+        raise TypeError(f"strategy.run(fn, kwargs=...) takes a dict of arguments, got {kwargs!r}.")
+    if not isinstance(options, RunOptions | None):
+        raise TypeError(f"strategy.run(fn, options=...) takes an rx.RunOptions, got {options!r}.")
+    return tuple(args), dict(kwargs or {})

@@ -82,6 +82,8 @@ class ReplicaMesh:
         self.local_replica_ids = tuple(
             i for i, row in enumerate(self.replica_devices) if all(d.process_index == process for d in row)
         )
+        self.is_local = len(self.local_replica_ids) == self.num_replicas
+        """Whether every replica runs in this process."""
         if grid.size == 1:
             # Arrays of one device are plain: JAX calls a program faster with them.
             self.replicated: Sharding = jax.sharding.SingleDeviceSharding(grid.item())
@@ -100,11 +102,6 @@ class ReplicaMesh:
 
     def __repr__(self) -> str:
         return f"ReplicaMesh([{', '.join(map(' '.join, self.device_names))}])"
-
-    @property
-    def is_local(self) -> bool:
-        """Whether every replica runs in this process."""
-        return len(self.local_replica_ids) == self.num_replicas
 
     @cached_property
     def platform(self) -> str:

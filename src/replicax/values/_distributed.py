@@ -229,14 +229,14 @@ class PerReplica(DistributedValues, Generic[T]):
     def on(self, mesh: ReplicaMesh) -> PerReplica:
         """This value, said to be of `mesh` if it belonged to no strategy; raises if it can't be."""
         has, needs = self.num_components, len(mesh.local_replica_ids)
-        traced = self.is_traced_apart  # a program's components are those of all processes
         if self.mesh is not None and self.mesh != mesh:
             raise CollectiveError(
                 f"A per-replica value of another strategy, with the replicas of {self.mesh}, was used with "
                 f"the replicas of {mesh}. Distribute a batch with the strategy that runs the step; reduce "
                 "or gather a result with its own strategy first."
             )
-        if has is not None and has != (mesh.num_replicas if traced else needs):
+        if has is not None and has != needs and not (has == mesh.num_replicas and self.is_traced_apart):
+            # A program's components are those of all processes.
             raise CollectiveError(
                 f"A PerReplica value with {has} components was used for {needs} replicas."
             )

@@ -5,7 +5,7 @@ Structures are JAX pytrees in which `None`, distributed values and variables are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -67,12 +67,16 @@ def select(structure: Any, local_index: int) -> Any:
 def split(structure: Any, count: int) -> list[Any]:
     """`select` for each of `count` local replicas; what is the same for all is one object for all."""
     leaves, treedef = flatten(structure)
-    shared = [leaf if isinstance(leaf, PerReplica | Mirrored) else free(leaf) for leaf in leaves]
-
-    def part(leaf: Any, index: int) -> Any:
-        return leaf.select(index) if isinstance(leaf, PerReplica | Mirrored) else leaf
-
-    return [treedef.unflatten(part(leaf, i) for leaf in shared) for i in range(count)]
+    replicas: list[list[Any]] = [[] for _ in range(count)]
+    for leaf in leaves:
+        if isinstance(leaf, PerReplica | Mirrored):
+            for index, own in enumerate(replicas):
+                own.append(leaf.select(index))
+        else:
+            shared = free(leaf)
+            for own in replicas:
+                own.append(shared)
+    return list(map(treedef.unflatten, replicas))
 
 
 def regroup(results: Sequence[Any], mesh: ReplicaMesh | None) -> Any:
@@ -81,49 +85,42 @@ def regroup(results: Sequence[Any], mesh: ReplicaMesh | None) -> Any:
     Anything else becomes a `PerReplica`; the copies of one variable become that variable. Where other
     processes have replicas too, what those hold is not known, so numbers are always a `PerReplica`.
     """
-    if mesh is not None and not mesh.is_local:
-        return _regroup_numbers_apart(results, mesh, is_number)
-    return _regroup(results, lambda leaves: PerReplica(leaves, mesh=mesh))
+    is_apart = None if mesh is None or mesh.is_local else is_number
+    return _regroup(results, mesh, PerReplica, is_apart)
 
 
 def regroup_traced(results: Sequence[Any], mesh: ReplicaMesh | None) -> Any:
     """`regroup` for a program: arrays become `PerReplica`, whether or not they are one object."""
-    return _regroup_numbers_apart(results, mesh, is_array)
-
-
-def _regroup_numbers_apart(
-    results: Sequence[Any], mesh: ReplicaMesh | None, is_apart: Callable[[Any], bool]
-) -> Any:
-    def wrap(leaves: Sequence[Any]) -> PerReplica:
-        return PerReplica(leaves, mesh=mesh)
-
-    treedef, columns = _columns(results)
-    return treedef.unflatten(
-        wrap(leaves) if any(map(is_apart, leaves)) else _merge(leaves, wrap) for leaves in columns
-    )
+    return _regroup(results, mesh, PerReplica, is_array)
 
 
 def regroup_mirrored(results: Sequence[Any], mesh: ReplicaMesh | None) -> Any:
     """`regroup` for values known to be equal: leaves become `Mirrored`."""
-    return _regroup(results, lambda leaves: Mirrored(leaves, mesh=mesh))
+    return _regroup(results, mesh, Mirrored, None)
 
 
 def regroup_apart(results: Sequence[Any], mesh: ReplicaMesh | None) -> Any:
     """`regroup` that makes every leaf a `PerReplica`, also one that is the same for all replicas."""
-    treedef, columns = _columns(results)
-    return treedef.unflatten(PerReplica(leaves, mesh=mesh) for leaves in columns)
+    return _regroup(results, mesh, PerReplica, lambda _: True)
 
 
-def _regroup(results: Sequence[Any], wrap: Callable[[Sequence[Any]], Any]) -> Any:
-    treedef, columns = _columns(results)
-    return treedef.unflatten(_merge(leaves, wrap) for leaves in columns)
-
-
-def _columns(results: Sequence[Any]) -> tuple[Any, Iterable[tuple[Any, ...]]]:
-    """The structure of the first result, and for each leaf of it what the replicas have there."""
+def _regroup(
+    results: Sequence[Any],
+    mesh: ReplicaMesh | None,
+    wrap: type[PerReplica] | type[Mirrored],
+    is_apart: Callable[[Any], bool] | None,
+) -> Any:
+    """Merge structures leaf by leaf; leaves that are `is_apart` are wrapped even if they are one object."""
     first, treedef = flatten(results[0])
-    rows = [first, *(_flatten_like(treedef, r, i) for i, r in enumerate(results[1:], 1))]
-    return treedef, zip(*rows, strict=True)
+    rows = [first]
+    for replica, result in enumerate(results[1:], 1):
+        rows.append(_flatten_like(treedef, result, replica))
+    merged = []
+    for leaves in zip(*rows, strict=True):
+        apart = is_apart is not None and any(map(is_apart, leaves))
+        same = None if apart else _same_object(leaves)
+        merged.append(wrap(leaves, mesh=mesh) if same is None else same[0])
+    return treedef.unflatten(merged)
 
 
 def _flatten_like(treedef: Any, result: Any, replica: int) -> list[Any]:
@@ -137,12 +134,16 @@ def _flatten_like(treedef: Any, result: Any, replica: int) -> list[Any]:
         ) from None
 
 
-def _merge(leaves: Sequence[Any], wrap: Callable[[Sequence[Any]], Any]) -> Any:
+def _same_object(leaves: Sequence[Any]) -> tuple[Any] | None:
+    """In a tuple, the one object that all `leaves` are, or are components of; else None."""
     first = leaves[0]
     if isinstance(first, Component):
         container = first.container
-        if all(isinstance(x, Component) and x.container is container for x in leaves):
-            return container
-    if all(leaf is first for leaf in leaves[1:]):
-        return first
-    return wrap(leaves)
+        for leaf in leaves:
+            if not isinstance(leaf, Component) or leaf.container is not container:
+                return None
+        return (container,)
+    for leaf in leaves:
+        if leaf is not first:
+            return None
+    return (first,)

@@ -16,7 +16,6 @@ stays valid.
 from __future__ import annotations
 
 import contextlib
-import heapq
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -58,7 +57,8 @@ class Store:
         with self.lock:
             if self._free:
                 # The lowest first, so that the variables of a new model are next to each other.
-                place = heapq.heappop(self._free)
+                self._free.sort(reverse=True)
+                place = self._free.pop()
                 self.arrays[place] = array
                 return place
             self.arrays.append(array)
@@ -68,7 +68,7 @@ class Store:
         """Forget the array of a variable that is gone. Called by the garbage collector: never waits."""
         self.views.pop(place, None)
         self.arrays[place] = None
-        heapq.heappush(self._free, place)
+        self._free.append(place)
 
     def view(self, place: int, layout: Layout, scalar: bool) -> Cell:
         """The value in `place`, for eager code."""

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax._jax import is_tracer
-from replicax.contexts import current, has_strategy
+from replicax.contexts import StrategyProtocol, current, has_strategy
 from replicax.errors import ContextError, TracingError, VariableError
 from replicax.topology import ReplicaMesh
 from replicax.types import VariableAggregation, VariableSynchronization
@@ -100,7 +100,7 @@ class Variable(Readable):
     _layout: Layout
     _store: Store
     _place: int
-    _strategy: Any
+    _strategy: StrategyProtocol
     was_written: bool
     """Whether it may have another value than its first."""
 
@@ -121,7 +121,7 @@ class Variable(Readable):
         )
 
     @classmethod
-    def _make(cls, spec: VariableSpec, layout: Layout, strategy: Any, array: Any) -> Variable:
+    def _make(cls, spec: VariableSpec, layout: Layout, strategy: StrategyProtocol, array: Any) -> Variable:
         """A variable with its array placed, in the store of `strategy`."""
         self = object.__new__(cls)
         self._spec, self._layout, self._strategy, self._store = spec, layout, strategy, strategy.store
@@ -387,13 +387,13 @@ class Variable(Readable):
             result = self._layout.write(self, write)
         return result if read_value else None
 
-    def _write_merged(self, strategy: Any, method: Any, value: Any) -> Any:
+    def _write_merged(self, strategy: StrategyProtocol, method: Any, value: Any) -> Any:
         """Where replicas meet that write this variable: `value` is what each of them writes."""
         check_same_method(self, method)
         combined = aggregate(self.aggregation, value, strategy.communicator)
         return strategy.communicator.mirrored(self._layout.write(self, Write(method, combined)))
 
-    def _written_by_stranger(self, strategy: Any, what: str) -> str:
+    def _written_by_stranger(self, strategy: StrategyProtocol, what: str) -> str:
         return (
             f"{what} of the variable {self.name!r} in a replica function of {strategy!r}, but the "
             f"variable was made outside of that strategy's scope (at {self.made_at}). Every replica "
