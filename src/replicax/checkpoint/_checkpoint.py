@@ -26,6 +26,7 @@ from replicax.checkpoint._entries import (
     few,
     format_of,
     kind_of,
+    one_moment,
     packed,
     restore_variable,
     unpacked,
@@ -127,9 +128,10 @@ class Checkpoint:
         self._tell_left_out(things)
         arrays: dict[str, np.ndarray] = {}
         entries: dict[str, Any] = {}
-        for path, thing in things.items():
-            entries[path], own = packed(path, thing)
-            arrays |= own
+        with one_moment(things.values()):
+            for path, thing in things.items():
+                entries[path], own = packed(path, thing)
+                arrays |= own
         content = Content(arrays, {"format": format_of(entries), "entries": entries})
         if self._status is not None:
             kept = self._status._slots_to_come(content)
@@ -203,9 +205,10 @@ class Checkpoint:
         both = {path: thing for path, thing in things.items() if path in saved}
         states = {path: thing for path, thing in both.items() if kind_of(thing) == "state"}
         self._restore_states(states, content)
-        for path, thing in both.items():
-            if path not in states:
-                self._restore_one(path, thing, saved[path], content)
+        with one_moment(both.values()):
+            for path, thing in both.items():
+                if path not in states:
+                    self._restore_one(path, thing, saved[path], content)
         missing = [path for path in things if path not in saved]
         self._status = RestoreStatus(self, content, where, missing)
         return self._status

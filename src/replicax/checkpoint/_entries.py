@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -32,6 +33,7 @@ __all__ = [
     "format_of",
     "kind_of",
     "misfit",
+    "one_moment",
     "packed",
     "restore_variable",
     "unpacked",
@@ -185,6 +187,17 @@ def restore_variable(variable: Variable, path: str, entry: Mapping[str, Any], co
 
 def _a(noun: str) -> str:
     return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
+
+
+@contextlib.contextmanager
+def one_moment(things: Iterable[Any]) -> Iterator[None]:
+    """A `with` block in which no other thread changes the variables among `things`."""
+    strategies = [thing.distribute_strategy for thing in things if isinstance(thing, Variable)]
+    stores = {strategy.store.number: strategy.store for strategy in strategies}
+    with contextlib.ExitStack() as stack:
+        for number in sorted(stores):  # the order in which compiled steps take the locks
+            stack.enter_context(stores[number].exclusive())
+        yield
 
 
 def few(names: list[str]) -> str:
