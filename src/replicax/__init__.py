@@ -43,6 +43,7 @@ from replicax.input import (
     from_arrays,
     from_files,
 )
+from replicax.integrations._keras_import import install_with_keras as _install_with_keras
 from replicax.strategies import (
     CentralStorageStrategy,
     MirroredStrategy,
@@ -90,6 +91,8 @@ from replicax.variables import (
     SyncOnReadVariable,
     Variable,
 )
+
+_install_with_keras()
 
 __all__ = [
     "Accuracy",
