@@ -22,7 +22,14 @@ from replicax.integrations.keras._losses import scale_loss_for_distribution, uns
 from replicax.integrations.keras._models import in_scope, moving_what_was_built, on_all_devices, remember
 from replicax.integrations.keras._notes import getting_notes, losses_of_layers, setting_notes
 from replicax.integrations.keras._optimizers import adding_mirrored_slots, reducing_first
-from replicax.integrations.keras._variable import DistributedVariable, running, writing_outside_of_steps
+from replicax.integrations.keras._run import (
+    keeping_results,
+    placing_state,
+    running,
+    syncing_state,
+    taking_state,
+)
+from replicax.integrations.keras._variable import DistributedVariable, writing_outside_of_steps
 
 __all__ = ["install"]
 
@@ -39,6 +46,10 @@ def install() -> None:
         _replace(keras.Model, name, on_all_devices)
     _replace(keras.Model, "_symbolic_build", moving_what_was_built)
     _replace(keras.Model, "_symbolic_build", building_from_a_look)
+    _replace(keras.Model, "_get_jax_state", taking_state)
+    _replace(keras.Model, "_get_state_sharding_spec", placing_state)
+    _replace(keras.Model, "_make_function", keeping_results)
+    _replace(keras.Model, "jax_state_sync", syncing_state)
     _replace(keras.layers.BatchNormalization, "call", normalizing_some_rows)
     for optimizer in (keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer):
         _replace(optimizer, "apply", reducing_first)
@@ -80,9 +91,9 @@ def _checkpoint_items(self: Any) -> dict[str, Any]:
 
     Not by name: Keras numbers names, so those of the same model differ from program to program.
     """
-    model = running.get()
-    if model is not None:
-        model.jax_state_sync()  # while `fit` runs, it has the values: as Keras does it for its callbacks
+    run = running.get()
+    if run is not None:
+        run.model.jax_state_sync()  # during `fit` the values are elsewhere; Keras' callbacks do the same
     for variable in self.variables:
         if not isinstance(variable, DistributedVariable):
             raise CheckpointError(

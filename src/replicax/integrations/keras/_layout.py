@@ -15,7 +15,7 @@ import keras
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from replicax.integrations.keras._variable import running
+from replicax.integrations.keras._run import running
 from replicax.topology import REPLICA_AXIS, ReplicaMesh
 
 __all__ = ["StrategyLayout"]
@@ -30,7 +30,7 @@ class StrategyLayout(keras.distribution.DataParallel):
         grid = keras.distribution.DeviceMesh((len(devices),), [REPLICA_AXIS], devices)
         super().__init__(device_mesh=grid, auto_shard_dataset=False)
         self._mesh = mesh
-        self._split = mesh.replicated
+        self.replicated = self._split = mesh.replicated
         if split and len(devices) > 1:
             self._split = NamedSharding(mesh.mesh, PartitionSpec(mesh.mesh.axis_names))
 
@@ -39,7 +39,8 @@ class StrategyLayout(keras.distribution.DataParallel):
         if value is None:
             return None
         if self._mesh.must_wait:
-            jax.block_until_ready(getattr(running.get(), "_jax_state", None))
+            run = running.get()
+            jax.block_until_ready(None if run is None else run.results)
         array = value if isinstance(value, np.ndarray | jax.Array) else np.asarray(value)
         even = array.ndim > 0 and array.shape[0] % self._mesh.mesh.size == 0
         sharding = self._split if even else self._mesh.replicated

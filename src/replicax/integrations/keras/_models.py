@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
+import contextvars
 import functools
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from replicax._jax import is_transforming
 from replicax.contexts import current, has_strategy
 from replicax.errors import ContextError
 from replicax.integrations.keras._layout import StrategyLayout
-from replicax.integrations.keras._variable import DistributedVariable, move, running
+from replicax.integrations.keras._run import Run, running
+from replicax.integrations.keras._variable import DistributedVariable, move
 
 __all__ = ["in_scope", "moving_what_was_built", "on_all_devices", "remember", "strategy_of"]
 
@@ -71,20 +72,24 @@ def on_all_devices(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         strategy = strategy_of(self)
-        if strategy is None or running.get() is self:
+        if strategy is None or _is_running(self):
             return method(self, *args, **kwargs)
         _check_place(self, strategy, method.__name__)
         # Keras wants what it predicts as NumPy arrays: of other processes' parts it could not make any.
         split = strategy.mesh.is_local or not method.__name__.startswith("predict")
-        with strategy.scope(), StrategyLayout(strategy.mesh, split=split).scope(), _run(self):
-            _move(self, strategy)
-            try:
-                return method(self, *args, **kwargs)
-            except BaseException:
-                for variable in _variables_of(self):
-                    if isinstance(variable, DistributedVariable):
-                        variable._take_back()
-                raise
+        run = Run(self, StrategyLayout(strategy.mesh, split=split))
+
+        def in_run() -> Any:
+            running.set(run)
+            with strategy.scope():
+                _move(self, strategy)
+                try:
+                    return method(self, *args, **kwargs)
+                finally:
+                    self.jax_state_sync()
+
+        # A context of its own ends with the call, whatever an interrupt prevents.
+        return contextvars.copy_context().run(in_run)
 
     return call
 
@@ -99,7 +104,7 @@ def moving_what_was_built(symbolic_build: Callable[..., Any]) -> Callable[..., A
     @functools.wraps(symbolic_build)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         symbolic_build(self, *args, **kwargs)
-        if running.get() is self:
+        if _is_running(self):
             _move(self, strategy_of(self))
 
     return call
@@ -126,13 +131,9 @@ def _check_place(model: Any, strategy: Any, name: str) -> None:
         )
 
 
-@contextlib.contextmanager
-def _run(model: Any) -> Iterator[None]:
-    token = running.set(model)
-    try:
-        yield
-    finally:
-        running.reset(token)
+def _is_running(model: Any) -> bool:
+    run = running.get()
+    return run is not None and run.model is model
 
 
 def _variables_of(model: Any) -> list[Any]:

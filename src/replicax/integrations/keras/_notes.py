@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from replicax.contexts import current, has_strategy
+from replicax.integrations.keras._run import running
 
 __all__ = ["getting_notes", "losses_of_layers", "setting_notes"]
 
@@ -40,6 +41,8 @@ def getting_notes(get: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(get)
     def call(name: str, default: Any = None, set_to_default: bool = False) -> Any:
+        if name == "distribution" and (run := running.get()) is not None:
+            return run.layout
         notes = _notes_here() if name in _NAMES else None
         if notes is None:
             return get(name, default, set_to_default)

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from contextvars import ContextVar
 from typing import Any
 
 import jax.numpy as jnp
@@ -28,16 +27,14 @@ import numpy as np
 
 from replicax._jax import at_trace, eval_trace, is_tracer
 from replicax.contexts import current, get_replica_context, has_strategy
-from replicax.errors import ContextError, TracingError
+from replicax.errors import ContextError, TracingError, VariableError
 from replicax.integrations.keras._private import in_stateless_scope
+from replicax.integrations.keras._run import Run, running
 from replicax.types import VariableAggregation, VariableSynchronization
 from replicax.values import Mirrored
 from replicax.variables import Variable
 
-__all__ = ["DistributedVariable", "move", "running", "writing_outside_of_steps"]
-
-running: ContextVar[Any] = ContextVar("replicax_keras_running", default=None)
-"""The model whose `fit`, `evaluate` or `predict` runs here."""
+__all__ = ["DistributedVariable", "move", "writing_outside_of_steps"]
 
 _SEED = "seed_generator_state"
 
@@ -61,7 +58,8 @@ class DistributedVariable(keras.Variable):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._distribute_strategy = current().strategy
         self._variable: Variable | None = None
-        self._lent = False
+        self._borrower: Run | None = None
+        self._was_read = False
         super().__init__(*args, **kwargs)
 
     @property
@@ -76,14 +74,17 @@ class DistributedVariable(keras.Variable):
         """
         if self._variable is None:
             raise ContextError(f"The Keras variable {self.path!r} has no value yet: build its model first.")
+        self._end_loan()
+        self._was_read = True
         return self._variable
 
-    # The value. `_value` is where Keras keeps it; None means that there is none, or that `fit` has it.
+    # The value. `_value` is where Keras stores it; None means that there is none, or that a run has it.
 
     @property
     def _value(self) -> Any:
-        if self._variable is None or self._lent:
+        if self._variable is None or not self._end_loan():
             return None
+        self._was_read = True
         try:
             return self._read(self._variable)
         except TracingError:
@@ -95,15 +96,46 @@ class DistributedVariable(keras.Variable):
     def _value(self, value: Any) -> None:
         if self._variable is None:
             return
-        self._lent = value is None
         if value is not None:
             offset = self._replica_offset()
             self._variable.assign(value if offset is None else value - offset, read_value=False)
+            self._borrower = None
 
-    def _take_back(self) -> None:
-        """After a run that failed: what it has not used up is still the value."""
-        if self._lent and self._variable is not None:
-            self._lent = _on_all_devices(self._variable).is_deleted()
+    def _lend(self, run: Run) -> Any:
+        """The value for a program that donates it: an array that nothing else refers to."""
+        assert self._variable is not None
+        array = _on_all_devices(self._variable)
+        if self._was_read:
+            array = jnp.copy(array)
+            if not self._variable.layout.differs:
+                self._variable.assign(array, read_value=False)  # frees the old array unless the user has it
+                array = _on_all_devices(self._variable)
+            self._was_read = False
+        self._borrower = run
+        return array
+
+    def _give_back(self, array: Any) -> None:
+        """Take over what a run has returned, or the value from before if it has returned nothing."""
+        assert self._variable is not None
+        if array is None:
+            if not _on_all_devices(self._variable).is_deleted():
+                self._borrower = None
+        elif not array.is_deleted():
+            self._value = array
+
+    def _end_loan(self) -> bool:
+        """Take the value back from a run that is over; False if it still runs."""
+        if self._borrower is None:
+            return True
+        if not self._borrower.is_over:
+            return False
+        self._borrower.give_back()
+        if self._borrower is not None:
+            raise VariableError(
+                f"The value of the Keras variable {self.path!r} is lost: a step failed on a device after "
+                "the value was donated to it. Load the weights that were saved last."
+            )
+        return True
 
     def _read(self, variable: Variable) -> Any:
         if running.get() is not None:
@@ -223,11 +255,18 @@ def move(variable: Any, strategy: Any) -> bool:
             )
         return False
     if type(variable) is not keras.Variable:
-        return False
-    value = variable.__dict__.pop("_value", None)
-    variable.__class__ = DistributedVariable
-    variable._distribute_strategy, variable._variable, variable._lent = strategy, None, False
-    variable._layout = None
+        raise ContextError(
+            f"The Keras variable {variable.path!r} is a {type(variable).__name__}, but {strategy!r} can "
+            "distribute only keras.Variable itself. Make it as a keras.Variable."
+        )
+    moved: Any = object.__new__(DistributedVariable)
+    attributes = {**variable.__dict__, "_layout": None, "_distribute_strategy": strategy}
+    value = attributes.pop("_value", None)
+    moved.__dict__.update(attributes, _variable=None, _borrower=None, _was_read=False)
     if value is not None:
-        variable._create(value)
+        moved._create(value)
+    # Only now, so that an interrupt leaves the variable with its value.
+    variable.__dict__.update(moved.__dict__)
+    variable.__class__ = DistributedVariable
+    variable.__dict__.pop("_value", None)
     return True

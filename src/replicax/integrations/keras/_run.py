@@ -1,0 +1,197 @@
+"""One call of `fit`, `evaluate` or `predict`, and the state that its steps pass on.
+
+Keras' programs take the values of all variables as donated arrays and return new ones, which Keras writes
+back to the variables at the end of an epoch. An exception out of a signal handler, such as Ctrl-C, may come
+between any two lines: after a step has used up the old arrays and before Keras has stored the new ones.
+Therefore the result of a step goes into `Run.results` within the C call that runs it. Keras' own write-back
+reads it from there. If that is interrupted too, the next access to a variable completes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
+from typing import Any, final
+
+import jax
+import numpy as np
+
+__all__ = ["Run", "keeping_results", "placing_state", "running", "syncing_state", "taking_state"]
+
+running: ContextVar[Run | None] = ContextVar("replicax_keras_running", default=None)
+"""The call of `fit`, `evaluate` or `predict` that this code runs in."""
+
+
+@final
+class Run:
+    """A call of `fit`, `evaluate` or `predict`.
+
+    Args:
+        model: the model.
+        layout: what Keras is told about the devices.
+    """
+
+    def __init__(self, model: Any, layout: Any) -> None:
+        self.model = model
+        self.layout = layout
+        self.results: list[Any] = []
+        """The last entry is what the last step returned: outputs, and lists of arrays like `taken`."""
+        self._taken: Sequence[Sequence[Any]] = ()
+        self._thread = threading.get_ident()
+
+    @property
+    def is_over(self) -> bool:
+        return running.get() is not self and self._thread == threading.get_ident()
+
+    def take(self, groups: Sequence[Sequence[Any]]) -> tuple[list[Any], ...]:
+        """The values of groups of variables, for a program that donates them."""
+        self.give_back()
+        self.model._jax_state = None
+        self._taken = groups
+        return tuple([variable._lend(self) for variable in group] for group in groups)
+
+    def give_back(self) -> None:
+        """Write the last step's arrays to their variables; after an interrupt it can be called again."""
+        if self.results:
+            _, state = self.results[-1]
+            for group, arrays in zip(self._taken, state, strict=bool(self._taken)):
+                for variable, array in zip(group, arrays, strict=True):
+                    variable._give_back(array)
+        else:
+            for group in self._taken:
+                for variable in group:
+                    variable._give_back(None)
+        self._taken = ()
+        self.results.clear()
+        self.model._jax_state_synced = True
+
+
+def keeping_results(make_function: Callable[..., Any]) -> Callable[..., Any]:
+    """`Model._make_function`, whose steps leave their result in the current `Run`."""
+
+    @functools.wraps(make_function)
+    def call(self: Any, step_function: Any, *args: Any, **kwargs: Any) -> Any:
+        seen: set[Any] = set()
+
+        def step(state: Any, data: Any) -> Any:
+            run = running.get()
+            if run is None:
+                return step_function(state, data)
+            results = run.results
+            key = (_signature(data), bool(results))
+            if key in seen or not hasattr(step_function, "lower"):
+                results.extend(map(step_function, [state], [data]))
+            else:
+                # The first call runs Python after the arrays were donated. Tracing and compiling before
+                # that can be interrupted.
+                step_function.lower(state, data).compile()
+                with _signals_deferred():
+                    results.extend(map(step_function, [state], [data]))
+                seen.add(key)
+            del results[:-1]
+            return results[-1]
+
+        return make_function(self, step, *args, **kwargs)
+
+    return call
+
+
+def taking_state(get_jax_state: Callable[..., Any]) -> Callable[..., Any]:
+    """`Model._get_jax_state`, which collects the arguments of a step."""
+
+    @functools.wraps(get_jax_state)
+    def call(self: Any, *args: Any, purge_model_variables: bool = False, **kinds: bool) -> Any:
+        run = running.get()
+        if run is None or run.model is not self or args:
+            return get_jax_state(self, *args, purge_model_variables=purge_model_variables, **kinds)
+        groups = dict(zip(_KINDS, _groups(self), strict=True))
+        return run.take([groups[kind] for kind in _KINDS if kinds.get(kind)])
+
+    return call
+
+
+def syncing_state(jax_state_sync: Callable[..., Any]) -> Callable[..., Any]:
+    """`Model.jax_state_sync`, which writes the arrays of the last step to the variables."""
+
+    @functools.wraps(jax_state_sync)
+    def call(self: Any) -> None:
+        run = running.get()
+        if run is None or run.model is not self:
+            jax_state_sync(self)
+            return
+        if not run.results:
+            jax_state_sync(self)  # a model that makes its own train function leaves the arrays elsewhere
+        run.give_back()
+
+    return call
+
+
+def placing_state(get_state_sharding_spec: Callable[..., Any]) -> Callable[..., Any]:
+    """`Model._get_state_sharding_spec`: during a run all variables are replicated."""
+
+    @functools.wraps(get_state_sharding_spec)
+    def call(self: Any) -> Any:
+        run = running.get()
+        if run is None or run.model is not self:
+            return get_state_sharding_spec(self)
+        return tuple([run.layout.replicated] * len(group) for group in _groups(self))
+
+    return call
+
+
+_KINDS = ("trainable_variables", "non_trainable_variables", "optimizer_variables", "metrics_variables")
+
+
+def _groups(model: Any) -> tuple[list[Any], ...]:
+    optimizer = getattr(model, "optimizer", None)
+    optimizer_variables = [] if optimizer is None else optimizer.variables
+    groups = (
+        model.trainable_variables,
+        model.non_trainable_variables,
+        optimizer_variables,
+        model.metrics_variables,
+    )
+    return tuple(map(list, groups))
+
+
+def _signature(data: Any) -> Any:
+    leaves, structure = jax.tree.flatten(data)
+    return structure, tuple(
+        (x.shape, x.dtype, x.sharding) if isinstance(x, jax.Array) else np.shape(x) for x in leaves
+    )
+
+
+@contextlib.contextmanager
+def _signals_deferred() -> Iterator[None]:
+    """A `with` block during which Python's signal handlers wait. They run when it ends."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # handlers run in the main thread only
+        return
+    handlers: dict[int, Any] = {
+        number: handler
+        for number in signal.valid_signals()
+        if callable(handler := signal.getsignal(number))
+    }
+    deferred: list[int] = []
+    deferring = True
+
+    def receive(number: int, frame: Any) -> None:
+        if deferring:
+            deferred.append(number)
+        else:
+            handlers[number](number, frame)
+
+    try:
+        for number in handlers:
+            signal.signal(number, receive)
+        yield
+    finally:
+        deferring = False  # from here on a handler may raise: one that is not restored is still called
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for number in deferred:
+            signal.raise_signal(number)
