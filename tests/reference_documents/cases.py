@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.reference_documents.running import expect_output, on_cpu
+from tests.tf.records import write_record
 
 import replicax.tf as tf
-from replicax.tf.data._tfrecord import write_record
 
 HERE, ONE_DEVICE, TWO_WORKERS = "8 devices", "1 device", "2 workers"
 TWO = ["CPU:0", "CPU:1"]

@@ -157,6 +157,8 @@ def test_zip_takes_structures():
     odd = Dataset.range(9).filter(lambda i: i % 2 == 1)
     assert list(Dataset.zip(a, odd)) == [(0, 1), (1, 3), (2, 5)]
     assert list(Dataset.zip(odd, odd).take(1)) == [(1, 1)]
+    (pair,) = Dataset.zip(a.repeat(), a.repeat().batch(2)).take(1)
+    assert int(pair[0]) == 0 and pair[1].tolist() == [0, 1]
 
 
 # Transformations.
@@ -367,6 +369,14 @@ def test_an_order_that_stays_does_not_stop_the_shuffle_before_it():
 
     once, repeated = dataset(), numbers(dataset().repeat(2))
     assert repeated == numbers(once) + numbers(once) and repeated[:20] != repeated[20:]
+
+
+def test_every_epoch_of_a_part_of_an_endless_dataset_starts_at_its_first_element():
+    endless = Dataset.range(2).repeat()
+    assert numbers(endless.take(3).repeat(2)) == [0, 1, 0] * 2
+    assert list(Dataset.zip(Dataset.range(3), endless).repeat(2)) == [(0, 0), (1, 1), (2, 0)] * 2
+    once, twice = (Dataset.range(20).shuffle(20).repeat().take(30) for _ in range(2))
+    assert numbers(twice.repeat(2)) == numbers(once) + numbers(once)
 
 
 def test_passes_of_an_endless_dataset_differ():

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 from tests.input.fakes import Pipelines, wait_for_grain
+from tests.tf.records import write_record
 
 import replicax as rx
 from replicax.errors import InputError
 from replicax.tf import data
-from replicax.tf.data._tfrecord import write_record
 
 Dataset = data.Dataset
 Policy = data.experimental.AutoShardPolicy

@@ -6,11 +6,12 @@ import struct
 import sys
 
 import pytest
+from tests.tf.records import write_record
 
 import replicax as rx
 from replicax.errors import InputError, MissingFilesError
 from replicax.tf import data
-from replicax.tf.data._tfrecord import masked_crc32c, read_record, write_record
+from replicax.tf.data._tfrecord import masked_crc32c, read_record
 
 Dataset = data.Dataset
 

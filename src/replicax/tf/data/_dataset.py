@@ -219,7 +219,7 @@ class Dataset(GivesSource, metaclass=Helpful):
         [0, 1]
         """
         number = arguments.as_number(count, "Dataset.take(", least=-1)
-        return self if number == -1 else self._then(steps.sliced, "TakeDataset", slice(0, number))
+        return self if number == -1 else self._then(steps.taken, number)
 
     def skip(self, count: Any, name: str | None = None) -> Dataset:
         """All but the first `count` elements; -1 leaves none.
@@ -228,8 +228,9 @@ class Dataset(GivesSource, metaclass=Helpful):
         [2, 3]
         """
         number = arguments.as_number(count, "Dataset.skip(", least=-1)
-        chosen = slice(0, 0) if number == -1 else slice(number, None)
-        return self._then(steps.sliced, "SkipDataset", chosen)
+        return (
+            self.take(0) if number == -1 else self._then(steps.sliced, "SkipDataset", slice(number, None))
+        )
 
     def shard(self, num_shards: Any, index: Any, name: str | None = None) -> Dataset:
         """Every `num_shards`-th element, from `index`.

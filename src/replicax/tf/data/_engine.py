@@ -19,8 +19,8 @@ import numpy as np
 from replicax.errors import InputError
 from replicax.tf.data._node import Opening
 
-__all__ = ["ENDLESS", "as_stream", "chain", "concatenate", "is_by_index", "iterate", "nested", "records"]
-__all__ += ["replayed", "rows", "shuffle", "side_by_side", "sliced"]
+__all__ = ["ENDLESS", "as_stream", "chain", "concatenate", "is_by_index", "iterate", "limit", "nested"]
+__all__ += ["records", "replayed", "rows", "rows_of_epochs", "shuffle", "side_by_side", "sliced"]
 
 ENDLESS = sys.maxsize
 """Grain's length of a dataset without end."""
@@ -30,8 +30,13 @@ _QUIET = grain.experimental.DatasetOptions(filter_warn_threshold_ratio=None)
 
 
 def rows(count: int, get: Callable[[int], Any]) -> Any:
-    """The elements `get(0)`, `get(1)`, ... by index."""
-    return _Rows(count, lambda index: get(index % count))
+    """The elements `get(0)`, `get(1)`, ... by index, the same in each epoch."""
+    return _Rows(count, lambda _, row: get(row))
+
+
+def rows_of_epochs(count: int, get: Callable[[int, int], Any]) -> Any:
+    """The elements `get(epoch, row)` by index, with epochs from 0."""
+    return _Rows(count, get)
 
 
 def is_by_index(*datasets: Any) -> bool:
@@ -55,12 +60,17 @@ def iterate(dataset: Any, opening: Opening) -> Any:
     return opened.__iter__()
 
 
+def limit(dataset: Any, count: int) -> Any:
+    """The first elements."""
+    if is_by_index(dataset):
+        return dataset.slice(slice(count))
+    return grain.experimental.LimitIterDataset(dataset, count)
+
+
 def sliced(dataset: Any, chosen: slice) -> Any:
-    """The elements `[:n]`, `[n:]` or `[i::n]`."""
+    """The elements `[n:]` or `[i::n]`."""
     if is_by_index(dataset):
         return dataset.slice(chosen)
-    if chosen.stop is not None:
-        return grain.experimental.LimitIterDataset(dataset, chosen.stop)
     start, step = chosen.start, chosen.step or 1
     numbered = dataset.map_with_index(lambda index, element: (index, element))
     passing = numbered.filter(lambda pair: pair[0] >= start and (pair[0] - start) % step == 0)
@@ -70,8 +80,9 @@ def sliced(dataset: Any, chosen: slice) -> Any:
 def side_by_side(datasets: Sequence[Any], opening: Opening) -> Any:
     """Tuples of the elements of several datasets, as long as all have some."""
     if is_by_index(*datasets):
-        shortest = slice(min(map(len, datasets)))
-        return grain.experimental.ZipMapDataset([dataset.slice(shortest) for dataset in datasets])
+        shortest = min(map(len, datasets))
+        cut = [each if len(each) == shortest else limit(each, shortest) for each in datasets]
+        return grain.experimental.ZipMapDataset(cut)
     streams = [as_stream(dataset, opening) for dataset in datasets]
     return grain.experimental.ZipIterDataset(streams, strict=False)
 
@@ -104,13 +115,12 @@ def shuffle(dataset: Any, window: int, seed: int, epoch: int, reshuffle: bool) -
         first = int(np.random.SeedSequence(seed).generate_state(1)[0])
         return dataset.shuffle(seed=(first + epoch) % 2**32)
 
-    def element(index: int) -> Any:
-        repetition, row = divmod(index, length)
+    def element(repetition: int, row: int) -> Any:
         number, place = divmod(row, window)
         chosen = order(epoch + repetition, number, min(window, length - number * window))[place]
-        return dataset[index - place + int(chosen)]
+        return dataset[repetition * length + row - place + int(chosen)]
 
-    return _Rows(length, element)
+    return rows_of_epochs(length, element)
 
 
 def replayed(begin: Callable[[], Iterator[Any]], make: Callable[[int, Any], Any], what: str) -> Any:
@@ -160,7 +170,7 @@ def nested(
 class _Rows(grain.MapDataset):
     """Elements that a function gives. `grain.MapDataset.range(length).map(get)` would be 3x slower."""
 
-    def __init__(self, length: int, get: Callable[[int], Any]) -> None:
+    def __init__(self, length: int, get: Callable[[int, int], Any]) -> None:
         super().__init__()
         self._length, self._get = length, get
 
@@ -168,7 +178,7 @@ class _Rows(grain.MapDataset):
         return self._length
 
     def __getitem__(self, index: Any) -> Any:
-        return self.slice(index) if isinstance(index, slice) else self._get(index)
+        return self.slice(index) if isinstance(index, slice) else self._get(*divmod(index, self._length))
 
 
 @final

@@ -11,31 +11,25 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 from replicax.input import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 
 __all__ = ["Node", "Opening", "engine", "least", "step", "total", "walk"]
 
 
-@final
-@dataclasses.dataclass(frozen=True)
-class Opening:
-    """How a dataset is opened.
-
-    Args:
-        epoch: which pass over the node this is; it selects the order of a shuffle.
-        num_threads: how many threads read elements that are available by index; 0 reads in the caller's.
-        buffer_size: how many elements they read ahead.
-    """
+class Opening(NamedTuple):
+    """How a dataset is opened."""
 
     epoch: int = 0
+    """Which pass over the node this is; it selects the order of a shuffle."""
     num_threads: int = 0
+    """How many threads read elements that are available by index; 0 reads in the caller's thread."""
     buffer_size: int = 0
+    """How many elements they read ahead."""
 
     def at(self, epoch: int) -> Opening:
-        """The same for another epoch."""
-        return dataclasses.replace(self, epoch=epoch)
+        return self._replace(epoch=epoch)
 
 
 @final
@@ -115,12 +109,11 @@ def engine() -> Any:
     return _engine
 
 
-def least(*cardinalities: int | None) -> int:
-    """The smallest cardinality, without those that are None; unknown if one is, unless another is 0."""
+def least(*cardinalities: int) -> int:
+    """The smallest cardinality; unknown if one is, unless another is 0."""
     if 0 in cardinalities or UNKNOWN_CARDINALITY in cardinalities:
         return 0 if 0 in cardinalities else UNKNOWN_CARDINALITY
-    finite = [count for count in cardinalities if count not in (None, INFINITE_CARDINALITY)]
-    return min(finite, default=INFINITE_CARDINALITY)
+    return min(filter(lambda count: count >= 0, cardinalities), default=INFINITE_CARDINALITY)
 
 
 def total(*cardinalities: int) -> int:

@@ -62,8 +62,8 @@ _COUNTING = {
     "TakeDataset": "take",
     "SkipDataset": "skip",
     "ShardDataset": "shard",
-    "AssertCardinalityDataset": "assert_cardinality",
     "ZipDataset": "zip",
+    "AssertCardinalityDataset": "assert_cardinality",
 }
 
 

@@ -6,6 +6,7 @@ Every function takes nodes first, then the arguments of the step, and makes a no
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ from replicax.tf.data._node import Node, Opening, engine, least, step, total
 from replicax.values import TensorSpec
 
 __all__ = ["batched", "cached", "concatenated", "counted", "filtered", "mapped", "nested", "prefetched"]
-__all__ += ["repeated", "shuffled", "sliced", "zipped"]
+__all__ += ["repeated", "shuffled", "sliced", "taken", "zipped"]
 
 # How many epochs or inner datasets of one pass are numbered before those of the next pass.
 _MANY = 1_000_003
@@ -61,13 +62,32 @@ def repeated(parent: Node, count: int | None) -> Node:
 
 
 @step
+def taken(parent: Node, count: int) -> Node:
+    make = functools.partial(_first, parent, count)
+    return parent.then("TakeDataset", make, cardinality=least(parent.cardinality, count))
+
+
+def _first(node: Node, count: int, opening: Opening) -> Any:
+    dataset = node.build(opening)
+    if node.cardinality != INFINITE_CARDINALITY or not engine().is_by_index(dataset):
+        return engine().limit(dataset, count)
+
+    # In a slice of an endless dataset, Grain's second epoch would begin after 2**63 - 1 elements.
+    @functools.lru_cache(maxsize=4)
+    def of_epoch(epoch: int) -> Any:
+        return node.build(opening.at(opening.epoch + epoch))
+
+    return engine().rows_of_epochs(count, lambda epoch, row: of_epoch(epoch)[row])
+
+
+@step
 def sliced(parent: Node, name: str, chosen: slice) -> Node:
-    """The elements `[:n]`, `[n:]` or `[i::n]`."""
+    """The elements `[n:]` or `[i::n]`."""
     once = parent.cardinality
     return parent.then(
         name,
         lambda opening: engine().sliced(parent.build(opening), chosen),
-        cardinality=len(range(once)[chosen]) if once >= 0 else least(once, chosen.stop),
+        cardinality=len(range(once)[chosen]) if once >= 0 else once,
     )
 
 
@@ -173,8 +193,12 @@ def _in_common(first: Any, second: Any) -> Any:
 
 @step
 def zipped(*nodes: Node, treedef: Any) -> Node:
+    cardinality = least(*[node.cardinality for node in nodes])
+
     def make(opening: Opening) -> Any:
         parts = [node.build(opening) for node in nodes]
+        if engine().is_by_index(*parts) and cardinality >= 0:
+            parts = [_first(node, cardinality, opening) for node in nodes]
         return engine().side_by_side(parts, opening).map(treedef.unflatten)
 
     specs = [node.spec for node in nodes]
@@ -182,7 +206,7 @@ def zipped(*nodes: Node, treedef: Any) -> Node:
         "ZipDataset",
         nodes,
         make,
-        cardinality=least(*[node.cardinality for node in nodes]),
+        cardinality=cardinality,
         spec=None if any(spec is None for spec in specs) else treedef.unflatten(specs),
     )
 

@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 from replicax.errors import InputError
 
-__all__ = ["masked_crc32c", "read_record", "write_record"]
+__all__ = ["masked_crc32c", "read_record"]
 
 
 def read_record(file: BinaryIO) -> bytes | None:
@@ -57,13 +57,6 @@ def _read(file: BinaryIO, size: int, start: int, at_end: bool = True) -> bytes:
 
 def _name(file: BinaryIO) -> str:
     return str(getattr(file, "name", "The file"))
-
-
-def write_record(file: BinaryIO, data: bytes) -> None:
-    """Append a record to a TFRecord file."""
-    length = struct.pack("<Q", len(data))
-    file.write(length + struct.pack("<I", masked_crc32c(length)))
-    file.write(data + struct.pack("<I", masked_crc32c(data)))
 
 
 def masked_crc32c(data: bytes) -> int:
