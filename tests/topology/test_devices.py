@@ -62,7 +62,7 @@ def test_every_spelling_is_read(spelling, name):
     ],
 )
 def test_garbage_is_refused_with_an_example(garbage):
-    with pytest.raises(DeviceError, match=r"is not the name of a device\. Spell it like 'GPU:0'"):
+    with pytest.raises(DeviceError, match=r"is not a device name\. Write it as 'GPU:0'"):
         parse_device_name(garbage)
 
 
@@ -107,7 +107,7 @@ def test_a_missing_cpu_device_names_the_call_that_makes_it():
 
 
 def test_a_missing_platform_says_where_to_look():
-    with pytest.raises(DeviceError, match=r"CPU:7\. `jax\.devices\('tpu'\)` tells why JAX finds no TPU"):
+    with pytest.raises(DeviceError, match=r"CPU:7\. `jax\.devices\('tpu'\)` shows why JAX finds no TPU"):
         find_device("TPU:0")
 
 
@@ -123,7 +123,7 @@ def test_a_missing_process_says_how_many_there_are():
 
 @pytest.mark.parametrize("device", [0, None, b"CPU:0"])
 def test_what_is_no_device_is_refused(device):
-    with pytest.raises(DeviceError, match=r"A device is a name such as 'GPU:0' or a `jax\.Device`"):
+    with pytest.raises(DeviceError, match=r"Expected a device name such as 'GPU:0' or a `jax\.Device`"):
         find_device(device)
 
 
@@ -155,12 +155,12 @@ def test_the_same_device_twice_for_want_of_devices_names_the_call_that_makes_the
 
 @pytest.mark.parametrize("single", ["GPU:0", "CPU:0"])
 def test_a_string_is_not_a_list(single):
-    with pytest.raises(DeviceError, match=rf"is a list of devices; .* write \['{single}'\]"):
+    with pytest.raises(DeviceError, match=rf"must be a list of devices; .* write \['{single}'\]"):
         resolve_devices(single)
 
 
 def test_a_device_is_not_a_list():
-    with pytest.raises(DeviceError, match=r"is a list of devices; .* write \['CPU:3'\]"):
+    with pytest.raises(DeviceError, match=r"must be a list of devices; .* write \['CPU:3'\]"):
         resolve_devices(jax.devices("cpu")[3])
 
 

@@ -1,19 +1,18 @@
 """Virtual CPU devices, and a thread pool large enough for their collectives.
 
-A CPU can pose as several devices, which is how a distributed program is tried and tested on one
-machine. It has a trap. In a collective, every device of XLA's CPU client blocks a thread of the
-client's pool until all devices have arrived. When further steps are queued behind, they can take
-the threads that the missing devices need; nobody arrives any more, and after 40 seconds XLA aborts
-the process. A pool of twice as many threads as devices was never seen to run into this.
+A CPU can act as several devices, so that a distributed program can be tested on one machine. There is a
+trap: in a collective, every device of XLA's CPU client blocks a thread of the client's pool until all
+devices have arrived. Steps queued behind it can take the threads that the missing devices need; then the
+collective deadlocks, and after 40 seconds XLA aborts the process. With twice as many threads as devices we
+have never seen this happen.
 
-The size of the pool is fixed when the backend starts, from `PJRT_NPROC` in the environment. So:
+The size of the pool is fixed when the backend starts, from `PJRT_NPROC` in the environment. Therefore:
 
-* `set_cpu_devices` asks for the devices and for the pool that they need;
-* `prepare_cpu_pool` does the second half for devices that the user asked JAX for, and is called
-  before Replicax makes JAX start;
-* `collectives_must_wait` tells that JAX had started before, with a pool that is too small. One
-  collective program at a time is safe even then, so callers wait for each before they start the
-  next.
+* `set_cpu_devices` requests the devices and the pool that they need;
+* `prepare_cpu_pool` requests the pool for devices that the user requested from JAX, and is called before
+  Replicax starts JAX;
+* `collectives_must_wait` detects that JAX has started with a pool that is too small. One collective program
+  at a time is safe even then, so callers wait for each before they start the next.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from replicax.types import Device
 __all__ = ["collectives_must_wait", "prepare_cpu_pool", "set_cpu_devices"]
 
 _THREADS_PER_DEVICE = 2
-_POOL_SIZE_VARIABLES = ("PJRT_NPROC", "NPROC")  # XLA takes the first that holds a number
+_POOL_SIZE_VARIABLES = ("PJRT_NPROC", "NPROC")  # XLA uses the first one that is a number
 _POOL_THREAD_NAME = "tf_XLAEigen"
 _DEVICE_COUNT_FLAG = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
 
@@ -42,21 +41,20 @@ _logger = logging.getLogger("replicax")
 
 
 def set_cpu_devices(num_devices: int) -> None:
-    """Make the CPU pose as several devices, to run a distributed program without any accelerator.
+    """Make the CPU act as several devices, to run a distributed program without accelerators.
 
-    Call it first, before anything uses JAX: the devices are fixed when JAX starts. A strategy picks
-    CPU devices by itself only where there is no accelerator; elsewhere name them, as in
-    `["CPU:0", "CPU:1"]`.
+    Call it first, before anything uses JAX: the devices are fixed when JAX starts. On a machine with
+    accelerators, also name the CPU devices when you make a strategy: `["CPU:0", "CPU:1"]`.
 
-    It sets the environment variable `PJRT_NPROC` too, which gives XLA the threads that collectives
+    It also sets the environment variable `PJRT_NPROC`, which gives XLA the threads that collectives
     between these devices need.
 
     Args:
-        num_devices: How many CPU devices this process shall have, at least 1.
+        num_devices: The number of CPU devices of this process, at least 1.
 
     Raises:
         DeviceError: `num_devices` is not a positive integer.
-        BackendStartedError: JAX has started already, with another number of CPU devices.
+        BackendStartedError: JAX has already started with another number of CPU devices.
 
     >>> rx.set_cpu_devices(8)
     >>> len(jax.devices("cpu"))
@@ -70,26 +68,26 @@ def set_cpu_devices(num_devices: int) -> None:
         _require_started_with(num_devices)
         return
     jax.config.update("jax_num_cpu_devices", num_devices)
-    _ask_for_pool(num_devices)
+    _request_pool(num_devices)
 
 
 def prepare_cpu_pool() -> None:
-    """Give the CPU devices that JAX is about to start with the threads that they need.
+    """Request the threads that the CPU devices of JAX will need.
 
-    Does nothing once JAX has started, or for a single CPU device.
+    Does nothing after JAX has started, or for a single CPU device.
     """
-    if not backends_are_initialized() and (num_devices := _num_devices_asked_for()) > 1:
-        _ask_for_pool(num_devices)
+    if not backends_are_initialized() and (num_devices := _num_devices_requested()) > 1:
+        _request_pool(num_devices)
 
 
 def collectives_must_wait(devices: Sequence[Device]) -> bool:
     """Whether a collective program over `devices` must finish before the next one starts.
 
-    That is so for several CPU devices whose thread pool is too small for programs that queue up.
-    The first time, a warning in the log `replicax` says how to do better.
+    True for several CPU devices with a thread pool that is too small for queued programs. The first time,
+    a warning in the log `replicax` says how to avoid this.
 
     Args:
-        devices: The devices of this process that take part.
+        devices: The participating devices of this process.
     """
     if len(devices) < 2 or any(device.platform != "cpu" for device in devices):
         return False
@@ -103,35 +101,35 @@ def collectives_must_wait(devices: Sequence[Device]) -> bool:
 def _require_started_with(num_devices: int) -> None:
     if (started := _num_devices_started()) != num_devices:
         raise BackendStartedError(
-            f"`rx.set_cpu_devices({num_devices})` came too late: JAX has started with {started} "
-            "CPU device(s) and can't change that any more. Call it first, before the first JAX "
-            "operation, `jax.devices()` or strategy."
+            f"`rx.set_cpu_devices({num_devices})` was called too late: JAX has already started with "
+            f"{started} CPU device(s). Call it first, before the first JAX operation, `jax.devices()` or "
+            "strategy."
         )
 
 
 def _num_devices_started() -> int:
     try:
         return len(jax.local_devices(backend="cpu"))
-    except RuntimeError:  # JAX_PLATFORMS leaves the CPU out
+    except RuntimeError:  # JAX_PLATFORMS excludes the CPU
         return 0
 
 
-def _num_devices_asked_for() -> int:
-    """As JAX will decide it: its own setting, else the last XLA flag, else one device."""
+def _num_devices_requested() -> int:
+    """JAX's own rule: its setting, else the last XLA flag, else one device."""
     if (configured := jax.config.values["jax_num_cpu_devices"]) >= 0:
         return configured
     flags = _DEVICE_COUNT_FLAG.findall(os.environ.get("XLA_FLAGS", ""))
     return int(flags[-1]) if flags else 1
 
 
-def _ask_for_pool(num_devices: int) -> None:
+def _request_pool(num_devices: int) -> None:
     needed = _THREADS_PER_DEVICE * num_devices
-    if _pool_size_asked_for() < needed:
+    if _pool_size_requested() < needed:
         os.environ["PJRT_NPROC"] = str(max(needed, _num_cores()))
 
 
-def _pool_size_asked_for() -> int:
-    """The number in the environment, else one thread per core."""
+def _pool_size_requested() -> int:
+    """The size in the environment, else one thread per core."""
     for variable in _POOL_SIZE_VARIABLES:
         try:
             return int(os.environ[variable])
@@ -141,29 +139,29 @@ def _pool_size_asked_for() -> int:
 
 
 def _num_cores() -> int:
-    """Those that this process may use."""
+    """The cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @functools.cache
 def _pool_size_started() -> int:
-    """How many threads the running pool has, or an underestimate.
+    """The number of threads of the running pool, or a lower bound.
 
-    The environment may have been changed since JAX started, so where the threads can be counted,
-    the smaller number is believed.
+    The environment may have changed since JAX started, so where the threads can be counted, take the
+    smaller number.
     """
-    asked_for = _pool_size_asked_for()
+    requested = _pool_size_requested()
     counted = _num_pool_threads()
-    return min(asked_for, counted) if counted else asked_for
+    return min(requested, counted) if counted else requested
 
 
 def _num_pool_threads() -> int:
-    """The pool's threads as Linux lists them; 0 where it can't be known."""
+    """The number of the pool's threads on Linux; 0 where it is unknown."""
     num_threads = 0
     for name_file in Path("/proc/self/task").glob("*/comm"):
         try:
             num_threads += name_file.read_text().strip() == _POOL_THREAD_NAME
-        except OSError:  # the thread has ended meanwhile
+        except OSError:  # the thread has ended
             continue
     return num_threads
 
@@ -171,10 +169,9 @@ def _num_pool_threads() -> int:
 @functools.cache
 def _warn_of_small_pool(num_devices: int) -> None:
     _logger.warning(
-        "JAX started with %d CPU devices but only %d threads, and steps that queue up could "
-        "deadlock. Replicax therefore waits for every step before it starts the next, which is "
-        "slower. Call `rx.set_cpu_devices(%d)` before JAX is first used, or start Python with "
-        "PJRT_NPROC=%d.",
+        "JAX started with %d CPU devices but only %d threads, so queued steps could deadlock. Replicax "
+        "therefore waits for each step before it starts the next, which is slower. Call "
+        "`rx.set_cpu_devices(%d)` before JAX is first used, or start Python with PJRT_NPROC=%d.",
         num_devices,
         _pool_size_started(),
         num_devices,

@@ -1,11 +1,10 @@
-"""Device names: every spelling that TensorFlow users write, and one that Replicax answers with.
+"""Device names: every spelling that TensorFlow users write, and the one that Replicax prints.
 
     "GPU:0"   "gpu"   "/gpu:0"   "/device:GPU:0"   "/job:localhost/replica:0/task:0/device:GPU:0"
 
-all mean the first GPU of this process, as does the `jax.Device` itself. An index counts the devices
-of one platform in one process. CUDA and ROCm devices are both GPUs here. The devices of other
-processes are reached by their task: `"/job:worker/task:1/device:GPU:0"` is the first GPU of process
-1.
+all mean the first GPU of this process, and so does the `jax.Device` itself. An index counts the devices of
+one platform in one process. CUDA and ROCm devices are both GPUs here. A device of another process has a
+task: `"/job:worker/task:1/device:GPU:0"` is the first GPU of process 1.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ _KNOWN_PLATFORMS = ("GPU", "TPU", "CPU")
 @final
 @dataclass(frozen=True, slots=True)
 class DeviceName:
-    """Which device is meant: the `index`-th of a platform, in this process or in process `task`.
+    """A parsed name: device `index` of a platform, in this process or in process `task`.
 
     >>> from replicax.topology import DeviceName
     >>> str(DeviceName("CPU", 1))
@@ -55,20 +54,20 @@ class DeviceName:
     task: int | None = None
 
     def __str__(self) -> str:
-        """The spelling that Replicax answers with."""
+        """The spelling that Replicax prints."""
         if self.task is None:
             return f"{self.platform}:{self.index}"
         return f"/job:worker/replica:0/task:{self.task}/device:{self.platform}:{self.index}"
 
 
 def parse_device_name(name: str) -> DeviceName:
-    """Read a device name in any spelling. The device need not exist.
+    """Parse a device name in any spelling. The device need not exist.
 
     Args:
         name: For example `"GPU:0"`, `"gpu"`, `"/cpu:1"` or `"/job:localhost/task:0/device:CPU:1"`.
 
     Raises:
-        DeviceError: `name` is not spelled like a device.
+        DeviceError: `name` is not a device name.
 
     >>> from replicax.topology import parse_device_name
     >>> parse_device_name("/device:cpu:1")
@@ -79,7 +78,7 @@ def parse_device_name(name: str) -> DeviceName:
     match = _SPELLING.fullmatch(name)
     if match is None:
         raise DeviceError(
-            f"{name!r} is not the name of a device. Spell it like 'GPU:0', '/cpu:1' or "
+            f"{name!r} is not a device name. Write it as 'GPU:0', '/cpu:1' or "
             "'/job:worker/task:1/device:GPU:0'."
         )
     platform = match["platform"].upper()
@@ -95,20 +94,20 @@ def _task(name: str, job: str | None, task: str | None) -> int | None:
         return None
     if job not in (None, "worker"):
         raise DeviceError(
-            f"{name!r} names task {task or 0} of the job {job!r}. Devices are those of the job "
-            "'worker', by task, or of task 0 of 'localhost', which is this process."
+            f"{name!r} names task {task or 0} of the job {job!r}. Devices belong to tasks of the job "
+            "'worker', or to task 0 of 'localhost', which is this process."
         )
     return None if task is None else int(task)
 
 
 def find_device(device: str | Device) -> Device:
-    """The device that a name means.
+    """The device with this name.
 
     Args:
-        device: A name in any spelling, or a `jax.Device`, which is returned as it is.
+        device: A name in any spelling, or a `jax.Device`, which is returned unchanged.
 
     Raises:
-        DeviceError: It is not a device name, or there is no such device.
+        DeviceError: `device` is not a device name, or the device does not exist.
 
     >>> from replicax.topology import find_device
     >>> find_device("/device:CPU:1") is jax.devices("cpu")[1]
@@ -119,7 +118,7 @@ def find_device(device: str | Device) -> Device:
     if isinstance(device, jax.Device):
         return device
     raise DeviceError(
-        f"A device is a name such as 'GPU:0' or a `jax.Device`; got {device!r} "
+        f"Expected a device name such as 'GPU:0' or a `jax.Device`, got {device!r} "
         f"of type {type(device).__name__}."
     )
 
@@ -128,12 +127,12 @@ def _find_named(spelling: str) -> Device:
     name = parse_device_name(spelling)
     candidates = _process_devices(name.platform, name.task)
     if name.index >= len(candidates):
-        raise DeviceError(f"There is no device {spelling!r}. {_what_there_is()}{_how_to_get(name)}")
+        raise DeviceError(f"There is no device {spelling!r}. {_existing_devices()}{_how_to_get(name)}")
     return candidates[name.index]
 
 
 def device_name(device: Device) -> str:
-    """The name of a device, such as `"CPU:0"`; for one of another process with its task.
+    """The name of a device, such as `"CPU:0"`; with its task if it belongs to another process.
 
     >>> from replicax.topology import device_name
     >>> device_name(jax.devices("cpu")[3])
@@ -145,15 +144,15 @@ def device_name(device: Device) -> str:
 
 
 def resolve_devices(devices: Iterable[str | Device] | None = None) -> list[Device]:
-    """The devices that a strategy's `devices` argument means, checked to be usable together.
+    """The devices of a strategy's `devices` argument, checked to be usable together.
 
     Args:
-        devices: Names or `jax.Device`s. None means all devices of JAX's default backend, in all
-            processes: the GPUs, else the TPUs, else the CPU devices.
+        devices: Names or `jax.Device`s. None is all devices of JAX's default backend, in all processes: the
+            GPUs, else the TPUs, else the CPU devices.
 
     Raises:
-        DeviceError: A device does not exist or is listed twice, the list is empty or mixes
-            platforms, or it is not a list but a single device.
+        DeviceError: A device does not exist or is listed twice, the list is empty or mixes platforms, or
+            `devices` is a single device.
 
     >>> from replicax.topology import device_name, resolve_devices
     >>> [device_name(device) for device in resolve_devices(["/cpu:1", "CPU:0"])]
@@ -172,16 +171,16 @@ def resolve_devices(devices: Iterable[str | Device] | None = None) -> list[Devic
 def _as_list(devices: Any) -> list[str | Device]:
     if isinstance(devices, str | jax.Device):
         single = devices if isinstance(devices, str) else device_name(devices)
-        raise DeviceError(f"`devices` is a list of devices; for this one alone write [{single!r}].")
+        raise DeviceError(f"`devices` must be a list of devices; for one device write [{single!r}].")
     if not isinstance(devices, Iterable):
         raise DeviceError(
-            f"`devices` is a list of names or `jax.Device`s; got {devices!r} "
+            f"`devices` must be a list of names or `jax.Device`s, got {devices!r} "
             f"of type {type(devices).__name__}."
         )
     named = list(devices)
     if not named:
         raise DeviceError(
-            f"`devices` is empty. Name at least one, or pass None for all. {_what_there_is()}"
+            f"`devices` is empty. List at least one device, or pass None for all. {_existing_devices()}"
         )
     return named
 
@@ -192,7 +191,7 @@ def _refuse_repetition(named: Sequence[str | Device], found: Sequence[Device]) -
         if device in spelled:
             raise RepeatedDeviceError(
                 f"`devices` lists {device_name(device)} twice, as {spelled[device]!r} and as "
-                f"{name!r}. A device runs one replica. {_what_there_is()}"
+                f"{name!r}. A device can run only one replica. {_existing_devices()}"
                 f"{_how_to_get_several(found)}"
             )
         spelled[device] = name
@@ -203,7 +202,7 @@ def _refuse_mixed_platforms(found: Sequence[Device]) -> None:
         names = ", ".join(device_name(device) for device in found)
         raise DeviceError(
             f"`devices` mixes platforms: {names}. All replicas of a strategy run on one platform. "
-            f"{_what_there_is()}"
+            f"{_existing_devices()}"
         )
 
 
@@ -213,7 +212,7 @@ def _platform(device: Device) -> str:
 
 
 def _process_devices(platform: str, task: int | None) -> list[Device]:
-    """All devices of a platform in one process; none where JAX does not have the platform."""
+    """All devices of a platform in one process; empty if JAX does not have the platform."""
     prepare_cpu_pool()
     try:
         devices = jax.devices(platform.lower())
@@ -223,7 +222,7 @@ def _process_devices(platform: str, task: int | None) -> list[Device]:
     return [device for device in devices if device.process_index == process]
 
 
-def _what_there_is() -> str:
+def _existing_devices() -> str:
     prepare_cpu_pool()
     platforms = dict.fromkeys([_platform(jax.devices()[0]), *_KNOWN_PLATFORMS])
     names = [device_name(device) for platform in platforms for device in _process_devices(platform, None)]
@@ -238,7 +237,7 @@ def _how_to_get(name: DeviceName) -> str:
     if name.platform == "CPU":
         return _call_for_cpu_devices(name.index + 1)
     if not _process_devices(name.platform, None):
-        return f" `jax.devices({name.platform.lower()!r})` tells why JAX finds no {name.platform}."
+        return f" `jax.devices({name.platform.lower()!r})` shows why JAX finds no {name.platform}."
     return ""
 
 

@@ -1,17 +1,17 @@
-"""One mesh under every strategy, and the two ways a value lies on it.
+"""The mesh of a strategy, and the two ways to place a value on it.
 
-The first axis of the mesh is `replica`. A replica made of several devices, its *logical devices*, adds
-axes after it, one for each prime factor of their number: whatever parts an array is to be cut into, some
-of these axes together have that size.
+The first axis of the mesh is `replica`. If a replica has several devices, its *logical devices*, the mesh
+has further axes, one for each prime factor of their number, so that an array can be partitioned into any
+number of parts that divides it.
 
 Values that are equal on all replicas are *replicated* arrays. Values that differ are *sharded*: replica i
 holds rows `[i * n, (i + 1) * n)` of one global array, so a global batch and the tuple of per-replica
-batches are two views of the same memory. Scalars per replica make a global vector of one entry each.
-Between steps both are whole on each device of a replica; only inside of one are arrays cut along the
-logical axes.
+batches are two views of the same memory. Per-replica scalars form a global vector with one entry per
+replica. Between steps, every device of a replica holds all of the replica's part; arrays are partitioned
+along the logical axes only inside a step.
 
-Nothing here assumes that all devices belong to this process: `split` hands out the local replicas'
-parts and `assemble` builds the global array from them.
+Devices may belong to several processes: `split` returns the parts of the local replicas, and `assemble`
+builds the global array from them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ REPLICA_AXIS = "replica"
 
 
 def prime_factors(number: int) -> list[int]:
-    """The primes whose product is `number`, the smallest first."""
+    """The prime factors of `number`, the smallest first."""
     factors, prime = [], 2
     while number > 1:
         while number % prime == 0:
@@ -50,7 +50,7 @@ _meshes: weakref.WeakValueDictionary[Any, ReplicaMesh] = weakref.WeakValueDictio
 
 
 def _is_key(value: Any) -> bool:
-    """Whether `value` holds typed random keys, whose buffers can be reached only through their data."""
+    """Whether `value` holds typed random keys, whose buffers are accessible only through their key data."""
     return isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
 
 
@@ -58,11 +58,11 @@ def _is_key(value: Any) -> bool:
 class ReplicaMesh:
     """Devices arranged by replica, with the shardings that Replicax uses on them.
 
-    There is one mesh for each arrangement of devices, so meshes can be compared with `is`.
+    There is one object for each arrangement of devices, so meshes can be compared with `is`.
     """
 
     def __new__(cls, devices: Sequence[Any]) -> ReplicaMesh:
-        """Arrange `devices`: one for each replica, or for each replica the sequence of its devices."""
+        """Take one device for each replica, or a sequence of devices for each replica."""
         grid = np.asarray(devices, dtype=object)
         if grid.ndim == 2:
             grid = grid.reshape(len(grid), *prime_factors(grid.shape[1]))
@@ -85,7 +85,7 @@ class ReplicaMesh:
         self.is_local = len(self.local_replica_ids) == self.num_replicas
         """Whether every replica runs in this process."""
         if grid.size == 1:
-            # Arrays of one device are plain: JAX calls a program faster with them.
+            # JAX calls a program faster with arrays that have a SingleDeviceSharding.
             self.replicated: Sharding = jax.sharding.SingleDeviceSharding(grid.item())
             self.sharded: Sharding = self.replicated
         else:
@@ -93,11 +93,9 @@ class ReplicaMesh:
             self.sharded = NamedSharding(self.mesh, PartitionSpec(REPLICA_AXIS))
 
     def __copy__(self) -> ReplicaMesh:
-        """Itself: there is one for each arrangement of devices."""
         return self
 
     def __deepcopy__(self, memo: dict[int, object]) -> ReplicaMesh:
-        """Itself: there is one for each arrangement of devices."""
         return self
 
     def __repr__(self) -> str:
@@ -115,17 +113,17 @@ class ReplicaMesh:
 
     @cached_property
     def device_names(self) -> tuple[tuple[str, ...], ...]:
-        """The names of every replica's devices."""
+        """The names of each replica's devices."""
         return tuple(tuple(map(device_name, row)) for row in self.replica_devices)
 
     @property
     def num_logical_devices(self) -> int:
-        """How many devices each replica has."""
+        """The number of devices of each replica."""
         return len(self.replica_devices[0])
 
     @cached_property
     def replica_shardings(self) -> tuple[Sharding, ...]:
-        """How one replica's part lies on its own devices, for each local replica."""
+        """The sharding of a replica's part on its own devices, for each local replica."""
         if self.num_replicas == 1:
             return (self.replicated,) * len(self.local_replica_ids)
         shardings: list[Sharding] = []
@@ -139,9 +137,9 @@ class ReplicaMesh:
         return tuple(shardings)
 
     def partition_spec(self, partition_dimensions: Sequence[int]) -> PartitionSpec:
-        """How an array lies that is cut into that many parts along each axis.
+        """The spec that partitions an array into that many parts along each axis.
 
-        The parts must be as many as a replica has devices.
+        The product of the numbers must be the number of devices of a replica.
         """
         sizes = self.mesh.devices.shape
         free_axes = list(range(1, len(sizes)))
@@ -158,14 +156,14 @@ class ReplicaMesh:
     # Putting values on the mesh.
 
     def place(self, value: Any, local_index: int) -> jax.Array:
-        """`value` on the devices of one local replica; not copied if it is there already."""
+        """`value` on the devices of one local replica; not copied if it is already there."""
         sharding = self.replica_shardings[local_index]
         if isinstance(value, jax.Array) and value.committed and value.sharding == sharding:
             return value
         return jax.device_put(value, sharding)
 
     def replicate(self, value: Any) -> jax.Array:
-        """The same `value` on every device. All processes pass the same one."""
+        """`value` on every device. All processes must pass the same value."""
         if isinstance(value, jax.Array) and value.sharding == self.replicated:
             return value
         if self.is_local:
@@ -183,7 +181,7 @@ class ReplicaMesh:
         return self._assemble(parts, (self.num_replicas * shape[0], *shape[1:]), self.sharded)
 
     def shard(self, rows: Any) -> jax.Array:
-        """The sharded global array of which this process's replicas hold `rows`, one after the other."""
+        """The sharded global array; `rows` are the rows of this process's replicas, in order."""
         count = len(self.local_replica_ids)
         if isinstance(rows, np.ndarray) and self.num_replicas > 1 and len(self.replica_devices[0]) == 1:
             size = rows.shape[0] // count
@@ -195,7 +193,7 @@ class ReplicaMesh:
         return self.assemble(jnp.split(rows, count))
 
     def assemble_replicated(self, components: Sequence[Any]) -> jax.Array:
-        """The replicated global array of which each local replica holds one equal copy."""
+        """The replicated global array, from one equal copy for each local replica."""
         return self._assemble(components, np.shape(components[0]), self.replicated)
 
     def _assemble(self, parts: Sequence[Any], shape: tuple[int, ...], sharding: Sharding) -> jax.Array:
@@ -206,7 +204,7 @@ class ReplicaMesh:
             buffers = [shard.data for part in placed for shard in part.addressable_shards]
         return jax.make_array_from_single_device_arrays(shape, sharding, buffers)
 
-    # Taking values off it.
+    # Getting values back.
 
     def split(self, array: jax.Array, *, scalar: bool) -> tuple[jax.Array, ...]:
         """The local replicas' parts of a sharded global array."""
@@ -223,9 +221,9 @@ class ReplicaMesh:
 
     def _split(self, array: jax.Array, sharding: Sharding) -> tuple[jax.Array, ...]:
         if self.num_logical_devices > 1:
-            array = jax.device_put(array, sharding)  # eager code may have cut it along other axes
+            array = jax.device_put(array, sharding)  # eager code may have partitioned it differently
         elif self.is_local and not array.sharding.device_set.issuperset(self.local_devices):
-            array = jax.device_put(array, sharding)  # a function of jax.tree may have moved it
+            array = jax.device_put(array, sharding)  # jax.tree.map may have moved it
         by_device = {next(iter(s.data.devices())): s.data for s in array.addressable_shards}
         return tuple(
             self._join([by_device[d] for d in self.replica_devices[replica]], i)
@@ -240,11 +238,11 @@ class ReplicaMesh:
 
     @cached_property
     def must_wait(self) -> bool:
-        """Whether a second collective program in flight could deadlock XLA's CPU thread pool."""
+        """Whether queueing a second collective program could deadlock XLA's CPU thread pool."""
         return collectives_must_wait([d for i in self.local_replica_ids for d in self.replica_devices[i]])
 
     def wait(self, outputs: Any) -> Any:
-        """Hand on `outputs` of a collective program, finished if `must_wait`."""
+        """Return the `outputs` of a collective program; if `must_wait`, after they are computed."""
         if self.must_wait:
             jax.block_until_ready(outputs)
         return outputs
