@@ -125,11 +125,11 @@ def test_arguments_replace_parts_of_tf_config(tf_config):
 @pytest.mark.parametrize(
     ("config", "question", "message"),
     [
-        ([1], "cluster_spec", r"TF_CONFIG is a JSON object.*\[1\]"),
-        ({"cluster": ["a:1"]}, "cluster_spec", r'TF_CONFIG\["cluster"\] is a JSON object'),
+        ([1], "cluster_spec", r"TF_CONFIG must be a JSON object.*\[1\]"),
+        ({"cluster": ["a:1"]}, "cluster_spec", r'TF_CONFIG\["cluster"\] must be a JSON object'),
         ({"cluster": {"worker": "a:1"}}, "cluster_spec", r'TF_CONFIG\["cluster"\].*tasks of the job'),
-        ({"task": "worker"}, "task_type", r'TF_CONFIG\["task"\] is a JSON object'),
-        ({"task": {"type": 3}}, "task_type", r'TF_CONFIG\["task"\]\["type"\] is a string'),
+        ({"task": "worker"}, "task_type", r'TF_CONFIG\["task"\] must be a JSON object'),
+        ({"task": {"type": 3}}, "task_type", r'TF_CONFIG\["task"\]\["type"\] must be a string'),
         ({"task": {"index": "x"}}, "task_id", r'TF_CONFIG\["task"\]\["index"\].*\'x\''),
         ({"task": {"index": 1.5}}, "task_id", r'TF_CONFIG\["task"\]\["index"\].*1.5'),
         ({"task": {"index": True}}, "task_id", r'TF_CONFIG\["task"\]\["index"\].*True'),
@@ -241,7 +241,7 @@ def test_a_resolver_of_ones_own():
     assert answers(resolver) == [None, None, None, "", TWO.as_dict(), "a:1", {}]
     resolver.task_type, resolver.task_id = "worker", 1
     assert resolver.num_accelerators("worker", 1) == {}
-    with pytest.raises(ClusterError, match="own devices only"):
+    with pytest.raises(ClusterError, match="only its own devices"):
         resolver.num_accelerators("worker", 0)
     with pytest.raises(TypeError, match="config_proto"):
         resolver.num_accelerators(config_proto=object())  # pyright: ignore[reportArgumentType]

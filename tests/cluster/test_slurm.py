@@ -50,7 +50,7 @@ def test_hostlists(hostlist, hosts):
     "hostlist", ["", ",", "a,,b", "node[1-3", "node1-3]", "node[]", "node[3-1]", "n[a-b]"]
 )
 def test_bad_hostlists(hostlist):
-    with pytest.raises(ClusterError, match="Slurm writes"):
+    with pytest.raises(ClusterError, match="Slurm's notation"):
         expand_hostlist(hostlist)
 
 
@@ -105,7 +105,7 @@ def test_tasks_per_node_can_be_given(slurm):
     slurm(per_node=None)
     assert SlurmClusterResolver(tasks_per_node=2).cluster_spec().num_tasks("worker") == 4
     slurm(per_node="2", nodes="node[1-2]")
-    with pytest.raises(ClusterError, match="names 2 hosts"):
+    with pytest.raises(ClusterError, match="lists 2 hosts"):
         SlurmClusterResolver()
 
 
@@ -127,15 +127,15 @@ def test_missing_variables(slurm, monkeypatch, name):
 
 def test_bad_numbers(slurm):
     slurm(rank="first")
-    with pytest.raises(ClusterError, match="SLURM_PROCID is a number"):
+    with pytest.raises(ClusterError, match="SLURM_PROCID to a number"):
         SlurmClusterResolver()
     slurm()
-    with pytest.raises(RuntimeError, match="needs 5 tasks, and Slurm has 4"):
+    with pytest.raises(RuntimeError, match="needs 5 tasks, but Slurm has 4"):
         SlurmClusterResolver({"worker": 5})
     for jobs in ({"worker": 0}, {"worker": "2"}, {"worker": 1.5}):
         with pytest.raises(ValueError, match="number of tasks of the job 'worker'"):
             SlurmClusterResolver(jobs)
-    with pytest.raises(TypeError, match="jobs is a dict"):
+    with pytest.raises(TypeError, match="jobs must be a dict"):
         SlurmClusterResolver(["worker"])  # pyright: ignore[reportArgumentType]
     with pytest.raises(ClusterError, match="gpus_per_task"):
         SlurmClusterResolver(gpus_per_task=-1)
@@ -143,7 +143,7 @@ def test_bad_numbers(slurm):
 
 def test_a_rank_without_a_job(slurm):
     slurm(rank=3)
-    with pytest.raises(ClusterError, match="ranks this process 3"):
+    with pytest.raises(ClusterError, match="has the Slurm rank 3"):
         SlurmClusterResolver({"worker": 3})
 
 
@@ -193,7 +193,7 @@ def test_each_task_sees_its_own_gpus(slurm, rank, before, after):
 @pytest.mark.usefixtures("fresh")
 def test_too_few_gpus(slurm):
     slurm(1, CUDA_VISIBLE_DEVICES="0,1,2")
-    with pytest.raises(ClusterError, match="shows 3 to all of them"):
+    with pytest.raises(ClusterError, match="lists 3 for all tasks"):
         SlurmClusterResolver(gpus_per_node=4)
     with pytest.raises(ClusterError, match="need 8 GPUs, and a host has 4"):
         SlurmClusterResolver(gpus_per_node=4, gpus_per_task=4)

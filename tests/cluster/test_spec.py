@@ -62,8 +62,8 @@ def test_unknown_task():
         ({1: ["a:1"]}, "name of a job"),
         ({"worker": "a:1"}, "tasks of the job 'worker'"),
         ({"worker": [1]}, "address of task 0"),
-        ({"worker": {"0": "a:1"}}, "numbers a task '0'"),
-        ({"worker": {-1: "a:1"}}, "numbers a task -1"),
+        ({"worker": {"0": "a:1"}}, "must be an int >= 0, got '0'"),
+        ({"worker": {-1: "a:1"}}, "must be an int >= 0, got -1"),
     ],
 )
 def test_bad_clusters(cluster, message):

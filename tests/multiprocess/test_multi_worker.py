@@ -98,7 +98,7 @@ def test_a_worker_that_never_comes_is_an_error_within_the_timeout(task):
     timeout, alone = result.stdout.splitlines()
     other = 1 - task
     assert timeout.startswith(
-        f"timeout worker {task} ({addresses[task]}) waited 2 seconds at {addresses[0]}"
+        f"timeout worker {task} ({addresses[task]}) timed out after 2 s at {addresses[0]}"
     )
     assert f"worker {other} ({addresses[other]})" in timeout
     assert alone == "alone 7.0"

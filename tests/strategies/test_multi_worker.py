@@ -77,13 +77,13 @@ def test_a_resolver_says_how_many_devices_to_use():
 @pytest.mark.parametrize(
     ("cluster", "job", "index", "message"),
     [
-        ({"worker": ["a:1"]}, None, None, "which of its tasks this process is"),
+        ({"worker": ["a:1"]}, None, None, "task of this process is unknown"),
         ({"worker": ["a:1"]}, "worker", 3, "'worker' has no task 3"),
         ({"worker": ["a:1"]}, "worker", -1, "'worker' has no task -1"),
         ({"worker": ["a:1"]}, "chief", 0, "no job 'chief'"),
         ({"worker": ["a:1", "b:1"]}, "ps", 0, "is a 'ps' task, a parameter server"),
         ({"worker": ["a:1"], "ps": ["b:1"]}, "ps", 0, "is a 'ps' task, a parameter server"),
-        ({"worker": ["a:1"]}, "boss", 0, "'boss' is none of"),
+        ({"worker": ["a:1"]}, "boss", 0, "has a job 'boss'"),
         ({"chief": ["a:1", "b:1"]}, "chief", 0, "one chief"),
         ({"worker": ["a:1"], "evaluator": ["b:1", "c:1"]}, "worker", 0, "one evaluator"),
     ],
@@ -105,7 +105,7 @@ def test_an_address_without_a_port(monkeypatch):
     monkeypatch.setattr("replicax.cluster._bootstrap.backends_are_initialized", lambda: False)
     monkeypatch.setattr("replicax.cluster._bootstrap._prepare_cpu_collectives", lambda: None)
     for address in ("host", "host:", "host:http", ":1"):
-        with pytest.raises(ClusterError, match=rf"'host:port'; it is '{address}'"):
+        with pytest.raises(ClusterError, match=rf"'host:port'; got '{address}'"):
             rx.MultiWorkerMirroredStrategy(simple({"worker": [address, "b:1"]}, "worker", 0))
 
 

@@ -45,7 +45,9 @@ def test_asking_again_for_the_same_number_is_fine():
 
 @pytest.mark.parametrize("caught_as", [BackendStartedError, RuntimeError, ValueError])
 def test_asking_too_late_for_another_number_is_refused(caught_as):
-    with pytest.raises(caught_as, match=r"set_cpu_devices\(3\)` was called too late: .* 8 CPU.* Call it first"):
+    with pytest.raises(
+        caught_as, match=r"set_cpu_devices\(3\)` was called too late: .* 8 CPU.* Call it first"
+    ):
         rx.set_cpu_devices(3)
 
 

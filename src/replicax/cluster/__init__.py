@@ -1,7 +1,7 @@
-"""Clusters: which processes work together, how each learns its place, and how they join.
+"""Clusters: which processes train together, how each one finds its task, and how they join.
 
-A `ClusterSpec` lists the tasks of a cluster. A `ClusterResolver` finds it in the environment, one class
-for each way of starting processes; strategies of several hosts take one.
+A `ClusterSpec` lists the tasks of a cluster. A `ClusterResolver` finds it, for example in the environment;
+there is one class for each way of starting processes. Strategies for several hosts take a resolver.
 """
 
 from replicax.cluster._bootstrap import Place, Task, find_place, join_cluster

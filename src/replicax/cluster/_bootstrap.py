@@ -1,8 +1,8 @@
-"""Finding this process's place in a cluster, and joining JAX's cluster there.
+"""Finding this process's place in a cluster, and joining the cluster with JAX.
 
 Strategies that train synchronously run on the *training tasks*: the chief if there is one, then the
-workers. Their order gives JAX's process numbers, and the first of them is where all meet. An evaluator
-runs by itself, beside them.
+workers. Their order gives JAX's process ids, and all connect to the first of them, the coordinator. An
+evaluator runs separately.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from replicax.errors import BackendStartedError, ClusterError, ClusterTimeoutErr
 
 __all__ = ["Place", "Task", "find_place", "join_cluster"]
 
-_DEFAULT_TIMEOUT_SECONDS = 300.0  # as JAX's own
-_LONGEST_TIMEOUT_SECONDS = 3500.0  # JAX's coordinator itself gives up after an hour
+_DEFAULT_TIMEOUT_SECONDS = 300.0  # JAX's default
+_LONGEST_TIMEOUT_SECONDS = 3500.0  # JAX's coordinator times out after an hour
 _FOREVER_SECONDS = 10**8
 
 
@@ -42,7 +42,7 @@ class Task:
 @final
 @dataclass(frozen=True)
 class Place:
-    """The tasks that train together with this process, itself included, and which of them it is."""
+    """The tasks that train together, and which of them this process is."""
 
     tasks: tuple[Task, ...]
     process_id: int
@@ -54,10 +54,10 @@ class Place:
 
 
 def find_place(resolver: ClusterResolver) -> Place | None:
-    """Where this process is among the training tasks of the resolver's cluster; None without a cluster.
+    """This process's place among the training tasks of the resolver's cluster; None without a cluster.
 
     Raises:
-        ClusterError: the cluster has jobs that can't train together, or this process has no place in it.
+        ClusterError: the cluster has jobs that can't train together, or this process is not part of it.
     """
     spec = resolver.cluster_spec()
     if not spec:
@@ -65,13 +65,13 @@ def find_place(resolver: ClusterResolver) -> Place | None:
     job, index = resolver.task_type, resolver.task_id
     if job is None or index is None:
         raise ClusterError(
-            f"The cluster has the jobs {_listed(spec.jobs)}, but nothing says which of its tasks this "
-            f"process is: task_type is {job!r} and task_id is {index!r}. Give both to the resolver, or in "
-            'TF_CONFIG as {"task": {"type": "worker", "index": 0}}.'
+            f"The cluster has the jobs {_listed(spec.jobs)}, but the task of this process is unknown: "
+            f"task_type is {job!r} and task_id is {index!r}. Pass both to the resolver, or set them in "
+            'TF_CONFIG: {"task": {"type": "worker", "index": 0}}.'
         )
     _check_jobs(spec, job)
     if job == "evaluator":
-        return Place((Task(job, index, "by itself"),), 0)
+        return Place((Task(job, index, "separate"),), 0)
     address = spec.task_address(job, index)
     tasks = _training_tasks(spec)
     return Place(tasks, tasks.index(Task(job, index, address)))
@@ -81,17 +81,17 @@ def _check_jobs(spec: ClusterSpec, own_job: str) -> None:
     if own_job == "ps":
         raise ClusterError(
             "This process is a 'ps' task, a parameter server, which strategies that train synchronously do "
-            "not have. Do not start such processes; the workers train without them."
+            "not use. Do not start such processes; the workers train without them."
         )
     for job in dict.fromkeys([own_job, *spec.jobs]):
         if job not in ("chief", "worker", "evaluator", "ps"):
             raise ClusterError(
-                f"The job {job!r} is none of 'chief', 'worker' and 'evaluator', which a strategy that "
-                "trains synchronously has."
+                f"The cluster has a job {job!r}. A strategy that trains synchronously uses 'chief', "
+                "'worker' and 'evaluator'."
             )
     for job in ("chief", "evaluator"):
         if job in spec.jobs and spec.num_tasks(job) > 1:
-            raise ClusterError(f"A cluster has one {job}, but this one has {spec.num_tasks(job)}.")
+            raise ClusterError(f"A cluster can have one {job}, but this one has {spec.num_tasks(job)}.")
 
 
 def _training_tasks(spec: ClusterSpec) -> tuple[Task, ...]:
@@ -104,16 +104,16 @@ def _training_tasks(spec: ClusterSpec) -> tuple[Task, ...]:
 
 
 def join_cluster(place: Place | None, timeout_seconds: float | None = None) -> None:
-    """Have JAX run over all tasks of `place`, if it does not yet; they all must call this.
+    """Connect JAX in this process with all tasks of `place`, which must all call this.
 
     Args:
-        place: from `find_place`. None leaves JAX as it is.
+        place: from `find_place`. None changes nothing.
         timeout_seconds: how long to wait for the others, an hour at most; None is five minutes.
 
     Raises:
-        BackendStartedError: JAX has started in this process, alone.
-        ClusterError: JAX has joined another cluster, or the address is none.
-        ClusterTimeoutError: not all tasks came in time.
+        BackendStartedError: JAX has already started in this process, without the others.
+        ClusterError: JAX has joined another cluster, or the coordinator's address is invalid.
+        ClusterTimeoutError: not all tasks joined in time.
     """
     if jax.distributed.is_initialized():
         _prepare_cpu_collectives()
@@ -126,7 +126,7 @@ def join_cluster(place: Place | None, timeout_seconds: float | None = None) -> N
 
 
 def _prepare_cpu_collectives() -> None:
-    """Without this, CPU devices of several processes can't talk to each other."""
+    """Without this, CPU devices of several processes can't communicate."""
     if not jax.config.values["jax_cpu_collectives_implementation"] and not backends_are_initialized():
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
 
@@ -135,8 +135,8 @@ def _check_agreement(place: Place) -> None:
     num_processes, process_id = jax.process_count(), jax.process_index()
     if (num_processes, process_id) != (len(place.tasks), place.process_id):
         raise ClusterError(
-            f"JAX runs as process {process_id} of {num_processes} already, but this process is "
-            f"{place.own}, number {place.process_id} of the {len(place.tasks)} tasks "
+            f"JAX already runs as process {process_id} of {num_processes}, but this process is "
+            f"{place.own}, process {place.process_id} of the {len(place.tasks)} tasks "
             f"{_listed(place.tasks)}. Leave `jax.distributed.initialize` to the strategy, or call it with "
             "these numbers."
         )
@@ -145,33 +145,33 @@ def _check_agreement(place: Place) -> None:
 def _refuse_started_backend(place: Place) -> None:
     if backends_are_initialized():
         raise BackendStartedError(
-            f"{place.own} can't join its cluster any more: JAX has started in this process, alone. Make "
-            "the strategy first, before any array, `jax.devices()` or other strategy."
+            f"{place.own} can't join its cluster: JAX has already started in this process, without the "
+            "others. Make the strategy first, before any array, `jax.devices()` or other strategy."
         )
 
 
 def _initialize(place: Place, timeout_seconds: float | None) -> None:
-    meeting_point = _checked_address(place.tasks[0])
+    address = _checked_address(place.tasks[0])
     seconds = min(timeout_seconds or _DEFAULT_TIMEOUT_SECONDS, _LONGEST_TIMEOUT_SECONDS)
-    joining = _Joining(meeting_point, len(place.tasks), place.process_id)
+    joining = _Joining(address, len(place.tasks), place.process_id)
     if joining.wait(seconds):
         return
-    jax.distributed.shutdown()  # or JAX would think that it has joined
+    jax.distributed.shutdown()  # otherwise JAX believes that it has joined
     if joining.error is not None:
         raise ClusterError(
-            f"{place.own} could not join its cluster at {meeting_point}: {joining.error}"
+            f"{place.own} could not join its cluster at {address}: {joining.error}"
         ) from joining.error
     first, others = place.tasks[0], [task for task in place.tasks if task != place.own]
     raise ClusterTimeoutError(
-        f"{place.own} waited {seconds:g} seconds at {meeting_point}, the address of {first.job} "
-        f"{first.index}, but not all of the other tasks came: {_listed(others)}. See that each of them was "
+        f"{place.own} timed out after {seconds:g} s at {address}, the address of {first.job} "
+        f"{first.index}: not all of the other tasks joined: {_listed(others)}. Check that each of them was "
         "started, with the same cluster and its own task, and can reach that address."
     )
 
 
 @final
 class _Joining:
-    """`jax.distributed.initialize`, in a thread: JAX has a timeout itself, but aborts the process then."""
+    """`jax.distributed.initialize` in a thread: JAX's own timeout would abort the process."""
 
     def __init__(self, address: str, num_processes: int, process_id: int) -> None:
         self.error: BaseException | None = None
@@ -185,7 +185,7 @@ class _Joining:
             jax.distributed.initialize(
                 *self._arguments,
                 initialization_timeout=_FOREVER_SECONDS,
-                # The resolver has said it all; JAX's own guesses would hide GPUs from the processes.
+                # The resolver knows the cluster; JAX's own detection would hide GPUs from the processes.
                 cluster_detection_method="deactivate",
             )
             self._joined = True
@@ -193,7 +193,7 @@ class _Joining:
             self.error = error
 
     def wait(self, seconds: float) -> bool:
-        """Whether all have joined within `seconds`."""
+        """Whether all tasks joined within `seconds`."""
         self._thread.join(seconds)
         return self._joined
 
@@ -202,7 +202,7 @@ def _checked_address(task: Task) -> str:
     host, _, port = task.address.rpartition(":")
     if not host or not port.isdecimal():
         raise ClusterError(
-            f"All tasks meet at the address of {task.job} {task.index}, which must be 'host:port'; it is "
+            f"All tasks connect to the address of {task.job} {task.index}, which must be 'host:port'; got "
             f"{task.address!r}."
         )
     return task.address

@@ -1,4 +1,4 @@
-"""Resolvers of clouds whose services Replicax does not talk to: they say what to use instead."""
+"""Resolvers for clouds that Replicax does not support; their errors say what to use instead."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["GCEClusterResolver", "KubernetesClusterResolver"]
 
 
 class KubernetesClusterResolver(ClusterResolver):
-    """Refused: it would ask the Kubernetes API. Let the pods' manifest set TF_CONFIG instead.
+    """Not supported: would ask the Kubernetes API. Set TF_CONFIG in the manifest of the pods instead.
 
     >>> from replicax.cluster import KubernetesClusterResolver
     >>> KubernetesClusterResolver()
@@ -20,7 +20,7 @@ class KubernetesClusterResolver(ClusterResolver):
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> KubernetesClusterResolver:
-        """Raise: there is none."""
+        """Raise `NotImplementedError`."""
         raise NotImplementedError(
             "KubernetesClusterResolver would ask the Kubernetes API for the pods, which Replicax does not "
             f"do. {_INSTEAD}"
@@ -28,7 +28,7 @@ class KubernetesClusterResolver(ClusterResolver):
 
 
 class GCEClusterResolver(ClusterResolver):
-    """Refused: it would ask Google Compute Engine. Set TF_CONFIG when the machines start instead.
+    """Not supported: would ask Google Compute Engine. Set TF_CONFIG when the machines start instead.
 
     >>> from replicax.cluster import GCEClusterResolver
     >>> GCEClusterResolver("my-project", "us-east1-b", "my-group", 2222)
@@ -38,7 +38,7 @@ class GCEClusterResolver(ClusterResolver):
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> GCEClusterResolver:
-        """Raise: there is none."""
+        """Raise `NotImplementedError`."""
         raise NotImplementedError(
             "GCEClusterResolver would ask Google Compute Engine for the machines, which Replicax does not "
             f"do. {_INSTEAD}"

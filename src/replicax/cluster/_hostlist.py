@@ -1,4 +1,4 @@
-"""Slurm's short forms: `node[01-03,7]` for hosts, `2(x3),1` for numbers of tasks."""
+"""Slurm's compact notation: `node[01-03,7]` for hosts, `2(x3),1` for numbers of tasks."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 
 def expand_hostlist(hostlist: str) -> list[str]:
-    """The names of all hosts, in their order.
+    """The names of all hosts, in order.
 
     Raises:
-        ClusterError: `hostlist` is not written as Slurm writes it.
+        ClusterError: `hostlist` is not in Slurm's notation.
 
     >>> from replicax.cluster._hostlist import expand_hostlist
     >>> expand_hostlist("login,node[08-10,2]-ib[0-1]")[:4]
@@ -28,7 +28,7 @@ def expand_hostlist(hostlist: str) -> list[str]:
     pieces = _HOST.findall(hostlist)
     if ",".join(pieces) != hostlist or not pieces:
         raise ClusterError(
-            f"{hostlist!r} is not a list of hosts as Slurm writes it, such as 'node[1-3,7],other'."
+            f"{hostlist!r} is not a list of hosts in Slurm's notation, such as 'node[1-3,7],other'."
         )
     return [host for piece in pieces for host in _expand_host(piece, hostlist)]
 
@@ -48,8 +48,8 @@ def _expand_numbers(text: str, hostlist: str) -> Iterator[str]:
         match = _RANGE.fullmatch(part)
         if match is None or int(match[2] or match[1]) < int(match[1]):
             raise ClusterError(
-                f"{hostlist!r} has {part!r} in brackets, where Slurm writes a number or a range such as "
-                "'1-3'."
+                f"{hostlist!r} has {part!r} in brackets. Slurm's notation has numbers or ranges there, "
+                "such as '1-3'."
             )
         first, last = match[1], match[2] or match[1]
         for number in range(int(first), int(last) + 1):
@@ -57,10 +57,10 @@ def _expand_numbers(text: str, hostlist: str) -> Iterator[str]:
 
 
 def expand_counts(counts: str) -> list[int]:
-    """The numbers of tasks of all hosts.
+    """The number of tasks of each host.
 
     Raises:
-        ClusterError: `counts` is not written as Slurm writes it.
+        ClusterError: `counts` is not in Slurm's notation.
 
     >>> from replicax.cluster._hostlist import expand_counts
     >>> expand_counts("2(x3),1")
@@ -71,7 +71,7 @@ def expand_counts(counts: str) -> list[int]:
         match = _COUNT.fullmatch(part)
         if match is None:
             raise ClusterError(
-                f"{counts!r} is not a list of numbers of tasks as Slurm writes it, such as '2(x3),1'."
+                f"{counts!r} is not a list of numbers of tasks in Slurm's notation, such as '2(x3),1'."
             )
         expanded += [int(match[1])] * int(match[2] or 1)
     return expanded

@@ -1,7 +1,7 @@
-"""`ClusterResolver`: how a process learns which cluster it belongs to, and which task in it is its own.
+"""`ClusterResolver`: finds the cluster that a process belongs to, and its task in it.
 
-Every way of starting processes has its own: an environment variable, Slurm, a TPU's metadata. A resolver
-only answers questions. It starts nothing and connects to nothing, and answers the same until JAX runs.
+There is one for each way of starting processes: an environment variable, Slurm, a TPU. A resolver only
+provides information. It starts nothing and connects to nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = [
 
 
 class ClusterResolver(abc.ABC):
-    """Tells which tasks a cluster has, and which of them this process is.
+    """Knows the tasks of a cluster, and which of them this process is.
 
     Subclass it for a way of starting processes that Replicax does not know: define `cluster_spec` and
     `master`, and set `task_type` and `task_id`.
@@ -50,7 +50,7 @@ class ClusterResolver(abc.ABC):
 
     @abc.abstractmethod
     def cluster_spec(self) -> ClusterSpec:
-        """The jobs and tasks of the cluster; empty if there is none."""
+        """The jobs and tasks of the cluster; empty without a cluster."""
 
     @abc.abstractmethod
     def master(
@@ -61,30 +61,30 @@ class ClusterResolver(abc.ABC):
         Args:
             task_type: the job of the task.
             task_id: its index.
-            rpc_layer: a protocol to put in front, such as "grpc".
+            rpc_layer: the protocol of the URL, such as "grpc".
         """
 
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: None = None
     ) -> Mapping[str, int]:
-        """How many accelerators a task has, by platform: `{"GPU": 4}`. CPU devices do not count.
+        """The number of accelerators of a task, by platform: `{"GPU": 4}`. CPU devices do not count.
 
-        They are counted by JAX, which starts by that: join the cluster first.
+        Counting them starts JAX: join the cluster first.
 
         Args:
-            task_type: the job of the task; None is this task's own.
-            task_id: its index; None is this task's own.
-            config_proto: must be None; TensorFlow's sessions do not exist here.
+            task_type: the job of the task; None is the job of this process.
+            task_id: its index; None is the index of this process.
+            config_proto: must be None: JAX has no sessions.
 
         Raises:
-            ClusterError: another task than this one is named, whose devices this process can't see.
+            ClusterError: the devices of another task were requested, which this process can't see.
         """
         refuse_config_proto(config_proto)
         for named, own in ((task_type, self.task_type), (task_id, self.task_id)):
             if named is not None and named != own:
                 raise ClusterError(
                     f"num_accelerators(task_type={task_type!r}, task_id={task_id!r}): this process is "
-                    f"task {self.task_id} of {self.task_type!r} and can count its own devices only."
+                    f"task {self.task_id} of {self.task_type!r} and can count only its own devices."
                 )
         return count_accelerators()
 
@@ -108,7 +108,7 @@ class ClusterResolver(abc.ABC):
 
     @property
     def rpc_layer(self) -> str | None:
-        """The protocol that is put in front of addresses, such as "grpc"."""
+        """The protocol of the URLs that `master` returns, such as "grpc"."""
         return self._rpc_layer
 
     @rpc_layer.setter
@@ -117,12 +117,12 @@ class ClusterResolver(abc.ABC):
 
     @property
     def environment(self) -> str | None:
-        """What kind of place the cluster runs in, if the resolver was told: "" or "google"."""
+        """The environment that the cluster runs in: "" or "google"."""
         return ""
 
 
 def master_url(address: str, rpc_layer: str | None) -> str:
-    """`address` with the protocol in front, if there is one."""
+    """The URL of `address`; without a protocol, the address itself."""
     return f"{rpc_layer}://{address}" if rpc_layer else address
 
 
@@ -136,7 +136,7 @@ def refuse_config_proto(config_proto: Any) -> None:
 
 
 def checked_task_id(task_id: Any, where: str) -> int | None:
-    """A task's index as a number, also if it was written as a string; None stays."""
+    """A task's index as an int, also if it is given as a string; None is returned unchanged."""
     if task_id is None:
         return None
     try:
@@ -144,11 +144,11 @@ def checked_task_id(task_id: Any, where: str) -> int | None:
             raise ValueError
         return int(task_id)
     except (TypeError, ValueError):
-        raise ClusterError(f"{where} is the index of a task, 0 or more; got {task_id!r}.") from None
+        raise ClusterError(f"{where} must be an integer, 0 or more; got {task_id!r}.") from None
 
 
 def count_accelerators() -> dict[str, int]:
-    """The accelerators of this process, by platform."""
+    """The number of accelerators of this process, by platform."""
     prepare_cpu_pool()
     counts: dict[str, int] = defaultdict(int)
     for device in jax.local_devices():

@@ -1,4 +1,4 @@
-"""A cluster that the program itself spells out."""
+"""A cluster that the program specifies itself."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ __all__ = ["SimpleClusterResolver"]
 
 @final
 class SimpleClusterResolver(ClusterResolver):
-    """A resolver that answers with what it was given.
+    """A resolver that returns its arguments.
 
     Args:
         cluster_spec: the cluster.
-        master: what `master()` answers if no task is named.
+        master: what `master()` returns without a task.
         task_type: the job of this process.
         task_id: its index in that job.
-        environment: what kind of place the cluster runs in.
-        num_accelerators: how many devices each task has, by platform, such as `{"GPU": 2}`; a strategy
-            uses that many of them. None leaves it to what JAX finds.
-        rpc_layer: the protocol to put in front of addresses.
+        environment: the environment that the cluster runs in.
+        num_accelerators: the number of devices of each task, by platform, such as `{"GPU": 2}`; a strategy
+            uses that many. None is all that JAX finds.
+        rpc_layer: the protocol of the URLs that `master` returns.
 
     Raises:
         TypeError: `cluster_spec` is not a `ClusterSpec`.
-        ClusterError: `task_id` is not a number.
+        ClusterError: `task_id` is not an integer.
 
     >>> from replicax.cluster import ClusterSpec, SimpleClusterResolver
     >>> spec = ClusterSpec({"worker": ["host0:2222", "host1:2222"]})
@@ -46,7 +46,7 @@ class SimpleClusterResolver(ClusterResolver):
         num_accelerators: Mapping[str, int] | None = None,
         rpc_layer: str | None = None,
     ) -> None:
-        """Keep the answers."""
+        """Check the cluster and the task."""
         if not isinstance(cluster_spec, ClusterSpec):
             raise TypeError(
                 f"SimpleClusterResolver takes a ClusterSpec, got {cluster_spec!r} of type "
@@ -61,13 +61,13 @@ class SimpleClusterResolver(ClusterResolver):
         self._rpc_layer = rpc_layer
 
     def cluster_spec(self) -> ClusterSpec:
-        """The cluster that was given."""
+        """The constructor's argument."""
         return self._cluster_spec
 
     def master(
         self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
     ) -> str:
-        """The address of the task that is named, else the master that was given.
+        """The address of a task; without one, the `master` of the constructor.
 
         Raises:
             ClusterError: there is no such task.
@@ -80,11 +80,11 @@ class SimpleClusterResolver(ClusterResolver):
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: None = None
     ) -> dict[str, int]:
-        """What was given, for every task; empty if nothing was."""
+        """The constructor's argument, for every task; empty by default."""
         refuse_config_proto(config_proto)
         return dict(self._num_accelerators)
 
     @property
     def environment(self) -> str:
-        """What was given."""
+        """The constructor's argument."""
         return self._environment

@@ -1,7 +1,7 @@
-"""A cluster of the tasks that Slurm's `srun` has started, read from the environment it gives them.
+"""A cluster of the tasks that Slurm's `srun` started, from the environment variables that it sets.
 
-Tasks are numbered as Slurm ranks them: by default all of the first host, then all of the next ("block"),
-or one of each host in turn ("cyclic"). Those of one host get ports one after the other.
+Tasks are in the order of their Slurm ranks: by default all tasks of the first host, then all of the next
+("block"), or one of each host in turn ("cyclic"). The tasks of a host get consecutive ports.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _GPUS = re.compile(r"(?:[^:,]+:)*(\d+)")  # a number, or kinds and a number: "a1
 @final
 @dataclass(frozen=True)
 class _Task:
-    """One rank: its host, and which one of that host's tasks it is."""
+    """One rank: its host, and its index among the tasks of that host."""
 
     host: str
     local_index: int
@@ -34,23 +34,23 @@ class _Task:
 
 @final
 class SlurmClusterResolver(ClusterResolver):
-    """A resolver for processes that Slurm's `srun` has started.
+    """A resolver for processes started by Slurm's `srun`.
 
     Args:
-        jobs: how many tasks each job has, by name; None makes all tasks workers. Ranks are dealt to the
-            jobs in the order of their names, so a chief comes first.
-        port_base: the port of the first task of each host; the next one takes the next port.
-        gpus_per_node: how many GPUs each host has for these tasks; None asks Slurm.
-        gpus_per_task: how many of them each task uses; None divides them evenly.
-        tasks_per_node: how many tasks run on each host; None asks Slurm.
-        auto_set_gpu: show each task only its own GPUs, by CUDA_VISIBLE_DEVICES, which must happen before
-            JAX starts. Nothing is changed where Slurm has already given each task its own, or without GPUs.
-        rpc_layer: the protocol to put in front of addresses.
+        jobs: the number of tasks of each job, by name; None makes all tasks workers. Ranks are assigned to
+            the jobs in alphabetical order, so a chief comes first.
+        port_base: the port of the first task of each host; the next task has the next port. gpus_per_node:
+        the number of GPUs of each host for these tasks; None asks Slurm. gpus_per_task: the number of GPUs
+        of each task; None divides those of the host evenly. tasks_per_node: the number of tasks of each
+        host; None asks Slurm. auto_set_gpu: set CUDA_VISIBLE_DEVICES so that each task sees only its own
+        GPUs; must happen before JAX
+            starts. Changes nothing if Slurm has already done so, or without GPUs.
+        rpc_layer: the protocol of the URLs that `master` returns.
 
     Raises:
-        NotInClusterError: Slurm has not started this process.
-        ClusterError: there are more tasks or GPUs asked for than Slurm has given, or its variables are
-            not what Slurm writes.
+        NotInClusterError: Slurm did not start this process.
+        ClusterError: more tasks or GPUs are requested than Slurm has allocated, or Slurm's environment
+            variables are invalid.
 
     >>> import os
     >>> os.environ |= {"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "4",
@@ -75,12 +75,12 @@ class SlurmClusterResolver(ClusterResolver):
         auto_set_gpu: bool = True,
         rpc_layer: str | None = "grpc",
     ) -> None:
-        """Read Slurm's variables, and choose this task's GPUs."""
+        """Read Slurm's environment variables and choose this task's GPUs."""
         rank = _required_number("SLURM_PROCID")
         tasks, per_host = _all_tasks(tasks_per_node)
         if jobs is None:
             jobs = {"worker": _required_number("SLURM_STEP_NUM_TASKS")}
-        self._ranges = _dealt(_checked_jobs(jobs), len(tasks))
+        self._ranges = _assign_ranks(_checked_jobs(jobs), len(tasks))
         self._spec = ClusterSpec(
             {job: [_address(tasks[i], port_base) for i in ranks] for job, ranks in self._ranges.items()}
         )
@@ -90,15 +90,15 @@ class SlurmClusterResolver(ClusterResolver):
                 self._task_type, self._task_id = job, rank - ranks.start
         if self._task_type is None:
             raise ClusterError(
-                f"Slurm ranks this process {rank}, but jobs={dict(jobs)} has places for "
-                f"{sum(jobs.values())} tasks only. Start as many as there are."
+                f"This process has the Slurm rank {rank}, but jobs={dict(jobs)} has only "
+                f"{sum(jobs.values())} tasks. Start as many processes as there are tasks."
             )
         self._gpus_per_task = _divided_gpus(gpus_per_node, gpus_per_task, max(per_host))
         if auto_set_gpu and self._gpus_per_task:
             _show_gpus(tasks[rank].local_index, self._gpus_per_task)
 
     def cluster_spec(self) -> ClusterSpec:
-        """The tasks that Slurm has started, as the jobs they were dealt to."""
+        """The tasks that Slurm started, by job."""
         return self._spec
 
     def get_task_info(self) -> tuple[str | None, int | None]:
@@ -108,7 +108,7 @@ class SlurmClusterResolver(ClusterResolver):
     def master(
         self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
     ) -> str:
-        """The address of a task, by default of this one; as a URL unless `rpc_layer` is "".
+        """The address of a task, by default of this one, as a URL unless `rpc_layer` is "".
 
         Raises:
             ClusterError: there is no such task.
@@ -116,7 +116,7 @@ class SlurmClusterResolver(ClusterResolver):
         job = self.task_type if task_type is None else task_type
         index = self.task_id if task_id is None else task_id
         if job is None or index is None:
-            raise ClusterError("`task_type` and `task_id` of this resolver were set to None: name a task.")
+            raise ClusterError("`task_type` or `task_id` of this resolver was set to None: pass both.")
         return master_url(
             self._spec.task_address(job, index), self.rpc_layer if rpc_layer is None else rpc_layer
         )
@@ -124,7 +124,7 @@ class SlurmClusterResolver(ClusterResolver):
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: None = None
     ) -> dict[str, int]:
-        """The GPUs of each task, which all have as many; what JAX finds if neither you nor Slurm told."""
+        """The number of GPUs of each task; what JAX finds if neither you nor Slurm specified it."""
         refuse_config_proto(config_proto)
         return count_accelerators() if self._gpus_per_task is None else {"GPU": self._gpus_per_task}
 
@@ -137,8 +137,8 @@ def _required(name: str, or_else: str = "") -> str:
     value = os.environ.get(name) or os.environ.get(or_else)
     if not value:
         raise NotInClusterError(
-            f"The environment variable {name} is not set, so Slurm has not started this process as a task: "
-            "use `srun`, or another resolver."
+            f"The environment variable {name} is not set, so Slurm did not start this process as a task. "
+            "Start it with `srun`, or use another resolver."
         )
     return value
 
@@ -146,14 +146,12 @@ def _required(name: str, or_else: str = "") -> str:
 def _required_number(name: str, or_else: str = "") -> int:
     value = _required(name, or_else)
     if not value.isdecimal():
-        raise ClusterError(
-            f"The environment variable {name} is a number under Slurm; here it is {value!r}."
-        )
+        raise ClusterError(f"Slurm sets the environment variable {name} to a number, but it is {value!r}.")
     return int(value)
 
 
 def _all_tasks(tasks_per_node: int | None) -> tuple[list[_Task], list[int]]:
-    """The tasks in the order of their ranks, and how many each host has."""
+    """The tasks in the order of their ranks, and the number of tasks of each host."""
     hosts = expand_hostlist(_required("SLURM_STEP_NODELIST", "SLURM_NODELIST"))
     if tasks_per_node is None:
         counts = expand_counts(_required("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"))
@@ -161,7 +159,7 @@ def _all_tasks(tasks_per_node: int | None) -> tuple[list[_Task], list[int]]:
         counts = [_checked_number(tasks_per_node, "tasks_per_node", at_least=1)] * len(hosts)
     if len(counts) != len(hosts):
         raise ClusterError(
-            f"Slurm names {len(hosts)} hosts, {', '.join(hosts)}, but numbers of tasks for {len(counts)}."
+            f"Slurm lists {len(hosts)} hosts, {', '.join(hosts)}, but numbers of tasks for {len(counts)}."
         )
     tasks = [_Task(host, i) for host, n in zip(hosts, counts, strict=True) for i in range(n)]
     distribution = os.environ.get("SLURM_DISTRIBUTION", "block").lower()
@@ -169,15 +167,15 @@ def _all_tasks(tasks_per_node: int | None) -> tuple[list[_Task], list[int]]:
         tasks.sort(key=lambda task: task.local_index)
     elif not distribution.startswith("block"):
         raise ClusterError(
-            f"Slurm distributes these tasks by {distribution!r}, which does not tell the host of a rank. "
-            "Use `srun --distribution=block` or `cyclic`."
+            f"Slurm distributes these tasks by {distribution!r}, from which the host of a rank can't be "
+            "derived. Use `srun --distribution=block` or `cyclic`."
         )
     return tasks, counts
 
 
 def _checked_jobs(jobs: Any) -> dict[str, int]:
     if not isinstance(jobs, Mapping):
-        raise TypeError(f"jobs is a dict from names to numbers of tasks, got {jobs!r}.")
+        raise TypeError(f"jobs must be a dict from names to numbers of tasks, got {jobs!r}.")
     return {
         job: _checked_number(jobs[job], f"the number of tasks of the job {job!r}", at_least=1)
         for job in sorted(jobs)
@@ -186,11 +184,11 @@ def _checked_jobs(jobs: Any) -> dict[str, int]:
 
 def _checked_number(number: Any, what: str, at_least: int) -> int:
     if isinstance(number, bool) or not isinstance(number, int) or number < at_least:
-        raise ClusterError(f"{what} is an integer, {at_least} or more; got {number!r}.")
+        raise ClusterError(f"{what} must be an integer, {at_least} or more; got {number!r}.")
     return number
 
 
-def _dealt(jobs: Mapping[str, int], num_tasks: int) -> dict[str, range]:
+def _assign_ranks(jobs: Mapping[str, int], num_tasks: int) -> dict[str, range]:
     """The ranks of each job."""
     ranges, start = {}, 0
     for job, size in jobs.items():
@@ -198,14 +196,14 @@ def _dealt(jobs: Mapping[str, int], num_tasks: int) -> dict[str, range]:
         start += size
     if start > num_tasks:
         raise NotInClusterError(
-            f"jobs={dict(jobs)} needs {start} tasks, and Slurm has {num_tasks}. Ask for more with "
-            "`srun --ntasks`, or for smaller jobs."
+            f"jobs={dict(jobs)} needs {start} tasks, but Slurm has {num_tasks}. Request more with "
+            "`srun --ntasks`, or make the jobs smaller."
         )
     return ranges
 
 
 def _divided_gpus(per_node: int | None, per_task: int | None, tasks_per_node: int) -> int | None:
-    """How many GPUs each task has; None if nobody says."""
+    """The number of GPUs of each task; None if it is not specified."""
     if per_node is None:
         per_node = _gpus_in_environment("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE")
     if per_task is None:
@@ -232,21 +230,21 @@ def _gpus_in_environment(*names: str) -> int | None:
 
 
 def _show_gpus(local_index: int, num_gpus: int) -> None:
-    """Let JAX see the GPUs of this task alone."""
+    """Let JAX see only the GPUs of this task."""
     shown = os.environ.get("CUDA_VISIBLE_DEVICES")
     first = local_index * num_gpus
     visible = list(map(str, range(first + num_gpus))) if shown is None else shown.split(",")
     if shown is not None and len(visible) == num_gpus:
-        return  # they are this task's own already
+        return  # Slurm has already chosen them
     mine = visible[first:][:num_gpus]
     if len(mine) < num_gpus:
         raise ClusterError(
-            f"Task {local_index} of this host is to have {num_gpus} GPUs, but CUDA_VISIBLE_DEVICES shows "
-            f"{len(visible)} to all of them: {','.join(visible)}."
+            f"Task {local_index} of this host needs {num_gpus} GPUs of its own, but CUDA_VISIBLE_DEVICES "
+            f"lists {len(visible)} for all tasks: {','.join(visible)}. Use fewer tasks or GPUs per task."
         )
     if backends_are_initialized():
         raise BackendStartedError(
-            "SlurmClusterResolver chooses the GPUs of this task, but JAX has started with all of them. "
-            "Make the resolver before JAX is first used, or pass auto_set_gpu=False."
+            "SlurmClusterResolver chooses the GPUs of this task, but JAX has already started with all of "
+            "them. Make the resolver before JAX is first used, or pass auto_set_gpu=False."
         )
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(mine)

@@ -1,7 +1,7 @@
 """`ClusterSpec`: the jobs of a cluster and the addresses of their tasks.
 
 A *task* is one process. It has a type, which is the name of its *job* ("worker", "chief", ...), and an
-index in that job. Indices are usually 0, 1, 2, ...; a job with gaps keeps its own numbers.
+index in that job. Indices are usually 0, 1, 2, ..., but may have gaps.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ __all__ = ["ClusterSpec"]
 
 @final
 class ClusterSpec:
-    """Which tasks a cluster has, and where they are.
+    """The tasks of a cluster and their addresses.
 
     Args:
         cluster: for each job the list of its tasks' addresses, or a dict from a task's index to its
             address; or another `ClusterSpec`.
 
     Raises:
-        TypeError: `cluster` is nothing of the kind.
+        TypeError: `cluster` is something else.
 
     >>> from replicax.cluster import ClusterSpec
     >>> spec = ClusterSpec({"worker": ["host0:2222", "host1:2222"], "ps": {3: "host2:2222"}})
@@ -62,7 +62,7 @@ class ClusterSpec:
         return f"ClusterSpec({self.as_dict()!r})"
 
     def as_dict(self) -> dict[str, Any]:
-        """The jobs, each as a list of addresses; as a dict by index where numbers are missing.
+        """The jobs, each as a list of addresses, or as a dict by index if the indices have gaps.
 
         >>> from replicax.cluster import ClusterSpec
         >>> ClusterSpec({"worker": {1: "host1:1", 0: "host0:1"}, "ps": {5: "host5:1"}}).as_dict()
@@ -84,7 +84,7 @@ class ClusterSpec:
         return list(self._jobs)
 
     def num_tasks(self, job_name: str) -> int:
-        """How many tasks a job has.
+        """The number of tasks of a job.
 
         Raises:
             ClusterError: there is no such job.
@@ -119,12 +119,12 @@ class ClusterSpec:
         """
         tasks = self._tasks(job_name)
         if task_index not in tasks:
-            there_are = f"It has {', '.join(map(str, tasks))}." if tasks else "It has no tasks."
-            raise ClusterError(f"The job {job_name!r} has no task {task_index!r}. {there_are}")
+            existing = f"It has {', '.join(map(str, tasks))}." if tasks else "It has no tasks."
+            raise ClusterError(f"The job {job_name!r} has no task {task_index!r}. {existing}")
         return tasks[task_index]
 
     def job_tasks(self, job_name: str) -> list[str | None]:
-        """The addresses of a job's tasks by index, with None where a number is missing.
+        """The addresses of a job's tasks by index, with None for missing indices.
 
         Raises:
             ClusterError: there is no such job.
@@ -138,14 +138,14 @@ class ClusterSpec:
 
     def _tasks(self, job_name: str) -> dict[int, str]:
         if job_name not in self._jobs:
-            there_are = f"It has {', '.join(map(repr, self._jobs))}." if self._jobs else "It is empty."
-            raise ClusterError(f"The cluster has no job {job_name!r}. {there_are}")
+            existing = f"It has {', '.join(map(repr, self._jobs))}." if self._jobs else "It is empty."
+            raise ClusterError(f"The cluster has no job {job_name!r}. {existing}")
         return self._jobs[job_name]
 
 
 def _checked_job(job: Any) -> str:
     if not isinstance(job, str):
-        raise TypeError(f"The name of a job is a string, such as 'worker'; got {job!r}.")
+        raise TypeError(f"The name of a job must be a string, such as 'worker'; got {job!r}.")
     return job
 
 
@@ -155,14 +155,15 @@ def _numbered(job: str, tasks: Any) -> dict[int, str]:
         tasks = dict(enumerate(tasks))
     if not isinstance(tasks, Mapping):
         raise TypeError(
-            f"The tasks of the job {job!r} are a list of addresses, or a dict from indices to addresses; "
+            f"The tasks of the job {job!r} must be a list of addresses, or a dict of addresses by index; "
             f"got {tasks!r}."
         )
     for index, address in tasks.items():
         if isinstance(index, bool) or not isinstance(index, int) or index < 0:
-            raise TypeError(f"The job {job!r} numbers a task {index!r}; an index is an integer, 0 or more.")
+            raise TypeError(f"The index of a task of the job {job!r} must be an int >= 0, got {index!r}.")
         if not isinstance(address, str):
             raise TypeError(
-                f"The address of task {index} of the job {job!r} is a string, 'host:port'; got {address!r}."
+                f"The address of task {index} of the job {job!r} must be a string, 'host:port'; got "
+                f"{address!r}."
             )
     return dict(sorted(tasks.items()))

@@ -1,8 +1,8 @@
-"""A cluster in the environment variable TF_CONFIG, as TensorFlow's tools write it.
+"""A cluster in the environment variable TF_CONFIG, in TensorFlow's format.
 
     {"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index": 0}}
 
-The cluster is the same for all processes; the task is each one's own.
+The cluster is the same for all processes; the task is different for each.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _VARIABLE = "TF_CONFIG"
 
 @final
 class TFConfigClusterResolver(ClusterResolver):
-    """A resolver that reads TF_CONFIG, anew for every question.
+    """A resolver that reads TF_CONFIG, again on every call.
 
     Args:
         task_type: replaces `"task": {"type": ...}`.
@@ -31,8 +31,8 @@ class TFConfigClusterResolver(ClusterResolver):
         rpc_layer: replaces `"rpc_layer"`.
         environment: replaces `"environment"`.
 
-    The properties and methods raise `ClusterFormatError`, a `json.JSONDecodeError`, if TF_CONFIG is not
-    JSON, and `ClusterError` if it is JSON but not a cluster.
+    Properties and methods raise `ClusterFormatError`, a `json.JSONDecodeError`, if TF_CONFIG is not JSON,
+    and `ClusterError` if it is JSON but not a cluster.
 
     >>> import os
     >>> from replicax.cluster import TFConfigClusterResolver
@@ -54,14 +54,14 @@ class TFConfigClusterResolver(ClusterResolver):
         rpc_layer: str | None = None,
         environment: str | None = None,
     ) -> None:
-        """Keep what replaces parts of TF_CONFIG."""
+        """Take values that replace parts of TF_CONFIG."""
         self._task_type = task_type
         self._task_id = checked_task_id(task_id, "TFConfigClusterResolver(task_id=...)")
         self._rpc_layer = rpc_layer
         self._environment = environment
 
     def cluster_spec(self) -> ClusterSpec:
-        """The cluster; empty if TF_CONFIG is not set or names none."""
+        """The cluster; empty if TF_CONFIG is not set or has no cluster."""
         cluster = _read_section("cluster")
         try:
             return ClusterSpec(cluster)
@@ -71,7 +71,7 @@ class TFConfigClusterResolver(ClusterResolver):
     def master(
         self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
     ) -> str:
-        """The address of a task, by default of this one; "" in a cluster of one task or none.
+        """The address of a task, by default of this one; "" if the cluster has at most one task.
 
         Raises:
             ClusterError: there is no such task.
@@ -83,8 +83,8 @@ class TFConfigClusterResolver(ClusterResolver):
         index = self.task_id if task_id is None else task_id
         if job is None or index is None:
             raise ClusterError(
-                f'{_VARIABLE} has a cluster but no "task", so it does not say which of its tasks this '
-                'process is. Add {"task": {"type": "worker", "index": ...}}.'
+                f'{_VARIABLE} has a cluster but no "task", so the task of this process is unknown. Add '
+                '{"task": {"type": "worker", "index": ...}}.'
             )
         return master_url(spec.task_address(job, index), rpc_layer or self.rpc_layer)
 
@@ -112,7 +112,7 @@ class TFConfigClusterResolver(ClusterResolver):
 
     @property
     def rpc_layer(self) -> str | None:
-        """The protocol that is put in front of addresses."""
+        """The protocol of the URLs that `master` returns."""
         return self._rpc_layer or _checked_string(_read().get("rpc_layer"), '["rpc_layer"]')
 
     @rpc_layer.setter
@@ -121,7 +121,7 @@ class TFConfigClusterResolver(ClusterResolver):
 
     @property
     def environment(self) -> str | None:
-        """What kind of place the cluster runs in; None if nothing says so."""
+        """The environment that the cluster runs in; None if it is not specified."""
         return self._environment or _checked_string(_read().get("environment"), '["environment"]')
 
 
@@ -152,7 +152,7 @@ def _read_section(name: str) -> Mapping[str, Any]:
 def _checked_object(value: Any, where: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise ClusterError(
-            f"{_VARIABLE}{where} is a JSON object, as in "
+            f"{_VARIABLE}{where} must be a JSON object, as in "
             '{"cluster": {"worker": ["host:port", ...]}, "task": {"type": "worker", "index": 0}}; '
             f"got {json.dumps(value)}."
         )
@@ -161,5 +161,5 @@ def _checked_object(value: Any, where: str) -> Mapping[str, Any]:
 
 def _checked_string(value: Any, where: str) -> str | None:
     if not isinstance(value, str | None):
-        raise ClusterError(f"{_VARIABLE}{where} is a string; got {json.dumps(value)}.")
+        raise ClusterError(f"{_VARIABLE}{where} must be a string; got {json.dumps(value)}.")
     return value

@@ -1,11 +1,11 @@
-"""TPUs: the resolver that finds them, and setting them up.
+"""TPUs: the resolver that finds them, and TensorFlow's functions that initialize them.
 
 With JAX a program runs *on* the machine that the TPU is attached to. There is no remote TPU to look up, to
-connect to or to initialize, so what these names do is little: they answer with the devices that JAX has.
-Programs that set up a TPU for TensorFlow run as they are. A TPU somewhere else, by its name, is refused.
+connect to or to initialize, so these functions do little: they return the devices that JAX has. Programs
+that initialize a TPU for TensorFlow run unchanged. A remote TPU, given by its name, is refused.
 
-Where JAX has no TPU, the devices that it has stand in for TPU cores, with a warning: so a program for TPUs
-can be tried on any machine.
+Without a TPU, JAX's other devices stand in for TPU cores, with a warning, so that a program for TPUs can be
+tested on any machine.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _logger = logging.getLogger("replicax")
 
 @final
 class TPUClusterResolver(ClusterResolver):
-    """The TPU that this process runs on: of a slice with several hosts, all of it.
+    """The TPU that this process runs on; if it is a slice with several hosts, all of the slice.
 
     Args:
-        tpu: None, "" or "local". A name or an address is refused: JAX can't reach a TPU from elsewhere.
-        zone: must be None, as all that follow; they say where a named TPU is.
+        tpu: None, "" or "local". A name or an address is refused: JAX can't use a remote TPU.
+        zone: must be None, like the following arguments, which locate a TPU by name.
         project: must be None.
-        job_name: must be "worker", which is what the processes are called here.
+        job_name: must be "worker", the job of all processes of a TPU.
         coordinator_name: must be None.
         coordinator_address: must be None.
         credentials: must be "default".
@@ -51,7 +51,7 @@ class TPUClusterResolver(ClusterResolver):
         discovery_url: must be None.
 
     Raises:
-        ClusterError: a TPU somewhere else is named; the message says how to run there.
+        ClusterError: the arguments name a remote TPU; the message says how to run there.
 
     >>> from replicax.cluster import TPUClusterResolver
     >>> resolver = TPUClusterResolver(tpu="")
@@ -75,12 +75,12 @@ class TPUClusterResolver(ClusterResolver):
         service: Any = None,
         discovery_url: str | None = None,
     ) -> None:
-        """Refuse a TPU that is somewhere else."""
+        """Refuse a remote TPU."""
         if job_name != "worker":
             raise ClusterError(
-                f"TPUClusterResolver(job_name={job_name!r}): the processes of a TPU are the job 'worker'."
+                f"TPUClusterResolver(job_name={job_name!r}): the job of the processes of a TPU is 'worker'."
             )
-        elsewhere = {
+        remote = {
             "tpu": None if tpu in _LOCAL else tpu,
             "zone": zone,
             "project": project,
@@ -90,11 +90,11 @@ class TPUClusterResolver(ClusterResolver):
             "service": service,
             "discovery_url": discovery_url,
         }
-        named = ", ".join(f"{name}={value!r}" for name, value in elsewhere.items() if value is not None)
+        named = ", ".join(f"{name}={value!r}" for name, value in remote.items() if value is not None)
         if named:
             raise ClusterError(
-                f"TPUClusterResolver({named}) names a TPU for this process to reach over the network, but "
-                "JAX computes on the machine that the program runs on. Start the program on the TPU VM "
+                f"TPUClusterResolver({named}) names a TPU to use over the network, but JAX computes on the "
+                "machine that the program runs on. Start the program on the TPU VM "
                 "(`gcloud compute tpus tpu-vm ssh NAME --worker=all --command='python train.py'`) and "
                 "leave these arguments out; on a slice of several hosts, call "
                 "`jax.distributed.initialize()` first."
@@ -104,7 +104,7 @@ class TPUClusterResolver(ClusterResolver):
     def connect(
         cls, tpu: str | None = None, zone: str | None = None, project: str | None = None
     ) -> TPUClusterResolver:
-        """Make a resolver and set up its TPU, in one call.
+        """Make a resolver and initialize its TPU, in one call.
 
         >>> from replicax.cluster import TPUClusterResolver
         >>> strategy = rx.TPUStrategy(TPUClusterResolver.connect())
@@ -118,7 +118,7 @@ class TPUClusterResolver(ClusterResolver):
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """The TPU cores; where JAX has none, the devices that stand in for them. Asking starts JAX.
+        """The TPU cores; without a TPU, the devices that stand in for them. Starts JAX.
 
         >>> from replicax.cluster import TPUClusterResolver
         >>> TPUClusterResolver().devices == tuple(jax.devices())
@@ -129,7 +129,7 @@ class TPUClusterResolver(ClusterResolver):
         return devices
 
     def cluster_spec(self) -> ClusterSpec:
-        """Empty: the processes of a slice find each other by `jax.distributed`."""
+        """Empty: the processes of a slice find each other with `jax.distributed`."""
         return ClusterSpec({})
 
     def master(
@@ -137,19 +137,19 @@ class TPUClusterResolver(ClusterResolver):
     ) -> str:
         """The empty address: this process."""
         if task_type is not None or task_id is not None:
-            self.cluster_spec().task_address(str(task_type), task_id or 0)  # says that there is none
+            self.cluster_spec().task_address(str(task_type), task_id or 0)  # raises: there are no tasks
         return master_url("", rpc_layer or self.rpc_layer)
 
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: None = None
     ) -> dict[str, int]:
-        """How many cores each process has, those that stand in included: `{"TPU": 8}`."""
+        """The number of cores of each process, including devices that stand in for them: `{"TPU": 8}`."""
         refuse_config_proto(config_proto)
         return {"TPU": Topology(self.devices).num_tpus_per_task}
 
 
 def warn_of_stand_ins(devices: Sequence[Device]) -> None:
-    """Say once, in the log `replicax`, that devices of another kind stand in for TPU cores."""
+    """Warn once, in the log `replicax`, that other devices stand in for TPU cores."""
     if devices[0].platform != "tpu":
         _warn_of_stand_ins(devices[0].platform.upper())
 
@@ -157,22 +157,22 @@ def warn_of_stand_ins(devices: Sequence[Device]) -> None:
 @functools.cache
 def _warn_of_stand_ins(platform: str) -> None:
     _logger.warning(
-        "JAX has no TPU here: its %s devices stand in for TPU cores. Results are the same, speed is not. "
-        "If this machine has a TPU, install JAX for it (`pip install 'jax[tpu]'`).",
+        "JAX finds no TPU: its %s devices stand in for TPU cores. Results are the same, speed is not. If "
+        "this machine has a TPU, install JAX for it (`pip install 'jax[tpu]'`).",
         platform,
     )
 
 
 def connect_to_cluster(cluster_spec_or_resolver: ClusterResolver | ClusterSpec) -> None:
-    """Do nothing, for a cluster that is this process; refuse others.
+    """Do nothing if the cluster is this process alone; refuse other clusters.
 
-    TensorFlow connects to the workers of a TPU here. JAX has them already.
+    TensorFlow connects to the workers of a TPU here. With JAX, the program runs on them.
 
     Args:
         cluster_spec_or_resolver: a `TPUClusterResolver`, or any cluster without tasks.
 
     Raises:
-        ClusterError: a cluster with tasks, which strategies of several hosts join by themselves.
+        ClusterError: the cluster has tasks. Strategies for several hosts join them by themselves.
 
     >>> from replicax.cluster import TPUClusterResolver, connect_to_cluster
     >>> connect_to_cluster(TPUClusterResolver(tpu=""))
@@ -184,20 +184,20 @@ def connect_to_cluster(cluster_spec_or_resolver: ClusterResolver | ClusterSpec) 
         raise TypeError(f"connect_to_cluster takes a resolver or a ClusterSpec, got {spec!r}.")
     if spec:
         raise ClusterError(
-            f"connect_to_cluster got a cluster with the jobs {', '.join(spec.jobs)}. Nothing connects to "
-            "other tasks from outside: run the program in each of them, and give the resolver to a "
-            "strategy of several hosts, which joins the cluster."
+            f"connect_to_cluster got a cluster with the jobs {', '.join(spec.jobs)}. JAX can't connect to "
+            "other tasks from outside: run the program in each of them, and pass the resolver to "
+            "MultiWorkerMirroredStrategy, which joins the cluster."
         )
 
 
 def initialize_tpu_system(cluster_resolver: TPUClusterResolver | None = None) -> Topology:
-    """The topology of the TPU. JAX has set it up when it started, so this only looks.
+    """The topology of the TPU, which JAX initializes when it starts.
 
     Args:
         cluster_resolver: a `TPUClusterResolver`; None is the TPU of this process.
 
     Returns:
-        Where the cores are, for `DeviceAssignment.build`.
+        The coordinates of the cores, for `DeviceAssignment.build`.
 
     >>> from replicax.cluster import TPUClusterResolver, initialize_tpu_system
     >>> initialize_tpu_system(TPUClusterResolver(tpu=""))
@@ -207,7 +207,7 @@ def initialize_tpu_system(cluster_resolver: TPUClusterResolver | None = None) ->
 
 
 def shutdown_tpu_system(cluster_resolver: TPUClusterResolver | None = None) -> None:
-    """Do nothing: JAX keeps the TPU until the process ends, and gives it back then.
+    """Do nothing: JAX holds the TPU until the process ends.
 
     Args:
         cluster_resolver: a `TPUClusterResolver`, or None.

@@ -1,4 +1,4 @@
-"""Several resolvers as one."""
+"""Several resolvers combined into one."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ __all__ = ["UnionResolver"]
 
 @final
 class UnionResolver(ClusterResolver):
-    """The clusters of several resolvers, put together; other questions go to the first of them.
+    """The union of the clusters of several resolvers; everything else comes from the first resolver.
 
-    The tasks of a job that several clusters have are put one after the other. Where a cluster numbers
-    the tasks of that job itself, with gaps, all keep their numbers.
+    If several clusters have the same job, its tasks are concatenated. If one of them has gaps in the
+    indices of that job, all tasks keep their indices.
 
     Args:
         cluster_resolvers: the resolvers, at least one.
         task_type: the job of this process; None asks the first resolver.
         task_id: its index; None asks the first resolver.
-        rpc_layer: the protocol to put in front of addresses; None asks the first resolver.
+        rpc_layer: the protocol of the URLs that `master` returns; None asks the first resolver.
 
     Raises:
-        ClusterError: there is no resolver.
-        TypeError: something else than a resolver was given.
+        ClusterError: no resolver was given.
+        TypeError: an argument is not a resolver.
 
     >>> from replicax.cluster import ClusterSpec, SimpleClusterResolver, UnionResolver
     >>> workers = SimpleClusterResolver(ClusterSpec({"worker": ["host0:1"]}))
@@ -43,7 +43,7 @@ class UnionResolver(ClusterResolver):
         task_id: int | None = None,
         rpc_layer: str | None = None,
     ) -> None:
-        """Keep the resolvers."""
+        """Check the resolvers."""
         if not cluster_resolvers:
             raise ClusterError("UnionResolver takes one or more resolvers, got none.")
         for resolver in cluster_resolvers:
@@ -61,10 +61,10 @@ class UnionResolver(ClusterResolver):
         self._rpc_layer = first.rpc_layer if rpc_layer is None else rpc_layer
 
     def cluster_spec(self) -> ClusterSpec:
-        """All clusters together.
+        """The union of all clusters.
 
         Raises:
-            ClusterError: a job is numbered by a cluster itself, and two of its tasks have one number.
+            ClusterError: a job has gaps in its indices, and two of its tasks have the same index.
         """
         parts: dict[str, list[Any]] = {}
         for resolver in self._resolvers:
@@ -75,7 +75,7 @@ class UnionResolver(ClusterResolver):
     def master(
         self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
     ) -> str:
-        """The address of the task that is named, else the first resolver's master.
+        """The address of a task; without one, the first resolver's master.
 
         Raises:
             ClusterError: there is no such task.
@@ -88,12 +88,12 @@ class UnionResolver(ClusterResolver):
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: None = None
     ) -> Mapping[str, int]:
-        """What the first resolver answers."""
+        """What the first resolver returns."""
         return self._resolvers[0].num_accelerators(task_type, task_id, config_proto)
 
     @property
     def environment(self) -> str | None:
-        """What the first resolver answers."""
+        """What the first resolver returns."""
         return self._resolvers[0].environment
 
 
@@ -106,7 +106,7 @@ def _joined(job: str, parts: list[Any]) -> list[str] | dict[int, str]:
             if index in joined:
                 raise ClusterError(
                     f"UnionResolver: two clusters have a task {index} of the job {job!r}, at "
-                    f"{joined[index]} and at {address}. Number them apart."
+                    f"{joined[index]} and at {address}. Give them different indices."
                 )
             joined[index] = address
     return joined
