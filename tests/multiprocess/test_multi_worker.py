@@ -79,7 +79,7 @@ def test_a_second_strategy_may_use_more_devices_of_the_same_workers(found):
 
 def test_another_cluster_than_the_one_that_jax_has_joined_is_refused(found):
     for worker, message in enumerate(worker["elsewhere"] for worker in found):
-        assert message.startswith(f"ClusterError: JAX runs as process {worker} of 2 already")
+        assert message.startswith(f"ClusterError: JAX already runs as process {worker} of 2")
         assert "a:1" in message and "jax.distributed.initialize" in message
 
 
