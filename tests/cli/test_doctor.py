@@ -80,8 +80,8 @@ def test_hangs_and_crashes_are_findings_and_the_others_go_on():
     assert [result.finding.status for result in results] == ["pass", "fail", "pass", "fail", "fail", "pass"]
     _, hang, _, abort, exit, _ = (result.finding for result in results)
     assert hang.detail == "did not finish within 0.5 s"
-    assert abort.detail == "the process that tried it was ended by SIGABRT. Its last words: CUDA is on fire"
-    assert exit.detail == "the process that tried it ended with status 3"
+    assert abort.detail == "the process that ran it was ended by SIGABRT. Its last message: CUDA is on fire"
+    assert exit.detail == "the process that ran it ended with status 3"
     assert hang.advice == "Do this."
 
 
@@ -117,7 +117,7 @@ def test_exit_status(monkeypatch, capsys, finding, status):
 
 def test_an_unknown_check_is_refused(capsys):
     assert main(["doctor", "--only", "teapot"]) == 2
-    assert "no check has teapot in its name: Python, JAX" in capsys.readouterr().err
+    assert "no check has teapot in its name. Checks: Python, JAX" in capsys.readouterr().err
 
 
 def test_a_wrong_sum_is_found(monkeypatch):
@@ -163,7 +163,7 @@ def test_platforms_that_are_not_there_are_named(monkeypatch):
     assert finding.advice.startswith("Unset JAX_PLATFORMS")
     for name in ("TPU", "all-reduce int32", "training OneDeviceStrategy", "checkpoint", "input"):
         finding = run_check(check_named(name)).finding
-        assert (finding.status, finding.detail) == ("fail", "JAX has no devices here")
+        assert (finding.status, finding.detail) == ("fail", "JAX has no devices")
         assert "doctor --only devices" in finding.advice
 
 
@@ -188,12 +188,12 @@ def test_clusters_in_the_environment(monkeypatch):
     monkeypatch.setenv("TF_CONFIG", cluster % "127.0.0.1")
     finding = check_named("cluster in TF_CONFIG").find()
     assert finding.status == "pass"
-    assert "worker 1 (127.0.0.1:2), process 1 of 2; all meet at localhost:1" in finding.detail
+    assert "worker 1 (127.0.0.1:2), process 1 of 2; all connect to localhost:1" in finding.detail
     finding = check_named("training MultiWorkerMirroredStrategy").find()
-    assert finding.status == "skipped" and "TF_CONFIG names 2 workers" in finding.detail
+    assert finding.status == "skipped" and "TF_CONFIG has 2 workers" in finding.detail
     monkeypatch.setenv("TF_CONFIG", cluster % "no-such-host.invalid")
     finding = check_named("cluster in TF_CONFIG").find()
-    assert finding.status == "fail" and "no-such-host.invalid:2 is not known" in finding.detail
+    assert finding.status == "fail" and "no-such-host.invalid:2 can't be resolved" in finding.detail
     monkeypatch.setenv("SLURM_PROCID", "0")
     assert run_check(check_named("cluster of Slurm")).finding.status == "fail"
 
@@ -209,7 +209,7 @@ def test_a_cluster_of_one_worker_is_tried(monkeypatch):
         assert check.find().status == "pass"
     monkeypatch.setenv("TF_CONFIG", "{not JSON")
     finding = check.find()
-    assert finding.status == "skipped" and "TF_CONFIG names no cluster that makes sense" in finding.detail
+    assert finding.status == "skipped" and "TF_CONFIG has an invalid cluster" in finding.detail
 
 
 def test_a_tpu_that_jax_does_not_see_is_found(monkeypatch):
@@ -223,7 +223,7 @@ def test_versions_and_extras(monkeypatch):
     monkeypatch.setattr(_check_packages, "_installed", {"numpy": "1.0"}.get)
     finding = check_named("extra grain").find()
     assert finding.status == "skipped" and "pip install 'replicax[grain]'" in finding.advice
-    finding = check_named("needed packages").find()
+    finding = check_named("required packages").find()
     assert finding.status == "fail" and "optax is not installed" in finding.detail
     monkeypatch.setattr(jax, "__version__", "0.9.1.dev2")
     finding = check_named("JAX").find()

@@ -43,9 +43,9 @@ def test_version_as_a_program():
     [
         (["dem"], "invalid choice: 'dem'"),
         (["demo", "--strategy", "tpu"], "'mirrored', 'one-device', 'central-storage'"),
-        (["demo", "--replicas", "0"], "expected a whole number, 1 or more, got '0'"),
-        (["demo", "--replicas", "99999"], "expected 64 at most, got '99999'"),
-        (["demo", "--epochs", "many"], "expected a whole number, 1 or more, got 'many'"),
+        (["demo", "--replicas", "0"], "expected an integer, 1 or more, got '0'"),
+        (["demo", "--replicas", "99999"], "expected at most 64, got '99999'"),
+        (["demo", "--epochs", "many"], "expected an integer, 1 or more, got 'many'"),
         (["demo", "--epoch"], "expected one argument"),
         (["doctor", "--xml"], "unrecognized arguments: --xml"),
     ],

@@ -1,4 +1,4 @@
-"""What a check of `python -m replicax doctor` is, and what comes out of it."""
+"""A check of `python -m replicax doctor`, and its result."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Literal, final
 
 __all__ = ["Check", "Finding", "Result", "failed", "passed", "run_check", "skipped"]
 
-# What brings the modules that a check needs; Replicax itself brings all others.
+# The packages of modules that a check imports; Replicax depends on all others.
 _PACKAGES = {"optax": "optax", "orbax": "orbax-checkpoint"}
 
 Status = Literal["pass", "fail", "skipped"]
@@ -20,13 +20,13 @@ Status = Literal["pass", "fail", "skipped"]
 @final
 @dataclass(frozen=True)
 class Finding:
-    """What a check found out.
+    """The outcome of a check.
 
     Args:
         status: "pass", "fail" or "skipped".
-        detail: what is so.
-        advice: what to do about it; "" if nothing needs to be done.
-        numbers: what was measured, for machines.
+        detail: what the check found.
+        advice: what to do about it; "" if nothing.
+        numbers: the measurements, for `--json`.
     """
 
     status: Status
@@ -36,29 +36,29 @@ class Finding:
 
 
 def passed(detail: str, **numbers: float) -> Finding:
-    """All is well."""
+    """The check succeeded."""
     return Finding("pass", detail, numbers=numbers)
 
 
 def failed(detail: str, advice: str) -> Finding:
-    """Something does not work."""
+    """The check failed."""
     return Finding("fail", detail, advice)
 
 
 def skipped(detail: str, advice: str = "") -> Finding:
-    """There is nothing to check here."""
+    """The check does not apply to this machine."""
     return Finding("skipped", detail, advice)
 
 
 @final
 @dataclass(frozen=True)
 class Check:
-    """A question about this machine.
+    """A check of one property of this machine.
 
     Args:
         name: what is checked.
-        find: answers it; an exception is a failure.
-        limit_seconds: how long that may take before it counts as hanging.
+        find: runs the check; an exception is a failure.
+        limit_seconds: after this time the check counts as hanging.
         advice: what to do if it raises or hangs.
     """
 
@@ -71,14 +71,14 @@ class Check:
 @final
 @dataclass(frozen=True)
 class Result:
-    """A check's name, what it found, and how long it took."""
+    """A check's name, outcome and duration."""
 
     name: str
     finding: Finding
     seconds: float
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The result as a JSON object."""
         return {
             "name": self.name,
             **dataclasses.asdict(self.finding),
@@ -87,21 +87,26 @@ class Result:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Result:
-        """What `as_dict` gave."""
+        """The inverse of `as_dict`."""
         names = ("status", "detail", "advice", "numbers")
         return cls(content["name"], Finding(**{name: content[name] for name in names}), content["seconds"])
 
 
 def run_check(check: Check) -> Result:
-    """Ask a question; whatever goes wrong is an answer, too."""
+    """Run a check; an exception is a failure."""
     began = time.perf_counter()
     try:
         finding = check.find()
-    except ModuleNotFoundError as error:
-        package = _PACKAGES.get(str(error.name).partition(".")[0], "replicax")
-        finding = failed(f"{error.name} is not installed", f"pip install --upgrade {package}")
     except Exception as error:
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"{place.filename.rpartition('/')[2]}:{place.lineno}"
-        finding = failed(f"{type(error).__name__}: {error} ({where})", check.advice)
+        finding = _failure(error, check)
     return Result(check.name, finding, time.perf_counter() - began)
+
+
+def _failure(error: Exception, check: Check) -> Finding:
+    missing = error if isinstance(error, ModuleNotFoundError) else error.__cause__
+    if isinstance(missing, ModuleNotFoundError):
+        package = _PACKAGES.get(str(missing.name).partition(".")[0], "replicax")
+        return failed(f"{missing.name} is not installed", f"pip install --upgrade {package}")
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    where = f"{place.filename.rpartition('/')[2]}:{place.lineno}"
+    return failed(f"{type(error).__name__}: {error} ({where})", check.advice)

@@ -1,4 +1,4 @@
-"""Checks that compute: collectives, a training step on every strategy, a checkpoint, the input."""
+"""Checks that compute: collectives, training with every strategy, a checkpoint, the input."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ _DTYPES = ("float32", "bfloat16", "int32")
 _SMALL_BYTES = 1 << 10
 _LARGE_BYTES = {"cpu": 16 << 20}
 _LARGE_BYTES_OF_ACCELERATORS = 256 << 20
-_REPORT = "Report it, with what `python -m replicax doctor` prints."
+_REPORT = "Report this with the output of `python -m replicax doctor`."
 
 
 def computing_checks() -> list[Check]:
     """All-reduces, training steps, a checkpoint, input; all of them need devices."""
-    drivers = "Check drivers and the links between devices; NCCL_DEBUG=INFO tells more on GPUs."
+    drivers = "Check drivers and the links between devices; NCCL_DEBUG=INFO prints more on GPUs."
     checks = [
         Check(f"all-reduce {dtype}", functools.partial(_check_all_reduce, dtype), 45, drivers)
         for dtype in _DTYPES
     ]
     for name, make in _STRATEGIES.items():
         checks.append(Check(f"training {name}", functools.partial(_check_training, make), 45, _REPORT))
-    folder = f"Is there room and permission to write in {tempfile.gettempdir()}? TMPDIR chooses another."
+    folder = f"Check free space and permissions of {tempfile.gettempdir()}; TMPDIR sets another folder."
     checks.append(Check("checkpoint", _check_checkpoint, 30, folder))
     checks.append(Check("input", _check_input, 30, _REPORT))
     return [dataclasses.replace(check, find=with_devices(check.find)) for check in checks]
@@ -52,7 +52,7 @@ def _check_all_reduce(dtype: str) -> Finding:
     strategy = rx.MirroredStrategy()
     count = strategy.num_replicas_in_sync
     if count == 1:
-        return skipped("MirroredStrategy has one device here: there is nothing to exchange")
+        return skipped("MirroredStrategy has one device on this machine: there is nothing to exchange")
     platform = resolve_devices()[0].platform
     large = _LARGE_BYTES.get(platform, _LARGE_BYTES_OF_ACCELERATORS)
     wrong, latency = _all_reduce(strategy, dtype, _SMALL_BYTES, num_times=20)
@@ -72,7 +72,7 @@ def _check_all_reduce(dtype: str) -> Finding:
 
 
 def _all_reduce(strategy: rx.Strategy, dtype: str, num_bytes: int, num_times: int) -> tuple[bool, float]:
-    """Whether the sum is wrong, and the shortest time that it took."""
+    """Whether the sum is wrong, and the shortest time of an all-reduce."""
     size = num_bytes // jnp.dtype(dtype).itemsize
 
     def numbers(context: Any) -> Any:
@@ -98,8 +98,8 @@ def _seconds(step: Callable[[Any], Any], values: Any) -> float:
     return time.perf_counter() - began
 
 
-# Training: three steps with 30 examples each, which most numbers of replicas do not divide evenly. Replicas
-# add up in another order than one device does, so the weights agree to some digits.
+# Training: three steps with 30 examples each, which do not divide evenly by most numbers of replicas.
+# Replicas add in another order than one device, so the weights agree only up to rounding.
 
 _TOLERANCE = 1e-5
 _NUM_STEPS, _NUM_EXAMPLES, _LEARNING_RATE = 3, 30, 0.1
@@ -130,23 +130,23 @@ def _check_training(make: Callable[[], rx.Strategy]) -> Finding:
     if not difference <= _TOLERANCE:  # "not", so that NaN fails
         return failed(f"{where}: weights differ by {difference:.1e} from plain JAX on one device", _REPORT)
     return passed(
-        f"{where}: the weights of plain JAX on one device, to {difference:.0e}",
+        f"{where}: weights equal those of plain JAX on one device to {difference:.0e}",
         replicas=count,
         difference=difference,
     )
 
 
 def _why_not_alone() -> str:
-    """Why a strategy of workers is not tried here; "" if this process is the only worker."""
+    """Why the strategy for several workers is not checked; "" if this process is the only worker."""
     if not os.environ.get("TF_CONFIG"):
         return ""
     try:
         place = find_place(TFConfigClusterResolver())
     except ClusterError:
-        return "TF_CONFIG names no cluster that makes sense: see the check of it"
+        return "TF_CONFIG has an invalid cluster: see its check"
     if place is None or len(place.tasks) == 1:
         return ""
-    return f"TF_CONFIG names {len(place.tasks)} workers, and they would wait for each other"
+    return f"TF_CONFIG has {len(place.tasks)} workers, and this one would wait for the others"
 
 
 def _examples() -> tuple[np.ndarray, np.ndarray]:
@@ -161,8 +161,8 @@ def _errors(weights: Any, x: Any, y: Any) -> Any:
 
 
 def _train(strategy: rx.Strategy) -> np.ndarray:
-    """The weights that `strategy` comes to."""
-    import optax  # here, so that the others are checked without it
+    """The weights after training with `strategy`."""
+    import optax  # here, so that the other checks run without it
 
     with strategy.scope():
         weights = rx.create_variables(jnp.zeros(8), name="weights")
@@ -185,7 +185,7 @@ def _train(strategy: rx.Strategy) -> np.ndarray:
 
 @functools.cache
 def _train_without_replicax() -> np.ndarray:
-    """The weights that the same program comes to without any strategy."""
+    """The weights after the same training in plain JAX."""
     weights = jnp.zeros(8)
     gradient = jax.jit(jax.grad(lambda weights, x, y: jnp.mean(_errors(weights, x, y))))
     for x, y in rx.from_arrays(_examples()).batch(_NUM_EXAMPLES):
@@ -209,7 +209,7 @@ def _check_checkpoint() -> Finding:
             manager.restore_or_initialize()
     seconds = time.perf_counter() - began
     if not np.array_equal(restored.numpy(), numbers):
-        return failed("what was read is not what was written", _REPORT)
+        return failed("the restored values differ from the saved ones", _REPORT)
     return passed(f"4 MiB written and read in {seconds:.2f} s", seconds=seconds)
 
 

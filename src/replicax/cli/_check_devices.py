@@ -1,6 +1,6 @@
-"""Checks of where programs would run: devices, the threads of virtual CPU devices, and the cluster.
+"""Checks of the devices, the threads of virtual CPU devices, and the cluster.
 
-Nothing is joined and nothing is sent: resolvers only say what they see in the environment.
+No cluster is joined: the resolvers only read the environment.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from replicax.cli._devices import INSTALL_JAX, NoDevicesError, all_devices
 from replicax.cluster import ClusterResolver, SlurmClusterResolver, TFConfigClusterResolver, find_place
 from replicax.topology import collectives_must_wait, prepare_cpu_pool, set_cpu_devices
 
-__all__ = ["ask_for_cpu_devices", "device_checks", "with_devices"]
+__all__ = ["request_cpu_devices", "device_checks", "with_devices"]
 
 _NUM_CPU_DEVICES = 4
 _NVIDIA_DRIVER = Path("/proc/driver/nvidia/gpus")
 _TPU_VARIABLES = ("TPU_NAME", "TPU_WORKER_ID", "TPU_WORKER_HOSTNAMES")
 
 
-def ask_for_cpu_devices() -> None:
-    """Have the CPU pose as several devices, unless the environment says how many there are to be."""
+def request_cpu_devices() -> None:
+    """Make the CPU act as several devices, unless the environment sets their number."""
     flags = os.environ.get("XLA_FLAGS", "")
     if jax.config.values["jax_num_cpu_devices"] < 0 and "host_platform_device_count" not in flags:
         set_cpu_devices(_NUM_CPU_DEVICES)
@@ -34,7 +34,7 @@ def ask_for_cpu_devices() -> None:
 
 
 def device_checks() -> list[Check]:
-    """Devices, CPU threads, and what each kind of resolver sees."""
+    """Devices, CPU threads, and the cluster of each kind of resolver."""
     return [
         Check("devices", _check_devices, limit_seconds=60, advice=INSTALL_JAX),
         Check("threads of CPU devices", with_devices(_check_cpu_threads)),
@@ -45,13 +45,13 @@ def device_checks() -> list[Check]:
 
 
 def with_devices(find: Callable[[], Finding]) -> Callable[[], Finding]:
-    """A check that needs devices: without any it fails, and the check of the devices says why."""
+    """A check that needs devices: fails without them and refers to the check of the devices."""
 
     def find_with_devices() -> Finding:
         try:
             all_devices()
         except NoDevicesError:
-            return failed("JAX has no devices here", "`python -m replicax doctor --only devices` says why.")
+            return failed("JAX has no devices", "`python -m replicax doctor --only devices` says why.")
         return find()
 
     return find_with_devices
@@ -78,12 +78,12 @@ def _check_cpu_threads() -> Finding:
     try:
         devices = jax.local_devices(backend="cpu")
     except RuntimeError:
-        return skipped("JAX_PLATFORMS leaves the CPU out")
+        return skipped("JAX_PLATFORMS excludes the CPU")
     if len(devices) == 1:
-        return skipped("one CPU device needs none; rx.set_cpu_devices(n) makes several")
+        return skipped("a single CPU device needs none; rx.set_cpu_devices(n) creates several")
     if collectives_must_wait(devices):
         return failed(
-            f"too few for {len(devices)} CPU devices, so each step waits for the one before",
+            f"too few for {len(devices)} CPU devices, so each step waits for the previous one",
             f"Call rx.set_cpu_devices({len(devices)}) first, or set PJRT_NPROC={2 * len(devices)}.",
         )
     return passed(f"enough for {len(devices)} virtual CPU devices, on {os.cpu_count()} cores")
@@ -91,29 +91,29 @@ def _check_cpu_threads() -> Finding:
 
 def _check_tf_config() -> Finding:
     if not os.environ.get("TF_CONFIG"):
-        return skipped("TF_CONFIG is not set: this process works alone")
+        return skipped("TF_CONFIG is not set: this process runs alone")
     return _check_cluster(TFConfigClusterResolver())
 
 
 def _check_slurm() -> Finding:
     if "SLURM_PROCID" not in os.environ:
-        return skipped("SLURM_PROCID is not set: Slurm has not started this process")
+        return skipped("SLURM_PROCID is not set: Slurm did not start this process")
     return _check_cluster(SlurmClusterResolver(auto_set_gpu=False))
 
 
 def _check_cluster(resolver: ClusterResolver) -> Finding:
     place = find_place(resolver)
     if place is None:
-        return skipped("it names no cluster")
+        return skipped("it has no cluster")
     first = place.tasks[0]
     unknown = [task.address for task in place.tasks if not _is_known(task.address)]
     if unknown and len(place.tasks) > 1:
         return failed(
-            f"the host of {', '.join(unknown)} is not known here",
-            "Check the names, and how this machine looks them up.",
+            f"the host of {', '.join(unknown)} can't be resolved",
+            "Check the host names, and the name resolution of this machine.",
         )
     return passed(
-        f"this is {place.own}, process {place.process_id} of {len(place.tasks)}; all meet at "
+        f"this is {place.own}, process {place.process_id} of {len(place.tasks)}; all connect to "
         f"{first.address}"
     )
 
@@ -135,4 +135,4 @@ def _check_tpu() -> Finding:
         )
     if found:
         return failed(f"{found}, but JAX sees no TPU", "pip install --upgrade 'jax[tpu]'")
-    return skipped("none: TPUStrategy would take the devices above in its place")
+    return skipped("none: TPUStrategy uses the devices above instead")

@@ -1,4 +1,4 @@
-"""Checks of what is installed. What is needed, in which versions, is read from the package's metadata."""
+"""Checks of the installed packages. The required versions come from the metadata of Replicax."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _FOR_DEVELOPERS = ("dev", "docs")
 
 
 def package_checks() -> list[Check]:
-    """Python, JAX, the other packages that are needed, and those of each extra."""
+    """Python, JAX, the other required packages, and those of each extra."""
     needed = _requirements()
     checks = [
         Check("Python", _check_python),
         Check("JAX", _check_jax, advice="pip install --upgrade jax"),
-        Check("needed packages", functools.partial(_check_needed, needed.pop("", {}))),
+        Check("required packages", functools.partial(_check_needed, needed.pop("", {}))),
     ]
     for extra, packages in sorted(needed.items()):
         if extra not in _FOR_DEVELOPERS:
@@ -34,7 +34,7 @@ def package_checks() -> list[Check]:
 
 
 def _requirements() -> dict[str, dict[str, str]]:
-    """The packages that Replicax needs, with their least versions, by extra; "" is for those of all."""
+    """The packages that Replicax needs, with their minimum versions, by extra; "" for the required ones."""
     by_extra: dict[str, dict[str, str]] = defaultdict(dict)
     for requirement in metadata.requires("replicax") or ():
         if match := _REQUIREMENT.match(requirement):
@@ -57,7 +57,7 @@ def _check_jax() -> Finding:
     least = _requirements().get("", {}).get("jax", "")
     if _as_numbers(jax.__version__) < _as_numbers(least):
         return failed(f"{jax.__version__} is older than {least}", f"pip install --upgrade 'jax>={least}'")
-    return passed(f"{jax.__version__}, jaxlib {_installed('jaxlib')}; {least} or newer is needed")
+    return passed(f"{jax.__version__}, jaxlib {_installed('jaxlib')}; {least} or newer is required")
 
 
 def _check_needed(packages: dict[str, str]) -> Finding:
@@ -70,12 +70,12 @@ def _check_needed(packages: dict[str, str]) -> Finding:
 def _check_extra(extra: str, packages: dict[str, str]) -> Finding:
     wrong = _wrong(packages)
     if wrong:
-        return skipped(", ".join(wrong), f"If you want it: pip install 'replicax[{extra}]'")
+        return skipped(", ".join(wrong), f"To install: pip install 'replicax[{extra}]'")
     return passed(_versions(packages))
 
 
 def _wrong(packages: dict[str, str]) -> list[str]:
-    """What is not as it should be."""
+    """The packages that are missing or too old."""
     wrong = []
     for name, least in packages.items():
         version = _installed(name)
@@ -98,6 +98,6 @@ def _installed(name: str) -> str | None:
 
 
 def _as_numbers(version: str) -> tuple[int, ...]:
-    """The numbers at the beginning: (0, 10, 2) of "0.10.2.dev3"."""
+    """The leading numbers: "0.10.2.dev3" is (0, 10, 2)."""
     match = re.match(r"\d+(\.\d+)*", version)
     return tuple(map(int, match.group().split("."))) if match else ()

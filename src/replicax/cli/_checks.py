@@ -1,4 +1,4 @@
-"""All checks of `python -m replicax doctor`, in the order in which they are made."""
+"""All checks of `python -m replicax doctor`, in the order in which they run."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ __all__ = ["all_checks"]
 
 
 def all_checks() -> list[Check]:
-    """The checks; making the list starts nothing."""
+    """The checks; creating the list does not start JAX."""
     return [*package_checks(), *device_checks(), *computing_checks()]

@@ -1,8 +1,8 @@
-"""`python -m replicax demo`: a classifier of handwritten digits, on all devices, from data to picture.
+"""`python -m replicax demo`: train a classifier of handwritten digits on all devices.
 
-The training program is `Trainer`. It is used twice: the first one trains half of the steps and saves a
-checkpoint. Then everything is thrown away and made anew, and the second one goes on from there, as after a
-crash. Its initial weights are different on purpose, so what it knows it has from the checkpoint.
+The training program is `Trainer`. The first one trains half of the steps and saves a checkpoint. Then
+everything is discarded and created again, and the second one continues from the checkpoint, as after a
+crash. Its initial weights are different on purpose, so that its accuracy can come only from the checkpoint.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DemoOptions", "run_demo"]
 
-BATCH_SIZE = 64  # of all replicas together
+LARGEST_BATCH = 64  # of all replicas together
 NUM_CPU_DEVICES = 4
 WANTED_ACCURACY = 0.97
 PROFILED_STEPS = range(10, 20)
@@ -40,7 +40,7 @@ PROFILED_STEPS = range(10, 20)
 @final
 @dataclass(frozen=True)
 class DemoOptions:
-    """What the command line says; `python -m replicax demo --help` explains it."""
+    """The options of the command line; see `python -m replicax demo --help`."""
 
     strategy: str = "mirrored"
     num_replicas: int | None = None
@@ -54,11 +54,11 @@ def run_demo(options: DemoOptions) -> int:
     """Train, stop, resume, test, draw.
 
     Returns:
-        The exit status: 1 if the model has learned too little.
+        The exit status: 1 if the accuracy is too low.
 
     Raises:
         DeviceError: there are no devices, or too few.
-        OSError: a folder can't be written in.
+        OSError: a folder is not writable.
         MissingExtraError: a package is not installed.
     """
     require_extra("demo", optax="optax", orbax="orbax-checkpoint")
@@ -72,7 +72,8 @@ def run_demo(options: DemoOptions) -> int:
         if (folder := getattr(options, option)) is not None:
             make_folder(f"--{option} {folder}", str(folder))
     with tempfile.TemporaryDirectory(prefix="checkpoints_", dir=options.output) as folder:
-        demo = _Demo(options, Console(highlight=False, soft_wrap=True), folder)
+        console = Console(highlight=False, soft_wrap=True)
+        demo = _Demo(options, console, folder, strategy.num_replicas_in_sync)
         demo.introduce(strategy)
         with rx.Tracker(tensorboard=options.tensorboard, writers=[demo.progress], every=5) as tracker:
             before = demo.train_first_half(strategy, tracker)
@@ -82,7 +83,7 @@ def run_demo(options: DemoOptions) -> int:
 
 
 def make_strategy(options: DemoOptions) -> rx.Strategy:
-    """The strategy that was asked for, on the accelerators that there are or else on virtual CPU devices.
+    """The chosen strategy, on the accelerators or else on virtual CPU devices.
 
     Raises:
         DeviceError: there are fewer devices than replicas.
@@ -96,8 +97,8 @@ def make_strategy(options: DemoOptions) -> rx.Strategy:
     num_replicas = options.num_replicas or len(devices)
     if num_replicas > len(devices):
         raise DeviceError(
-            f"--replicas {num_replicas}: JAX has {len(devices)} device(s) here, {devices}. Ask for fewer, "
-            "or set JAX_PLATFORMS=cpu to use virtual CPU devices instead."
+            f"--replicas {num_replicas}: JAX has only {len(devices)} device(s), {devices}. Use fewer "
+            "replicas, or set JAX_PLATFORMS=cpu to use virtual CPU devices."
         )
     match options.strategy:
         case "one-device":
@@ -110,45 +111,47 @@ def make_strategy(options: DemoOptions) -> rx.Strategy:
 
 @final
 class _Demo:
-    """The acts of the demo, and what they hand to each other."""
+    """The parts of the demo, and the state that they share."""
 
-    def __init__(self, options: DemoOptions, console: Console, folder: str) -> None:
+    def __init__(self, options: DemoOptions, console: Console, folder: str, num_replicas: int) -> None:
         self.options = options
         self.console = console
         self.folder = folder
         self.digits, self.test_digits = load_digits()
-        self.num_steps = options.num_epochs * len(self.digits) // BATCH_SIZE
-        self.progress = Progress(console, self.num_steps, BATCH_SIZE)
-        self.num_examples = np.zeros(0, int)  # that each replica was given
+        # Equal parts for all replicas: steps with uneven parts are slower.
+        self.batch_size = LARGEST_BATCH // num_replicas * num_replicas
+        self.num_steps = options.num_epochs * len(self.digits) // self.batch_size
+        self.progress = Progress(console, self.num_steps, self.batch_size)
+        self.num_examples = np.zeros(0, int)  # of each replica
 
     def introduce(self, strategy: rx.Strategy) -> None:
-        """Say what is going to happen, and where."""
+        """Print what will happen, and on which devices."""
         devices = strategy.extended.worker_devices
         where = f"1 replica on {devices[0]}"
         if len(devices) > 1:
-            virtual = ", one CPU that poses as several devices" if jax.default_backend() == "cpu" else ""
+            virtual = ", one CPU that acts as several devices" if jax.default_backend() == "cpu" else ""
             where = f"{len(devices)} replicas on {', '.join(devices)}{virtual}"
         self.console.print(
             f"[bold]{type(strategy).__name__}[/bold]: {where}\n"
-            f"{len(self.digits)} handwritten digits to learn from, {len(self.test_digits)} to test with; "
-            f"{self.num_steps} steps of {BATCH_SIZE} examples for all replicas together\n"
+            f"{len(self.digits)} handwritten digits for training, {len(self.test_digits)} for testing; "
+            f"{self.num_steps} steps of {self.batch_size} examples for all replicas together\n"
         )
 
     def make_trainer(self, strategy: rx.Strategy, seed: int) -> Trainer:
         """A new model with its optimizer and its input."""
-        from replicax.cli._trainer import Trainer  # here, after the packages were looked for
+        from replicax.cli._trainer import Trainer  # here, after the check for its packages
 
         return Trainer(
             strategy,
             self.digits,
             num_epochs=self.options.num_epochs,
-            batch_size=BATCH_SIZE,
+            batch_size=self.batch_size,
             folder=self.folder,
             seed=seed,
         )
 
     def train_first_half(self, strategy: rx.Strategy, tracker: rx.Tracker) -> np.ndarray:
-        """Train, save a checkpoint and stop. Returns what the model makes of the test digits."""
+        """Train, save a checkpoint and stop. Returns the predictions for the test digits."""
         trainer = self.make_trainer(strategy, seed=0)
         middle = self.num_steps // 2
         with self.progress.training():
@@ -166,11 +169,11 @@ class _Demo:
         return predictions
 
     def resume(self, strategy: rx.Strategy, expected: np.ndarray) -> Trainer:
-        """Make everything anew, and restore the checkpoint."""
+        """Create everything again and restore the checkpoint."""
         trainer = self.make_trainer(strategy, seed=1)
         fresh = trainer.predict(self.test_digits.images)
         self.console.print(
-            f"Made everything anew, with other weights: test accuracy {self._accuracy(fresh)}"
+            f"Created everything again, with other weights: test accuracy {self._accuracy(fresh)}"
         )
         trainer.resume()
         restored = trainer.predict(self.test_digits.images)
@@ -179,7 +182,7 @@ class _Demo:
             f"{self._accuracy(restored)}"
         )
         if not np.array_equal(restored, expected):
-            raise RuntimeError("The model that was restored predicts something else than the one saved.")
+            raise RuntimeError("The restored model predicts something else than the saved one.")
         self.progress.history.resumed_at = trainer.step
         return trainer
 
@@ -191,7 +194,7 @@ class _Demo:
         trainer.close()
 
     def conclude(self, trainer: Trainer) -> int:
-        """Test, tell what each device did, draw the picture. Returns the exit status."""
+        """Test, print what each device did, draw the picture. Returns the exit status."""
         predictions = trainer.predict(self.test_digits.images)
         self._print_devices(trainer.strategy)
         path = self.options.output / "demo.png"
@@ -209,7 +212,7 @@ class _Demo:
         if correct >= WANTED_ACCURACY:
             return 0
         self.console.print(
-            f"That is less than {WANTED_ACCURACY:.0%}, which this model reaches within 40 epochs; it was "
+            f"That is below {WANTED_ACCURACY:.0%}, which this model reaches within 40 epochs. It was "
             f"trained for {self.options.num_epochs}."
         )
         return 1

@@ -1,4 +1,4 @@
-"""JAX's devices, for commands that say in one line why there are none."""
+"""JAX's devices, for commands that report in one line why there are none."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ INSTALL_JAX = f"Install the JAX that fits your hardware: {_PAGE}"
 
 @final
 class NoDevicesError(DeviceError):
-    """JAX has no devices: what is wrong, and what to do about it."""
+    """JAX has no devices: the problem, and what to do about it."""
 
     def __init__(self, detail: str, advice: str) -> None:
-        """Keep both, and make one message of them."""
+        """Store both, and combine them into the message."""
         super().__init__(f"{detail}. {advice}")
         self.detail = detail
         self.advice = advice
@@ -30,15 +30,15 @@ def all_devices() -> list[Device]:
     """The devices that JAX computes with.
 
     Raises:
-        NoDevicesError: JAX can't start; the message says what JAX_PLATFORMS has to do with it.
+        NoDevicesError: JAX can't start; the message mentions JAX_PLATFORMS if it is set.
     """
     try:
         return resolve_devices()
-    except (AssertionError, RuntimeError) as error:  # JAX only asserts that it has found something
+    except (AssertionError, RuntimeError) as error:  # JAX uses `assert` if it finds no device
         said = f": {' '.join(str(error).split()).removesuffix('.')}" if str(error) else ""
         if chosen := os.environ.get("JAX_PLATFORMS"):
             raise NoDevicesError(
                 f"JAX_PLATFORMS is {chosen}, which JAX can't use here{said}",
-                f"Unset JAX_PLATFORMS to use what there is, or install the JAX for it: {_PAGE}",
+                f"Unset JAX_PLATFORMS to use other devices, or install JAX for that platform: {_PAGE}",
             ) from error
         raise NoDevicesError(f"JAX could not start{said}", INSTALL_JAX) from error

@@ -1,4 +1,4 @@
-"""The demo's digits and the network that learns them: plain NumPy and JAX, nothing of Replicax.
+"""The demo's digits and the network that learns them, in plain NumPy and JAX.
 
 The digits are 1797 scans of 8 x 8 pixels that come with scikit-learn. The network has two convolutions and
 two dense layers; it is a pure function of its weights.
@@ -27,7 +27,7 @@ _SHAPES = {
 @final
 @dataclass(frozen=True)
 class Digits:
-    """Images of shape (count, 8, 8, 1), from 0 (paper) to 1 (ink), and which digit each of them is."""
+    """Images of shape (count, 8, 8, 1), from 0 (paper) to 1 (ink), and their labels."""
 
     images: np.ndarray
     labels: np.ndarray
@@ -37,7 +37,7 @@ class Digits:
 
 
 def load_digits() -> tuple[Digits, Digits]:
-    """The digits to learn from, and those to test with; always the same ones."""
+    """The training digits and the test digits; always the same split."""
     from sklearn import datasets
 
     pixels, labels = datasets.load_digits(return_X_y=True)
@@ -49,7 +49,7 @@ def load_digits() -> tuple[Digits, Digits]:
 
 
 def moved(key: Any, image: Any) -> jax.Array:
-    """An image, moved at random by up to a pixel in each direction: so there are nine times as many."""
+    """The image, shifted at random by up to a pixel in each direction, as data augmentation."""
     padded = jnp.pad(image, ((1, 1), (1, 1), (0, 0)))
     row, column = jax.random.randint(key, (2,), 0, 3)
     return jax.lax.dynamic_slice(padded, (row, column, 0), image.shape)
@@ -67,10 +67,10 @@ def initial_weights(seed: int) -> dict[str, dict[str, Any]]:
 
 
 def class_scores(weights: Any, images: Any) -> jax.Array:
-    """How much each image looks like each of the ten digits: an array of shape (count, 10)."""
+    """The logits of the ten digits for each image: an array of shape (count, 10)."""
     x = jax.nn.relu(_convolved(images, **weights["conv1"]))
     x = jax.nn.relu(_convolved(x, **weights["conv2"]))
-    x = x.reshape(len(x), 4, 2, 4, 2, x.shape[-1]).max((2, 4))  # the largest of each 2 x 2
+    x = x.reshape(len(x), 4, 2, 4, 2, x.shape[-1]).max((2, 4))  # max pooling over 2 x 2
     x = x.reshape(len(x), _SHAPES["dense1"][0])
     x = jax.nn.relu(x @ weights["dense1"]["kernel"] + weights["dense1"]["bias"])
     return x @ weights["dense2"]["kernel"] + weights["dense2"]["bias"]

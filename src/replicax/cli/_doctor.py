@@ -1,8 +1,8 @@
-"""`python -m replicax doctor`: is everything here that Replicax needs, and does it compute?
+"""`python -m replicax doctor`: does Replicax work on this machine?
 
-The checks run in a second process, the *patient*, because a collective that hangs can't be interrupted,
-and a broken driver may end the process that tries it. This process waits for each answer as long as the
-check may take. If none comes, that is the answer; another patient goes on with the next check.
+The checks run in a second process, the *patient*, because a collective that hangs can't be interrupted, and
+a broken driver may end the process that uses it. This process waits for each result up to the check's time
+limit. Without a result the check has failed, and a new patient continues with the next check.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from replicax.cli._checks import all_checks
 
 __all__ = ["examine", "run_doctor"]
 
-_START_SECONDS = 60.0  # for importing JAX, from a slow disk perhaps
+_START_SECONDS = 60.0  # to import JAX, perhaps from a slow disk
 _COLORS = {"pass": "32", "fail": "1;31", "skipped": "33"}
 _NAME_WIDTH = 38
 
 
 def run_doctor(*, as_json: bool = False, only: Sequence[str] = ()) -> int:
-    """Run the checks and print what they find.
+    """Run the checks and print their results.
 
     Args:
-        as_json: print one JSON object rather than lines.
-        only: run only checks whose names contain one of these words; none runs all.
+        as_json: print one JSON object instead of lines.
+        only: run only the checks whose names contain one of these words; empty runs all.
 
     Returns:
         The exit status: 1 if a check failed, 2 if there is no such check.
@@ -44,7 +44,8 @@ def run_doctor(*, as_json: bool = False, only: Sequence[str] = ()) -> int:
     checks = [c for c in all_checks() if not only or any(w.lower() in c.name.lower() for w in only)]
     if not checks:
         names = ", ".join(check.name for check in all_checks())
-        print(f"replicax doctor: no check has {' or '.join(only)} in its name: {names}", file=sys.stderr)
+        words = " or ".join(only)
+        print(f"replicax doctor: no check has {words} in its name. Checks: {names}", file=sys.stderr)
         return 2
     results = []
     for result in examine(checks):
@@ -81,11 +82,11 @@ def _print_result(result: Result) -> None:
 
 
 def examine(checks: Sequence[Check], command: Sequence[str] | None = None) -> Iterator[Result]:
-    """The checks' results, one for each, each within its time.
+    """Yield the result of each check, within its time limit.
 
     Args:
-        checks: what to ask.
-        command: starts a patient, given the names of checks as further arguments.
+        checks: the checks to run.
+        command: starts a patient; the names of checks are added as arguments.
     """
     command = command or [sys.executable, "-m", "replicax.cli._patient"]
     remaining = list(checks)
@@ -93,8 +94,8 @@ def examine(checks: Sequence[Check], command: Sequence[str] | None = None) -> It
         with _patient([*command, *(check.name for check in remaining)]) as patient:
             while remaining:
                 check = remaining.pop(0)
-                result = patient.answer(check)
-                yield result or patient.diagnosis(check)
+                result = patient.result_of(check)
+                yield result or patient.failure_of(check)
                 if result is None:
                     break
 
@@ -102,7 +103,7 @@ def examine(checks: Sequence[Check], command: Sequence[str] | None = None) -> It
 @contextlib.contextmanager
 def _patient(command: Sequence[str]) -> Iterator[_Patient]:
     with tempfile.TemporaryFile("w+", errors="replace") as messages:
-        # Leave most of a GPU's memory to the programs that are running there.
+        # Leave most of the GPU memory to other programs.
         environment = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **os.environ}
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=messages, text=True, env=environment
@@ -128,7 +129,7 @@ def _read_lines(stream: IO[str], put: Callable[[str], None]) -> None:
 
 @final
 class _Patient:
-    """The process that runs the checks in order; it prints a line when it is ready and for each result."""
+    """The process that runs the checks in order. It prints a line when it is ready and for each result."""
 
     def __init__(self, process: subprocess.Popen[str], lines: queue.Queue[str], messages: IO[str]) -> None:
         self._process = process
@@ -136,8 +137,8 @@ class _Patient:
         self._messages = messages
         self._started = False
 
-    def answer(self, check: Check) -> Result | None:
-        """The result of the next check; None if it does not come in time, or never will."""
+    def result_of(self, check: Check) -> Result | None:
+        """The result of the next check; None if it did not arrive in time or the process has ended."""
         try:
             if not self._started:
                 self._started = bool(self._lines.get(timeout=_START_SECONDS))
@@ -146,7 +147,7 @@ class _Patient:
             return None
         return Result.from_dict(json.loads(line)) if line else None
 
-    def diagnosis(self, check: Check) -> Result:
+    def failure_of(self, check: Check) -> Result:
         """Why there is no result."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(1)
@@ -155,12 +156,12 @@ class _Patient:
             limit = check.limit_seconds if self._started else _START_SECONDS
             detail = f"did not finish within {limit:g} s"
         elif status < 0:
-            detail = f"the process that tried it was ended by {signal.Signals(-status).name}"
+            detail = f"the process that ran it was ended by {signal.Signals(-status).name}"
         else:
-            detail = f"the process that tried it ended with status {status}"
+            detail = f"the process that ran it ended with status {status}"
         self._messages.seek(0)
         last = self._messages.read().strip().rpartition("\n")[2]
-        advice = check.advice or "Report it, with what `python -m replicax doctor` prints."
+        advice = check.advice or "Report this with the output of `python -m replicax doctor`."
         return Result(
-            check.name, failed(f"{detail}. Its last words: {last}" if last else detail, advice), 0.0
+            check.name, failed(f"{detail}. Its last message: {last}" if last else detail, advice), 0.0
         )

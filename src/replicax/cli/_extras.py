@@ -1,4 +1,4 @@
-"""Packages that only some commands need."""
+"""Optional packages that some commands need."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def require_extra(extra: str, **packages: str) -> None:
 
     Args:
         extra: its name in `pip install 'replicax[extra]'`.
-        packages: what each package is called on the index, by the module that it brings.
+        packages: the names of the packages, by module.
     """
     missing = [name for module, name in packages.items() if importlib.util.find_spec(module) is None]
     if missing:
         raise MissingExtraError(
             f"this needs {', '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed. "
-            f"Install what is missing with: pip install 'replicax[{extra}]'"
+            f"Install with: pip install 'replicax[{extra}]'"
         )

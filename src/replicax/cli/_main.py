@@ -1,8 +1,8 @@
-"""What can be asked on the command line, and who answers.
+"""The commands, their options and exit statuses.
 
-Exit status: 0 if all went well; 1 if what was asked did not (a check failed, the demo learned too little);
-2 if it could not be tried, for a bad argument, a missing package or device, or a folder that it can't write
-in; 130 if it was interrupted; 141 if nobody read its output to the end, as with `| head`.
+Exit status: 0 for success; 1 if a check failed or the demo's accuracy is too low; 2 if the command could
+not run because of a bad argument, a missing package or device, or a folder that is not writable; 130 if it
+was interrupted; 141 if its output was closed early, as by `| head`.
 """
 
 from __future__ import annotations
@@ -20,43 +20,43 @@ from replicax.errors import CheckpointError, DeviceError
 
 __all__ = ["main"]
 
-_MOST_REPLICAS = 64  # as many as a step has examples; virtual CPU devices take memory and threads
+_MOST_REPLICAS = 64  # one example each; virtual CPU devices take memory and threads
 
 _EPILOG = """\
-a first look:
-  python -m replicax doctor     is everything here that Replicax needs, and does it compute?
-  python -m replicax demo       a small classifier, trained on all devices in half a minute
+first steps:
+  python -m replicax doctor     check this machine: packages, devices, collectives, training
+  python -m replicax demo       train a small classifier on all devices in half a minute
 
 documentation: docs/ in the source, and help(replicax)
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Do what the command line says.
+    """Run a command.
 
     Args:
-        arguments: what follows the program's name; None takes those of this process.
+        arguments: the command line without the program's name; None is `sys.argv[1:]`.
 
     Returns:
         The exit status.
     """
     try:
         try:
-            return _do(arguments)
+            return _run_command(arguments)
         finally:
             sys.stdout.flush()
     except BrokenPipeError:
         _write_nowhere()
         return 141
-    except OSError as error:  # a disk that is full
+    except OSError as error:  # for example, a full disk
         _write_nowhere()
         print(f"replicax: can't print: {error}", file=sys.stderr)
         return 2
 
 
 def _write_nowhere() -> None:
-    """Drop what is left to print, which Python would complain about at its end."""
-    with contextlib.suppress(OSError):  # there need not be a file behind it
+    """Discard the remaining output, which Python would otherwise report an error about when it exits."""
+    with contextlib.suppress(OSError):  # stdout may have no file descriptor
         nowhere = os.open(os.devnull, os.O_WRONLY)
         try:
             os.dup2(nowhere, sys.stdout.fileno())
@@ -64,7 +64,7 @@ def _write_nowhere() -> None:
             os.close(nowhere)
 
 
-def _do(arguments: Sequence[str] | None) -> int:
+def _run_command(arguments: Sequence[str] | None) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
     if options.command is None:
@@ -108,32 +108,32 @@ def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     demo = commands.add_parser(
         "demo",
         help="train a small image classifier on all devices, stop, resume, and draw a picture",
-        description="Train a classifier of handwritten digits on the GPUs that there are, or on a CPU that "
-        "poses as several devices; stop in the middle and resume from a checkpoint; draw a picture.",
+        description="Train a classifier of handwritten digits on all GPUs, or on a CPU that acts as "
+        "several devices; stop in the middle and resume from a checkpoint; draw a picture.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     demo.add_argument(
         "--strategy",
         choices=("mirrored", "one-device", "central-storage"),
         default="mirrored",
-        help="where variables live",
+        help="the strategy to train with",
     )
     demo.add_argument(
         "--replicas",
         type=_num_replicas,
         metavar="N",
-        help=f"how many devices compute, at most {_MOST_REPLICAS}; by default all GPUs, or 4 virtual CPUs",
+        help=f"number of devices, at most {_MOST_REPLICAS}; by default all GPUs, or 4 virtual CPUs",
     )
     demo.add_argument(
-        "--epochs", type=_positive, metavar="N", default=40, help="how often to go over the digits"
+        "--epochs", type=_positive, metavar="N", default=40, help="number of passes over the digits"
     )
     demo.add_argument(
-        "--output", type=Path, metavar="DIR", default=Path("replicax_demo"), help="where the picture goes"
+        "--output", type=Path, metavar="DIR", default=Path("replicax_demo"), help="folder for the picture"
     )
     demo.add_argument(
-        "--tensorboard", type=Path, metavar="DIR", help="also write TensorBoard's files there"
+        "--tensorboard", type=Path, metavar="DIR", help="also write metrics for TensorBoard there"
     )
-    demo.add_argument("--profile", type=Path, metavar="DIR", help="also record ten steps there")
+    demo.add_argument("--profile", type=Path, metavar="DIR", help="also write a profile of ten steps there")
     demo.set_defaults(run=_run_demo)
 
 
@@ -149,7 +149,7 @@ def _add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         nargs="+",
         metavar="WORD",
         default=[],
-        help="only the checks whose names contain one of these words, such as `all-reduce`",
+        help="run only the checks whose names contain one of these words, such as `all-reduce`",
     )
     doctor.set_defaults(run=_run_doctor)
 
@@ -157,7 +157,7 @@ def _add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 def _positive(text: str) -> int:
     number = int(text) if text.isdecimal() else 0
     if number < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number, 1 or more, got {text!r}")
+        raise argparse.ArgumentTypeError(f"expected an integer, 1 or more, got {text!r}")
     return number
 
 
@@ -165,7 +165,7 @@ def _num_replicas(text: str) -> int:
     number = _positive(text)
     if number > _MOST_REPLICAS:
         raise argparse.ArgumentTypeError(
-            f"expected {_MOST_REPLICAS} at most, got {text!r}: a step has {_MOST_REPLICAS} examples"
+            f"expected at most {_MOST_REPLICAS}, got {text!r}: a step has {_MOST_REPLICAS} examples"
         )
     return number
 

@@ -1,7 +1,7 @@
 """The process in which the checks of `python -m replicax doctor` run: `python -m replicax.cli._patient`.
 
 Its arguments are the names of checks. It prints a line when it is ready, and then a line of JSON for each
-result. What libraries print goes to the standard error.
+result. Output of libraries goes to standard error.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ import os
 import sys
 
 from replicax.cli._check import run_check
-from replicax.cli._check_devices import ask_for_cpu_devices
+from replicax.cli._check_devices import request_cpu_devices
 from replicax.cli._checks import all_checks
 
 
 def main(names: list[str]) -> None:
-    """Run the checks of these names, in order."""
+    """Run the checks with these names, in order."""
     with os.fdopen(os.dup(1), "w", buffering=1) as answers:
         os.dup2(2, 1)
-        ask_for_cpu_devices()
+        request_cpu_devices()
         checks = {check.name: check for check in all_checks()}
         print("ready", file=answers)
         for name in names:
             print(json.dumps(run_check(checks[name]).as_dict()), file=answers)
         answers.flush()
-        os._exit(0)  # whatever threads a library has left
+        os._exit(0)  # even if libraries have left threads running
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The demo's picture: how training went on the left, what the model makes of test digits on the right."""
+"""The demo's picture: the training on the left, test digits with predictions on the right."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ def draw_picture(
     digits: Digits,
     predictions: np.ndarray,
 ) -> None:
-    """Draw, and save as a PNG.
+    """Draw the picture and save it as a PNG.
 
     Args:
         path: the file.
         strategy: its name.
-        history: how the training went.
-        shares: how many examples each device took.
+        history: the course of the training.
+        shares: the number of examples of each device.
         digits: the test digits.
-        predictions: what the model takes each of them for.
+        predictions: the model's predictions for them.
     """
     import matplotlib
-    from matplotlib.figure import Figure  # not pyplot, which would look for a screen
+    from matplotlib.figure import Figure  # not pyplot, which needs a display backend
 
     with matplotlib.rc_context(_STYLE):
         figure: Any = Figure(figsize=(12, 5.6), dpi=110, layout="constrained")
@@ -59,7 +59,9 @@ def draw_picture(
         count = "1 replica" if len(shares) == 1 else f"{len(shares)} replicas"
         accuracy = np.mean(predictions == digits.labels)
         figure.suptitle(
-            f"Handwritten digits, {strategy} with {count}: {accuracy:.1%} right", fontsize=13, weight="bold"
+            f"Handwritten digits, {strategy} with {count}: {accuracy:.1%} correct",
+            fontsize=13,
+            weight="bold",
         )
         figure.savefig(path, format="png")
 
@@ -105,11 +107,11 @@ def _draw_shares(axes: Any, shares: Mapping[str, int]) -> None:
         start += count
     axes.set_xlim(0, start)
     axes.set_axis_off()
-    axes.set_title("examples that each device took", fontsize=9.5, loc="left", pad=3)
+    axes.set_title("examples per device", fontsize=9.5, loc="left", pad=3)
 
 
 def _smoothed(numbers: list[float]) -> np.ndarray:
-    """A running mean, which is straight on the logarithmic scale."""
+    """A running mean of the logarithms."""
     width = min(_SMOOTHED_STEPS, len(numbers))
     logs = np.log(np.maximum(numbers, 1e-7))
     padded = np.concatenate([np.repeat(logs[:1], width - 1), logs])
@@ -137,6 +139,6 @@ def _draw_digits(figure: Any, digits: Digits, predictions: np.ndarray) -> None:
         for spine in axes.spines.values():
             spine.set(visible=True, color=_GREY if is_right else _RED, linewidth=0.5 if is_right else 2.2)
     figure.suptitle(
-        f"What the model makes of test digits; {len(wrong)} of {len(predictions)} are wrong (red)",
+        f"Predictions for test digits; {len(wrong)} of {len(predictions)} are wrong (red)",
         fontsize=10.5,
     )

@@ -1,7 +1,7 @@
-"""How the demo's training goes: a live bar on a terminal, plain lines elsewhere, and a memory of it all.
+"""The progress of the demo's training: a live bar on a terminal, plain lines elsewhere, and its history.
 
-`Progress` is a writer for `rx.Tracker`: it is called with the numbers of every step, some steps late and
-several at once, because the tracker does not make the devices wait.
+`Progress` is a writer for `rx.Tracker`. It gets the metrics of every step with some delay and for several
+steps at once, because the tracker does not make the devices wait.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ __all__ = ["History", "Progress"]
 _SMOOTHED_STEPS = 20
 _RATE_SECONDS = 0.25  # each point of the throughput is measured over this long
 _LINE_SECONDS = 2.0
-_TEXT_WIDTH = 78  # of everything but the bar
+_TEXT_WIDTH = 78  # without the bar
 
 
 @final
 @dataclass
 class History:
-    """What happened: numbers of every step, and every so often the throughput."""
+    """The metrics of every step, and the throughput from time to time."""
 
     steps: list[int] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
@@ -39,16 +39,16 @@ class History:
 
 @final
 class Progress:
-    """Shows and remembers numbers.
+    """Shows and stores metrics.
 
     Args:
         console: where to show them.
-        num_steps: how many steps there will be.
-        batch_size: how many examples each step takes.
+        num_steps: the number of steps.
+        batch_size: the number of examples of a step.
     """
 
     def __init__(self, console: Console, num_steps: int, batch_size: int) -> None:
-        """Nothing is shown before `training`."""
+        """Prepare; nothing is shown before `training`."""
         self.history = History()
         self._console = console
         self._num_steps = num_steps
@@ -76,7 +76,7 @@ class Progress:
         self._bar = None
 
     def __call__(self, step: int, values: Mapping[str, float]) -> None:
-        """Take the numbers of a step."""
+        """Store and show the metrics of a step."""
         history = self.history
         history.steps.append(step)
         history.losses.append(values["loss"])
@@ -90,7 +90,7 @@ class Progress:
 
     def _measure_rate(self, step: int) -> None:
         now = time.perf_counter()
-        if self._rate_step is None:  # time begins with the first step's end: before, it was compiled
+        if self._rate_step is None:  # start after the first step, which was compiled
             self._rate_step, self._rate_time = step, now
             self._line_time = now
         elif now - self._rate_time >= _RATE_SECONDS:

@@ -1,6 +1,6 @@
-"""The demo's training program: a model, its optimizer and its input on some strategy.
+"""The demo's training program: a model, its optimizer and its input, for any strategy.
 
-Nothing in here knows how many devices there are, or of what kind.
+Nothing here depends on the number or kind of devices.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ __all__ = ["Trainer"]
 
 @final
 class Trainer:
-    """Trains a classifier of digits, tests it, saves it, and goes on where another one has stopped.
+    """Trains, tests and saves a classifier of digits, and resumes from a checkpoint.
 
     Args:
         strategy: where and how to compute.
-        digits: what to learn from.
-        num_epochs: how often to go over them.
-        batch_size: how many of them make a step, on all replicas together.
-        folder: where checkpoints are.
+        digits: the training data.
+        num_epochs: the number of passes over them.
+        batch_size: the number of examples of a step, over all replicas.
+        folder: for checkpoints.
         seed: for the initial weights.
     """
 
@@ -42,7 +42,7 @@ class Trainer:
         folder: str | os.PathLike[str],
         seed: int,
     ) -> None:
-        """Make everything; nothing is read or computed yet."""
+        """Create the model, the optimizer and the input."""
         self.strategy = strategy
         with strategy.scope():
             self.weights = rx.create_variables(initial_weights(seed))
@@ -57,10 +57,10 @@ class Trainer:
         checkpoint = rx.Checkpoint(weights=self.weights, optimizer=self.optimizer, batches=self.batches)
         self.checkpoints = rx.CheckpointManager(checkpoint, folder)
         self.step = 0
-        self.num_examples = np.zeros(strategy.num_replicas_in_sync, int)  # that each replica was given
+        self.num_examples = np.zeros(strategy.num_replicas_in_sync, int)  # of each replica
 
     def train(self, until_step: int, tracker: rx.Tracker) -> None:
-        """Train up to a step. Returns when the last one is computed."""
+        """Train up to a step and wait until it is computed."""
         loss = None
         while self.step < until_step:
             batch = next(self.batches)
@@ -78,7 +78,7 @@ class Trainer:
         return self.strategy.reduce("SUM", losses, axis=None), self.strategy.reduce("MEAN", hits, axis=0)
 
     def _replica_step(self, indices: Any, images: Any, labels: Any) -> Any:
-        # A key for each example and step, so that chance is the same on any number of replicas.
+        # A key for each example and step: the same random numbers for any number of replicas.
         key = jax.random.fold_in(jax.random.key(0), self.optimizer.iterations.read_value())
         images = jax.vmap(moved)(rx.example_keys(key, indices), images)
 
@@ -92,7 +92,7 @@ class Trainer:
         return loss, (scores.argmax(1) == labels).astype(jnp.float32)
 
     def predict(self, images: np.ndarray) -> np.ndarray:
-        """Which digit each image shows, as far as the model has learned."""
+        """The predicted digit of each image."""
         dataset = self.strategy.distribute_dataset(rx.from_arrays(images).batch(len(images)))
         return np.concatenate([np.asarray(self._predict_step(batch)) for batch in dataset])
 
@@ -104,18 +104,18 @@ class Trainer:
         return self.strategy.gather(self.strategy.run(best, args=(images,)), axis=0)
 
     def save(self) -> str:
-        """Write a checkpoint; returns where it is."""
+        """Write a checkpoint and return its path."""
         self.checkpoints.save(self.step)
         self.checkpoints.wait()
         return str(self.checkpoints.latest_checkpoint)
 
     def resume(self) -> None:
-        """Go on from the newest checkpoint."""
+        """Continue from the latest checkpoint."""
         step = self.checkpoints.restore_or_initialize()
         assert step is not None
         self.step = step
 
     def close(self) -> None:
-        """Stop reading, and let go of everything."""
+        """Stop reading, and close the checkpoint manager."""
         self.batches.close()
         self.checkpoints.close()
