@@ -77,13 +77,13 @@ SCALAR = rx.TensorSpec((), np.int32)
         (
             lambda: Dataset.from_generator(list, output_signature=np.int32),
             TypeError,
-            "consists of tf.TensorSpec",
+            "must consist of tf.TensorSpec",
         ),
         (lambda: Dataset.from_generator(list, "no dtype"), TypeError, "is not a dtype"),
         (
             lambda: Dataset.from_generator(list, (np.int32, np.int32), ((),)),
             InputError,
-            "another structure",
+            "must have the structure of output_types",
         ),
         (lambda: data.experimental.cardinality([1]), TypeError, "takes a tf.data.Dataset"),
         (lambda: data.experimental.assert_cardinality(-3), InputError, "at least -2"),
@@ -105,10 +105,10 @@ def test_bad_arguments(call, kind, message):
         ),
         ([1], SCALAR, "shape \\(1,\\)"),
         ("text", SCALAR, "dtype object"),
-        ((1, 2), SCALAR, "another structure"),
-        (1, (SCALAR, SCALAR), "another structure"),
+        ((1, 2), SCALAR, "but its signature has"),
+        (1, (SCALAR, SCALAR), "but its signature has"),
         ([1, 2, 3], rx.TensorSpec((2,), np.int32), "shape \\(3,\\)"),
-        ({"a": 1}, {"b": SCALAR}, "another structure"),
+        ({"a": 1}, {"b": SCALAR}, "but its signature has"),
     ],
 )
 def test_a_generator_that_does_not_fit_its_signature(value, signature, message):
@@ -149,19 +149,27 @@ def stop(*_):
         ),
         (D.map(lambda i: np.zeros(i)).batch(2), InputError, r"shapes \(0,\) and \(1,\).*padded_batch"),
         (D.map(lambda i: 1 if i else 1.0).batch(2), InputError, "dtypes float32 and int32"),
-        (D.map(lambda i: (1,) if i else {"a": 1}).batch(2), InputError, "differ in structure"),
+        (D.map(lambda i: (1,) if i else {"a": 1}).batch(2), InputError, "structures differ"),
         (D.map(lambda i: np.zeros([2] * int(i))).padded_batch(2), InputError, "0 axes .* and 1 axes"),
         (D.map(lambda i: np.zeros(3)).padded_batch(2, [2]), InputError, r"shape \(2,\), but .* \(3,\)"),
         (
             D.map(lambda i: (i, i)).padded_batch(2, {"a": []}),
             InputError,
-            "padded_shapes=.*another structure",
+            "padded_shapes=.*must have the structure of the elements",
         ),
         (D.map(lambda i: i).unbatch(), InputError, "Dataset.unbatch.*single value"),
-        (D.apply(data.experimental.assert_cardinality(3)), InputError, "has 3 elements, but it has more"),
-        (D.apply(data.experimental.assert_cardinality(5)), InputError, "has 5 elements, but it has only 4"),
+        (
+            D.apply(data.experimental.assert_cardinality(3)),
+            InputError,
+            "should have 3 elements, but it has more",
+        ),
+        (
+            D.apply(data.experimental.assert_cardinality(5)),
+            InputError,
+            "should have 5 elements, but it has only 4",
+        ),
         (D.apply(data.experimental.assert_cardinality(-1)), InputError, "infinitely many elements"),
-        (D.assert_cardinality(3), InputError, "has 3 elements, but it has more"),
+        (D.assert_cardinality(3), InputError, "should have 3 elements, but it has more"),
     ],
 )
 def test_errors_while_reading(dataset, kind, message):

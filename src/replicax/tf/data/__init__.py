@@ -1,4 +1,4 @@
-"""`tf.data` over Grain: input pipelines of ported code, which a strategy distributes as any other."""
+"""`tf.data` over Grain: input pipelines for ported code, which strategies distribute."""
 
 from replicax.input import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from replicax.tf._missing import refuse

@@ -20,7 +20,7 @@ __all__ = ["AUTOTUNE", "as_flag", "as_function", "as_number", "as_parallel_calls
 __all__ += ["as_signature"]
 
 AUTOTUNE = -1
-"""For a number that changes only the speed: choose it for me."""
+"""For a number that affects only the speed: choose one automatically."""
 
 
 def as_number(value: Any, call: str, *, least: int) -> int:
@@ -47,7 +47,7 @@ def as_seed(seed: Any, call: str) -> int:
 
 
 def as_parallel_calls(value: Any, call: str) -> int:
-    """How many threads; 0 is none besides the caller's."""
+    """The number of threads; 0 uses only the caller's thread."""
     if value is None:
         return 0
     return min(os.cpu_count() or 1, 16) if value == AUTOTUNE else as_number(value, call, least=1)
@@ -77,13 +77,15 @@ def as_signature(signature: Any, types: Any, shapes: Any) -> tuple[Any, Any]:
     if signature is not None:
         for spec in jax.tree.leaves(signature):
             if not isinstance(spec, TensorSpec | jax.ShapeDtypeStruct):
-                raise TypeError(f"{call}(output_signature=...) consists of tf.TensorSpec, got {spec!r}.")
+                raise TypeError(
+                    f"{call}(output_signature=...) must consist of tf.TensorSpec, got {spec!r}."
+                )
         dtypes = jax.tree.map(lambda spec: _as_dtype(spec.dtype, call), signature)
         return dtypes, jax.tree.map(lambda spec: tuple(spec.shape), signature)
     if types is None:
         raise TypeError(
-            f"{call} has to know what the generator yields: pass output_signature=tf.TensorSpec(shape, "
-            "dtype), or a structure of these."
+            f"{call} needs the types of the generator's elements: pass output_signature=tf.TensorSpec("
+            "shape, dtype), or a structure of these."
         )
     types = tuple(types) if isinstance(types, list) else types
     dtypes = jax.tree.map(lambda dtype: _as_dtype(dtype, call), types)
@@ -92,7 +94,7 @@ def as_signature(signature: Any, types: Any, shapes: Any) -> tuple[Any, Any]:
         given = [None] * treedef.num_leaves if shapes is None else treedef.flatten_up_to(shapes)
     except ValueError as error:
         raise InputError(
-            f"{call}(output_shapes={shapes!r}) has another structure than output_types={types!r}: {error}"
+            f"{call}(output_shapes={shapes!r}) must have the structure of output_types={types!r}: {error}"
         ) from None
     return dtypes, treedef.unflatten([None if shape is None else tuple(shape) for shape in given])
 

@@ -1,9 +1,8 @@
-"""`tf.data.Dataset`: elements one after the other, described step by step and read through Grain.
+"""`tf.data.Dataset`: a sequence of elements, described step by step and read through Grain.
 
-Functions that are given to a dataset run on the host, and get and return NumPy arrays. Orders are random
-but reproducible: they follow from the seed (0 if there is none) and the epoch, never from the machine, so
-that all processes see one order and a restored iterator continues in its own. They are not TensorFlow's
-orders.
+Functions given to a dataset run on the host, and take and return NumPy arrays. Random orders are
+reproducible: they depend on the seed (0 by default) and the epoch, never on the machine, so that all
+processes see the same order and a restored iterator continues in it. They differ from TensorFlow's orders.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ __all__ = ["Dataset"]
 
 
 class Dataset(GivesSource, metaclass=Helpful):
-    """Elements one after the other. Methods make new datasets; nothing is read before it is asked for.
+    """A sequence of elements. Methods return new datasets, and elements are read only when needed.
 
     Loop over it for JAX arrays, or give it to `strategy.experimental_distribute_dataset`. Elements are
     arrays or structures (tuples, dicts) of them; a Python list is an array. Each loop starts again from the
@@ -58,10 +57,10 @@ class Dataset(GivesSource, metaclass=Helpful):
     """
 
     def __init__(self, node: Any, options: Options | None = None) -> None:
-        """Made by `Dataset.from_tensor_slices` and similar functions, and by the methods."""
+        """Created by `Dataset.from_tensor_slices` and similar functions, and by the methods."""
         if not isinstance(node, Node):
             raise TypeError(
-                f"Dataset({node!r}): make a dataset with Dataset.from_tensor_slices, from_generator, "
+                f"Dataset({node!r}): create a dataset with Dataset.from_tensor_slices, from_generator, "
                 "range, TFRecordDataset, ..."
             )
         self._node = node
@@ -71,7 +70,7 @@ class Dataset(GivesSource, metaclass=Helpful):
     def _then(self, step: Callable[..., Node], *arguments: Any) -> Dataset:
         return Dataset(step(self._node, *arguments), self._options)
 
-    # Where elements come from.
+    # Sources.
 
     @staticmethod
     def from_tensor_slices(tensors: Any, name: str | None = None) -> Dataset:
@@ -95,7 +94,7 @@ class Dataset(GivesSource, metaclass=Helpful):
 
     @staticmethod
     def range(*args: Any, output_type: Any = np.int64, name: str | None = None) -> Dataset:
-        """Numbers as of Python's `range`: stop; or start, stop; or start, stop, step.
+        """Numbers, with the arguments of Python's `range`.
 
         >>> [int(i) for i in Dataset.range(2, 8, 3)]
         [2, 5]
@@ -117,7 +116,7 @@ class Dataset(GivesSource, metaclass=Helpful):
         output_signature: Any = None,
         name: str | None = None,
     ) -> Dataset:
-        """What a generator yields, each element checked against its signature.
+        """The elements that a generator yields, each checked against the signature.
 
         `generator` is called for each pass, with `args` as arrays, and returns an iterable. The signature
         is a `tf.TensorSpec` or a structure of them; `output_types` and `output_shapes` are the older form.
@@ -178,7 +177,7 @@ class Dataset(GivesSource, metaclass=Helpful):
         options = functools.reduce(Options.merge, (leaf._options for leaf in leaves))
         return Dataset(steps.zipped(*[leaf._node for leaf in leaves], treedef=treedef), options)
 
-    # Which elements, and in which order.
+    # Selection and order.
 
     def shuffle(
         self,
@@ -204,7 +203,7 @@ class Dataset(GivesSource, metaclass=Helpful):
         return self._then(steps.shuffled, size, number, reshuffle)
 
     def repeat(self, count: Any = None, name: str | None = None) -> Dataset:
-        """Several epochs in one pass; endlessly many for None and -1.
+        """Several epochs in one pass; endlessly many if `count` is None or -1.
 
         >>> [int(i) for i in Dataset.range(2).repeat(3)]
         [0, 1, 0, 1, 0, 1]
@@ -213,7 +212,7 @@ class Dataset(GivesSource, metaclass=Helpful):
         return self._then(steps.repeated, None if epochs == -1 else epochs)
 
     def take(self, count: Any, name: str | None = None) -> Dataset:
-        """The first `count` elements; -1 is all.
+        """The first `count` elements; all if it is -1.
 
         >>> [int(i) for i in Dataset.range(9).take(2)]
         [0, 1]
@@ -222,7 +221,7 @@ class Dataset(GivesSource, metaclass=Helpful):
         return self if number == -1 else self._then(steps.taken, number)
 
     def skip(self, count: Any, name: str | None = None) -> Dataset:
-        """All but the first `count` elements; -1 leaves none.
+        """All but the first `count` elements; none if it is -1.
 
         >>> [int(i) for i in Dataset.range(4).skip(2)]
         [2, 3]
@@ -245,7 +244,7 @@ class Dataset(GivesSource, metaclass=Helpful):
         return self._then(steps.sliced, "ShardDataset", slice(number, None, count))
 
     def concatenate(self, dataset: Dataset, name: str | None = None) -> Dataset:
-        """The elements of this dataset, and then those of another.
+        """The elements of this dataset, followed by those of another.
 
         >>> [int(i) for i in Dataset.range(2).concatenate(Dataset.range(5, 7))]
         [0, 1, 5, 6]
@@ -267,9 +266,9 @@ class Dataset(GivesSource, metaclass=Helpful):
         return Dataset(pairs, self._options)
 
     def cache(self, filename: Any = "", name: str | None = None) -> Dataset:
-        """Elements that are made once and kept in memory, in the order of a shuffle before it.
+        """Elements that are computed once and cached in memory, including the order of a preceding shuffle.
 
-        There is no cache in files: leave out `filename`.
+        Files are not supported: leave out `filename`.
 
         >>> seen = []
         >>> dataset = Dataset.range(2).map(lambda i: seen.append(i) or i).cache()
@@ -284,7 +283,7 @@ class Dataset(GivesSource, metaclass=Helpful):
         return self._then(steps.cached)
 
     def prefetch(self, buffer_size: Any, name: str | None = None) -> Dataset:
-        """A hint how many elements the threads of a `map` read ahead. A strategy reads ahead anyway.
+        """A hint for how many elements the threads of a `map` read ahead. Strategies always read ahead.
 
         >>> len(Dataset.range(3).prefetch(arguments.AUTOTUNE))
         3
@@ -292,7 +291,7 @@ class Dataset(GivesSource, metaclass=Helpful):
         size = arguments.as_number(buffer_size, "Dataset.prefetch(", least=-1)
         return self._then(steps.prefetched, max(size, 0))
 
-    # Other elements.
+    # Transformations of elements.
 
     def map(
         self,
@@ -303,7 +302,7 @@ class Dataset(GivesSource, metaclass=Helpful):
         use_unbounded_threadpool: bool = False,
         name: str | None = None,
     ) -> Dataset:
-        """A function of each element, called on the host with NumPy arrays.
+        """Apply a function to each element, on the host and with NumPy arrays.
 
         `map_func` gets an element, or the parts of a tuple as several arguments, and returns an element.
         Where elements are available by index, `num_parallel_calls` threads call it; elsewhere, and with
@@ -335,7 +334,7 @@ class Dataset(GivesSource, metaclass=Helpful):
         deterministic: bool | None = None,
         name: str | None = None,
     ) -> Dataset:
-        """Elements put together along a new first axis.
+        """Elements stacked along a new first axis.
 
         For `strategy.experimental_distribute_dataset`, `batch_size` is that of all replicas together. A
         smaller last batch is left out with `drop_remainder`. `num_parallel_calls` is as for `map`.
@@ -356,10 +355,10 @@ class Dataset(GivesSource, metaclass=Helpful):
         drop_remainder: bool = False,
         name: str | None = None,
     ) -> Dataset:
-        """Batches of elements of several sizes, padded to the largest in the batch or to `padded_shapes`.
+        """Batches of elements of different sizes, padded to the largest in the batch or to `padded_shapes`.
 
-        In shapes, None is the largest size. Both arguments for padding have one value for each array of an
-        element; `padding_values` can also be one for all, and is 0 or empty text by default.
+        In a shape, None means the largest size. Both padding arguments have the structure of an element;
+        `padding_values` can also be a single value, and is 0 or empty text by default.
 
         >>> dataset = Dataset.range(1, 4).map(lambda n: np.full(n, n))
         >>> next(iter(dataset.padded_batch(3))).tolist()
@@ -385,7 +384,7 @@ class Dataset(GivesSource, metaclass=Helpful):
         return self._then(steps.nested, inner, 1, 1, row, "UnbatchDataset")
 
     def flat_map(self, map_func: Callable[..., Any], name: str | None = None) -> Dataset:
-        """The elements of the datasets that a function makes of each element, one dataset after the other.
+        """The elements of the datasets that a function returns for each element, one after the other.
 
         >>> dataset = Dataset.range(1, 4).flat_map(lambda n: Dataset.range(n))
         >>> [int(i) for i in dataset]
@@ -402,7 +401,7 @@ class Dataset(GivesSource, metaclass=Helpful):
         deterministic: bool | None = None,
         name: str | None = None,
     ) -> Dataset:
-        """The elements of the datasets that a function makes of each element, several of them in turn.
+        """The elements of the datasets that a function returns for each element, several in turn.
 
         `cycle_length` datasets are open together, 16 by default and for AUTOTUNE, and each gives
         `block_length` elements before it is the next one's turn. All are read in one thread:
@@ -422,7 +421,7 @@ class Dataset(GivesSource, metaclass=Helpful):
         return self._then(steps.nested, inner, cycle, length, None, "InterleaveDataset")
 
     def apply(self, transformation_func: Callable[[Dataset], Any]) -> Any:
-        """What a function makes of the dataset: another one.
+        """The result of a function of the dataset, which must be a dataset.
 
         >>> len(Dataset.range(9).apply(lambda dataset: dataset.batch(3)))
         3
@@ -430,10 +429,10 @@ class Dataset(GivesSource, metaclass=Helpful):
         result = arguments.as_function(transformation_func, "Dataset.apply")(self)
         return _check_dataset(result, "Dataset.apply: the function")
 
-    # What is known about it.
+    # Properties.
 
     def with_options(self, options: Options, name: str | None = None) -> Dataset:
-        """The same dataset with those of `options` that are set.
+        """The same dataset with all options that are set in `options`.
 
         >>> options = Options()
         >>> options.deterministic = False
@@ -454,7 +453,7 @@ class Dataset(GivesSource, metaclass=Helpful):
 
     @functools.cached_property
     def element_spec(self) -> Any:
-        """The structure of an element. Where only a function can tell, the first element is made for it.
+        """The structure of an element. If only a function determines it, the first element is read.
 
         >>> Dataset.range(5).map(lambda i: {"x": i / 2}).batch(2).element_spec
         {'x': TensorSpec(shape=(None,), dtype=float64)}
@@ -465,11 +464,13 @@ class Dataset(GivesSource, metaclass=Helpful):
         iterator = open_iterator(self._node, self._options, 0)
         try:
             first = spec_of_element(next(iterator))
-        except AttributeError as error:  # which would pass for a dataset without this attribute
-            raise RuntimeError(f"The first element can't be made to find its spec: {error}") from error
+        except AttributeError as error:  # it would look as if the dataset had no `element_spec`
+            raise RuntimeError(
+                f"element_spec needs the first element, which can't be read: {error}"
+            ) from error
         except StopIteration:
             raise InputError(
-                f"The {self._node.name} has no elements, so it is not known what they look like."
+                f"element_spec needs the first element, but the {self._node.name} has no elements."
             ) from None
         finally:
             iterator.close()
@@ -482,7 +483,7 @@ class Dataset(GivesSource, metaclass=Helpful):
         return jax.tree.map(with_open_rows, first)
 
     def cardinality(self, name: str | None = None) -> int:
-        """How many elements; `tf.data.INFINITE_CARDINALITY` and `UNKNOWN_CARDINALITY` are negative.
+        """The number of elements; `tf.data.INFINITE_CARDINALITY` and `UNKNOWN_CARDINALITY` are negative.
 
         >>> Dataset.range(10).batch(4).cardinality()
         3
@@ -492,7 +493,7 @@ class Dataset(GivesSource, metaclass=Helpful):
         return self._node.cardinality
 
     def assert_cardinality(self, expected_cardinality: Any, name: str | None = None) -> Dataset:
-        """The same dataset with a known number of elements. Reading raises if it has another.
+        """The same dataset with a known number of elements. Reading raises an error if it is wrong.
 
         >>> len(Dataset.range(6).filter(lambda i: i % 2 == 0).assert_cardinality(3))
         3
@@ -503,7 +504,7 @@ class Dataset(GivesSource, metaclass=Helpful):
     def __len__(self) -> int:
         count = self.cardinality()
         if count == INFINITE_CARDINALITY:
-            raise TypeError("The dataset is endless and has no length; `take` elements first.")
+            raise TypeError("The dataset is endless and has no length; use `take` first.")
         if count == UNKNOWN_CARDINALITY:
             raise TypeError(
                 "The length of the dataset is not known before it is read. If you know it, use "
@@ -523,7 +524,7 @@ class Dataset(GivesSource, metaclass=Helpful):
     def __getattr__(self, name: str) -> NoReturn:
         raise of_dataset(name)
 
-    # Reading it.
+    # Reading.
 
     def __iter__(self) -> DatasetIterator:
         return self._iterate(as_numpy=False)
@@ -533,7 +534,7 @@ class Dataset(GivesSource, metaclass=Helpful):
         return DatasetIterator(iterator, lambda: self.element_spec, as_numpy=as_numpy)
 
     def as_numpy_iterator(self) -> DatasetIterator:
-        """One pass whose elements are NumPy arrays, where `iter(dataset)` gives JAX arrays.
+        """One pass over the elements as NumPy arrays; `iter(dataset)` gives JAX arrays.
 
         >>> list(Dataset.from_tensor_slices(["a", "b"]).as_numpy_iterator())
         [b'a', b'b']
@@ -557,7 +558,7 @@ class Dataset(GivesSource, metaclass=Helpful):
         return state
 
     def source(self) -> Source:
-        """What a strategy reads.
+        """The source that a strategy reads.
 
         >>> Dataset.range(8).batch(4).source().batch_size
         4
@@ -573,6 +574,6 @@ def _check_dataset(dataset: Any, call: str) -> Any:
 
 
 def _inner(function: Callable[..., Any], call: str) -> Callable[[Any], Node]:
-    """A function that makes the node of a dataset from an element."""
+    """A function that maps an element to the node of a dataset."""
     make = guarded(arguments.as_function(function, call), call)
     return lambda element: _check_dataset(make(element), f"{call}: the function")._node

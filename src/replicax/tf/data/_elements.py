@@ -1,4 +1,4 @@
-"""Elements: what a dataset gives one after the other, on the host.
+"""Elements of a dataset, on the host.
 
 An element is a structure (tuples, dicts, named tuples) of NumPy arrays, NumPy scalars and `bytes`. What
 users pass or return is converted to that form here: a Python list is one array, Python numbers are 32 bits
@@ -22,7 +22,7 @@ _TEXT = np.dtype(object)
 
 
 def to_element(value: Any, what: str) -> Any:
-    """`value`, which `what` (a call in the user's words) got, as an element."""
+    """`value` as an element; `what` describes its origin in errors."""
     is_leaf = lambda part: part is None or isinstance(part, list)  # noqa: E731
     return jax.tree.map(lambda leaf: _to_leaf(leaf, what), value, is_leaf=is_leaf)
 
@@ -45,12 +45,12 @@ def _to_leaf(value: Any, what: str) -> Any:
 
 
 def _of_python(value: Any, what: str) -> np.ndarray:
-    """Python numbers and lists, as TensorFlow would take them: 32 bits wide where that is enough."""
+    """Python numbers and lists as TensorFlow converts them: to 32 bits where that is enough."""
     first = value
     while isinstance(first, list | tuple) and first:
         first = first[0]
     try:
-        # As text, NumPy would cut off zero bytes at the end.
+        # NumPy's own text dtypes would cut off trailing zero bytes.
         array = np.asarray(value, _TEXT if isinstance(first, str | bytes) else None)
     except (ValueError, TypeError) as error:
         raise InputError(
@@ -99,7 +99,7 @@ def spec_of_element(element: Any) -> Any:
 
 
 def frozen(element: Any) -> Any:
-    """`element` with arrays that can't be written to, for those that are given out more than once."""
+    """`element` with read-only arrays, for elements that are given out more than once."""
 
     def read_only(leaf: Any) -> Any:
         if not isinstance(leaf, np.ndarray):
@@ -112,14 +112,14 @@ def frozen(element: Any) -> Any:
 
 
 def stack(elements: Sequence[Any]) -> Any:
-    """A batch of `elements`. Grain's own would widen dtypes and cut off zero bytes of text."""
+    """A batch of `elements`. Grain's own function would widen dtypes and cut off zero bytes of text."""
     try:
         return jax.tree.map(lambda *leaves: _stack_leaves(leaves), *elements)
     except InputError:
         raise
     except ValueError as error:
         raise InputError(
-            f"{len(elements)} elements can't be put into one batch, since they differ in structure: {error}"
+            f"{len(elements)} elements can't be put into one batch: their structures differ: {error}"
         ) from None
 
 
@@ -129,18 +129,18 @@ def _stack_leaves(leaves: tuple[Any, ...]) -> np.ndarray:
         if leaf_dtype(leaf) != dtype:
             names = " and ".join(sorted([str(dtype), str(leaf_dtype(leaf))]))
             raise InputError(
-                f"Elements of dtypes {names} can't be put into one batch; give them one dtype in a `map`."
+                f"Elements of dtypes {names} can't be put into one batch; use `map` to give them one dtype."
             )
         if np.shape(leaf) != shape:
             raise InputError(
                 f"Elements of shapes {shape} and {np.shape(leaf)} can't be put into one batch. Use "
-                "`padded_batch`, or give them one shape in a `map`."
+                "`padded_batch`, or use `map` to give them one shape."
             )
     return np.stack([np.asarray(leaf, dtype) for leaf in leaves])
 
 
 def guarded(function: Callable[..., Any], what: str) -> Callable[[Any], Any]:
-    """`function` of an element, or of the parts of a tuple; its StopIteration does not end the data."""
+    """`function` of an element, or of the parts of a tuple; a StopIteration in it does not end the data."""
 
     def call(element: Any) -> Any:
         try:

@@ -1,8 +1,8 @@
 """The steps of a dataset as Grain pipelines. This module is imported when the first dataset is opened.
 
 Where elements are available by index (`grain.MapDataset`), an index beyond the length belongs to a later
-epoch, as everywhere in Grain. Three iterators are our own, because Grain has nothing for them: a Python
-generator, the records of a file with its checksums, and datasets inside of datasets.
+epoch, as everywhere in Grain. Grain has no equivalent of three iterators: over a Python generator, over the
+records of a file with checksums, and over datasets inside datasets.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ __all__ = ["ENDLESS", "as_stream", "chain", "concatenate", "is_by_index", "itera
 __all__ += ["records", "replayed", "rows", "rows_of_epochs", "shuffle", "side_by_side", "sliced"]
 
 ENDLESS = sys.maxsize
-"""Grain's length of a dataset without end."""
+"""The length of an endless dataset in Grain."""
 
-# `filter` may drop as much as it likes, and `shard` is a filter; Grain would warn if that is most elements.
+# A `filter` may drop most elements, and `shard` is a filter; by default Grain would warn about that.
 _QUIET = grain.experimental.DatasetOptions(filter_warn_threshold_ratio=None)
 
 
@@ -45,7 +45,7 @@ def is_by_index(*datasets: Any) -> bool:
 
 
 def as_stream(dataset: Any, opening: Opening) -> Any:
-    """`dataset` as one that gives its elements one after the other."""
+    """`dataset` as a `grain.IterDataset`."""
     if not is_by_index(dataset):
         return dataset
     buffer_size = max(opening.buffer_size, opening.num_threads) if opening.num_threads else 0
@@ -55,7 +55,7 @@ def as_stream(dataset: Any, opening: Opening) -> Any:
 def iterate(dataset: Any, opening: Opening) -> Any:
     """An iterator over `dataset`."""
     opened = grain.experimental.WithOptionsIterDataset(as_stream(dataset, opening), _QUIET)
-    # Otherwise Grain would write into every error that it has shortened the traceback.
+    # Otherwise Grain would shorten the traceback of every error, and add a note about it.
     opened.has_child = True
     return opened.__iter__()
 
@@ -78,7 +78,7 @@ def sliced(dataset: Any, chosen: slice) -> Any:
 
 
 def side_by_side(datasets: Sequence[Any], opening: Opening) -> Any:
-    """Tuples of the elements of several datasets, as long as all have some."""
+    """Tuples of the elements of several datasets, up to the end of the shortest."""
     if is_by_index(*datasets):
         shortest = min(map(len, datasets))
         cut = [each if len(each) == shortest else limit(each, shortest) for each in datasets]
@@ -95,10 +95,10 @@ def concatenate(datasets: Sequence[Any], opening: Opening) -> Any:
 
 
 def shuffle(dataset: Any, window: int, seed: int, epoch: int, reshuffle: bool) -> Any:
-    """Elements in a random order within windows; every epoch has its own order if `reshuffle` is set.
+    """Elements in a random order within windows; each epoch has its own order if `reshuffle` is set.
 
-    To draw an index, Grain walks through a permutation of at least 2**16 numbers, which takes a hundred
-    times as long as this for a window of 1,000. It is used where all elements are shuffled together.
+    Grain's window shuffles are not used: they draw an index by walking through a permutation of at least
+    2**16 numbers, which takes a hundred times as long for a window of 1,000.
     """
 
     @functools.lru_cache(maxsize=16)  # threads that read ahead are in neighbouring windows
@@ -124,18 +124,18 @@ def shuffle(dataset: Any, window: int, seed: int, epoch: int, reshuffle: bool) -
 
 
 def replayed(begin: Callable[[], Iterator[Any]], make: Callable[[int, Any], Any], what: str) -> Any:
-    """What `make` makes of the number and the value of what a Python iterator gives.
+    """The elements of a Python iterator.
 
     Args:
-        begin: begins the iteration; it must give the same again.
-        make: makes an element.
-        what: what the iterator is called in errors.
+        begin: starts the iterator, which must give the same values each time.
+        make: makes an element from its number and a value.
+        what: the name of the iterator in errors.
     """
     return _Stream((), lambda: _ReplayedIterator(begin, make, what))
 
 
 def records(begin: Callable[[], BinaryIO], read: Callable[[BinaryIO], bytes | None]) -> Any:
-    """The records of the file that `begin` opens; `read` reads the next one, and gives None at the end."""
+    """The records of the file that `begin` opens; `read` returns the next one, or None at the end."""
     return _Stream((), lambda: _RecordIterator(begin, read))
 
 
@@ -152,14 +152,14 @@ def nested(
     block_length: int = 1,
     until_empty: bool = False,
 ) -> Any:
-    """The elements of what each element of a stream opens, `cycle_length` of those in turn.
+    """The elements of the iterators that `begin` opens for each element of a stream.
 
     Args:
-        parent: what to open.
-        begin: makes an iterator of an element and its number.
-        cycle_length: how many are open together.
-        block_length: how many elements one gives before it is the next one's turn.
-        until_empty: whether to stop at the first one that is empty.
+        parent: the stream.
+        begin: opens an iterator, given an element and its number.
+        cycle_length: how many iterators are open at a time; they take turns.
+        block_length: how many elements one gives before the next one's turn.
+        until_empty: stop at the first iterator that is empty.
     """
     return _Stream(
         (parent,), lambda opened: _NestedIterator(opened, begin, cycle_length, block_length, until_empty)
@@ -168,7 +168,7 @@ def nested(
 
 @final
 class _Rows(grain.MapDataset):
-    """Elements that a function gives. `grain.MapDataset.range(length).map(get)` would be 3x slower."""
+    """Elements computed by a function. `grain.MapDataset.range(length).map(get)` is three times as slow."""
 
     def __init__(self, length: int, get: Callable[[int, int], Any]) -> None:
         super().__init__()
@@ -196,7 +196,7 @@ _State = dict[str, Any]
 
 @final
 class _ReplayedIterator(grain.DatasetIterator):
-    """Elements of a Python iterator; it gets to a position by reading up to it."""
+    """Elements of a Python iterator. To restore a position, it is read up to there."""
 
     def __init__(
         self, begin: Callable[[], Iterator[Any]], make: Callable[[int, Any], Any], what: str
@@ -221,12 +221,12 @@ class _ReplayedIterator(grain.DatasetIterator):
         found = sum(1 for _ in itertools.islice(self._iterator, self._count))
         if found < self._count:
             raise InputError(
-                f"The position is after {self._count} elements of {self._what}, which now gives only "
-                f"{found}. It must give the same elements again."
+                f"The position is after {self._count} elements of {self._what}, which now has only "
+                f"{found}. It must give the same elements each time."
             )
 
     def _stop(self) -> None:
-        # A generator runs its `finally` blocks; other iterators need not have this method.
+        # Only generators have `close`, which runs their `finally` blocks.
         getattr(self._iterator, "close", lambda: None)()
 
     def close(self) -> None:
@@ -236,7 +236,7 @@ class _ReplayedIterator(grain.DatasetIterator):
 
 @final
 class _RecordIterator(grain.DatasetIterator):
-    """Records of a file. Grain's `TFRecordIterDataset` neither checks checksums nor decompresses."""
+    """Records of a file. Grain's `TFRecordIterDataset` neither verifies checksums nor decompresses."""
 
     def __init__(self, begin: Callable[[], BinaryIO], read: Callable[[BinaryIO], bytes | None]) -> None:
         self._file: Any = None
@@ -263,11 +263,11 @@ class _RecordIterator(grain.DatasetIterator):
 
 @final
 class _NestedIterator(grain.DatasetIterator):
-    """Datasets inside of datasets.
+    """Datasets inside datasets.
 
-    Grain's `InterleaveIterDataset` needs to know how many there are, always gives one element at a time of
-    each, and opens them ahead of time; `FlatMapIterDataset` takes lists. Slots hold what is open: the
-    parent's state before the element, its number, and the iterator.
+    Grain's `InterleaveIterDataset` must know the number of datasets, has no `block_length` and opens
+    datasets ahead of time; `FlatMapIterDataset` takes lists. For each open iterator, a slot holds the
+    parent's state before its element, the number of the element, and the iterator.
     """
 
     def __init__(

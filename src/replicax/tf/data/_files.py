@@ -1,4 +1,4 @@
-"""Datasets of what is in files: `TFRecordDataset` and `TextLineDataset`."""
+"""Datasets of the contents of files: `TFRecordDataset` and `TextLineDataset`."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class _FileDataset(Dataset):
 
 @final
 class TFRecordDataset(_FileDataset):
-    """The records of TFRecord files, as bytes. Each is checked against its checksum.
+    """The records of TFRecord files, as bytes. Checksums are verified.
 
     Several pipelines share out the files (`AutoShardPolicy.FILE`, and AUTO if there are enough).
 
@@ -86,7 +86,7 @@ class TFRecordDataset(_FileDataset):
 
 @final
 class TextLineDataset(_FileDataset):
-    r"""The lines of text files, as bytes without the end of the line; arguments as of `TFRecordDataset`.
+    r"""The lines of text files, as bytes without line ends. The arguments are those of `TFRecordDataset`.
 
     Raises:
         MissingFilesError: a file does not exist.
@@ -106,7 +106,7 @@ class TextLineDataset(_FileDataset):
 
 
 def _names(filenames: Any, call: str) -> tuple[Node, Any]:
-    """The node of the names of files, and the options that come with a dataset of names."""
+    """The node of the file names, and the options if they are a dataset."""
     if isinstance(filenames, Dataset):
         return filenames._node, filenames._options
     paths = arguments.as_paths(filenames, call)

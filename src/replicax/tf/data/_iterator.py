@@ -16,7 +16,7 @@ __all__ = ["DatasetIterator"]
 
 @final
 class DatasetIterator(Iterator[Any]):
-    """One pass over a dataset; made by `iter(dataset)`.
+    """One pass over a dataset; created by `iter(dataset)`.
 
     >>> from replicax import tf
     >>> with iter(tf.data.Dataset.range(3)) as iterator:
@@ -43,11 +43,11 @@ class DatasetIterator(Iterator[Any]):
 
     @property
     def element_spec(self) -> Any:
-        """The dataset's."""
+        """The `element_spec` of the dataset."""
         return self._element_spec()
 
     def close(self) -> None:
-        """Release files and threads. So does leaving a `with` block, or dropping the iterator."""
+        """Release files and threads. Leaving a `with` block or deleting the iterator does the same."""
         self._closed = True
         self._iterator.close()
 
@@ -59,6 +59,6 @@ class DatasetIterator(Iterator[Any]):
 
 
 def _to_device(leaf: Any) -> Any:
-    """Numbers as a JAX array; text stays as it is."""
+    """Numbers as a JAX array; text unchanged."""
     numbers = isinstance(leaf, np.ndarray | np.generic) and leaf.dtype.kind not in "OSU"
     return jnp.asarray(leaf, jax.dtypes.canonicalize_dtype(leaf.dtype)) if numbers else leaf

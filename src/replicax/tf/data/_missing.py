@@ -9,15 +9,12 @@ from replicax.tf._missing import WRITE_RECORDS
 
 __all__ = ["OF_DATA", "OF_EXPERIMENTAL", "Helpful", "of_dataset"]
 
-# A strategy also distributes datasets of the real tf.data, which has everything.
-_TENSORFLOW = (
-    "TensorFlow's own `tf.data`, if it is installed: a strategy distributes its datasets as they are"
-)
+_TENSORFLOW = "TensorFlow's own `tf.data` if it is installed, whose datasets strategies distribute too"
 _GENERATOR = f"`from_generator` with a generator that does it, or {_TENSORFLOW}"
-_MIX = "`grain.MapDataset.mix`, whose result a strategy distributes as it is"
+_MIX = "`grain.MapDataset.mix`: strategies distribute Grain's datasets too"
 _NOT_SERIALISED = "nothing: datasets are not serialised"
 
-# Methods of a dataset, most of which are also functions in `experimental`.
+# Methods of a dataset; most are also functions in `experimental`.
 _METHODS = {
     **dict.fromkeys(
         ["bucket_by_sequence_length", "group_by_window", "scan", "take_while", "unique"], _GENERATOR

@@ -1,8 +1,8 @@
-"""A node: one step of a dataset, described.
+"""A node: the description of one step of a dataset.
 
 A `Dataset` holds the last node of a chain. Nodes are immutable, and nothing is read until one is built for
-a certain epoch. That gives a Grain pipeline: a `MapDataset` as long as elements are available by index, and
-an `IterDataset` (a stream) after that. Epochs are counted over all passes, so that looping twice over a
+an epoch. That makes a Grain pipeline: a `MapDataset` as long as elements are available by index, and an
+`IterDataset` (a stream) after that. Epochs are counted over all passes, so that looping twice over a
 dataset gives the same elements as looping once over `dataset.repeat(2)`.
 """
 
@@ -38,11 +38,11 @@ class Node:
     """One step of a dataset.
 
     Args:
-        name: what the dataset is called when it is printed.
+        name: the name of the dataset when it is printed.
         parents: the nodes that it reads.
         make: makes the Grain dataset of a node that is not known to be empty.
         cardinality: how many elements one pass gives.
-        spec: what an element looks like; None if only reading one can tell.
+        spec: the spec of an element; None if it is not known before one is read.
         batch_size: how many rows a full element has, if that is known.
         open_rows: the number of rows in a full batch, if the last batch may have fewer.
         num_parallel_calls: how many threads this step or one before it asks for.
@@ -76,7 +76,7 @@ class Node:
 
 
 def step(function: Callable[..., Node]) -> Callable[..., Node]:
-    """A function that makes a node of nodes, its first arguments, and can do so again with others."""
+    """Decorate a function of nodes and other arguments that makes a node: sets its `with_parents`."""
 
     @functools.wraps(function)
     def make(*arguments: Any, **options: Any) -> Node:
@@ -117,7 +117,7 @@ def least(*cardinalities: int) -> int:
 
 
 def total(*cardinalities: int) -> int:
-    """The cardinality of datasets one after the other."""
+    """The cardinality of concatenated datasets."""
     if INFINITE_CARDINALITY in cardinalities:
         return INFINITE_CARDINALITY
     return UNKNOWN_CARDINALITY if UNKNOWN_CARDINALITY in cardinalities else sum(cardinalities)

@@ -1,9 +1,9 @@
-"""`tf.data.Options` and its groups: what is honoured, what is a hint, and what is refused by name.
+"""`tf.data.Options` and its groups: honoured options, hints, and options that are refused by name.
 
-Honoured: `experimental_distribute.auto_shard_policy`, `deterministic` (elements always come in one order,
-so both answers hold) and `threading.private_threadpool_size`. Hints, which change no element and have no
-effect: the other options of `threading`, those of `autotune` and `experimental_optimization`,
-`experimental_slack` and `experimental_warm_start`.
+Honoured: `experimental_distribute.auto_shard_policy`, `deterministic` (the order of elements is always
+deterministic) and `threading.private_threadpool_size`. Hints, which change no element and have no effect:
+the other options of `threading`, those of `autotune` and `experimental_optimization`, `experimental_slack`
+and `experimental_warm_start`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _policy(value: Any) -> AutoShardPolicy:
 
 
 class _Group:
-    """Options that can be set as attributes; those that were not are None."""
+    """Options that are set as attributes; None if they are not set."""
 
     _CHECKS: ClassVar[dict[str, Callable[..., Any]]]
     _REFUSED: ClassVar[dict[str, str]] = {}
@@ -112,7 +112,7 @@ class DistributeOptions(_Group):
 
 @final
 class ThreadingOptions(_Group):
-    """How many threads there are for `num_parallel_calls`: `private_threadpool_size`; 0 chooses."""
+    """`private_threadpool_size`: the number of threads for `num_parallel_calls`; 0 is automatic."""
 
     private_threadpool_size: Any
     _CHECKS: ClassVar = {"private_threadpool_size": _number, "max_intra_op_parallelism": _number}
@@ -120,7 +120,7 @@ class ThreadingOptions(_Group):
 
 @final
 class AutotuneOptions(_Group):
-    """Hints for a tuner, which does not exist here; they have no effect."""
+    """Hints for a tuner. There is none here, so they have no effect."""
 
     enabled: Any
     _CHECKS: ClassVar = {
@@ -139,7 +139,7 @@ _OPTIMIZATIONS = """
 
 @final
 class OptimizationOptions(_Group):
-    """Hints for rewriting a pipeline, which is not done here; they have no effect."""
+    """Hints for rewriting a pipeline. Pipelines are not rewritten here, so they have no effect."""
 
     _CHECKS: ClassVar = dict.fromkeys(_OPTIMIZATIONS.split(), _flag)
 
@@ -152,9 +152,9 @@ def _always(value: Any) -> bool:
 
 @final
 class Options(_Group):
-    """Options of a dataset, given with `Dataset.with_options` and inherited by what is made of it.
+    """Options of a dataset, set by `Dataset.with_options` and inherited by datasets made from it.
 
-    Options that are not known, or have no meaning here, raise when they are set. `experimental_distribute`,
+    Setting an option that is unknown or has no meaning here raises an error. `experimental_distribute`,
     `threading`, `autotune` and `experimental_optimization` are groups of options.
 
     >>> from replicax import tf

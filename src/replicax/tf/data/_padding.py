@@ -1,4 +1,4 @@
-"""Batches of elements of several sizes, for `Dataset.padded_batch`."""
+"""Batches of elements of different sizes, for `Dataset.padded_batch`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def pad_and_stack(elements: Sequence[Any], *, shapes: Any, values: Any) -> Any:
 
 
 def padded_spec(spec: Any, *, shapes: Any) -> Any:
-    """What a row of a padded batch looks like."""
+    """The spec of a row of a padded batch."""
     treedef = jax.tree.structure(spec)
     specs = []
     for leaf, wanted in zip(jax.tree.leaves(spec), _up_to(treedef, shapes, "padded_shapes"), strict=True):
@@ -37,20 +37,20 @@ def padded_spec(spec: Any, *, shapes: Any) -> Any:
 
 
 def _up_to(treedef: Any, structure: Any, argument: str) -> list[Any]:
-    """The parts of an argument, one for each array of an element."""
+    """The leaves of an argument, one for each array of an element."""
     if structure is None:
         return [None] * treedef.num_leaves
     try:
         return treedef.flatten_up_to(structure)
     except ValueError as error:
         raise InputError(
-            f"Dataset.padded_batch({argument}={structure!r}) has another structure than the elements, "
-            f"which are {treedef}: {error}"
+            f"Dataset.padded_batch({argument}={structure!r}) must have the structure of the elements, "
+            f"{treedef}: {error}"
         ) from None
 
 
 def _padded(leaves: tuple[Any, ...], wanted: Any, fill: Any) -> np.ndarray:
-    """Arrays with the same number of axes in one array, padded to the largest or to the sizes `wanted`."""
+    """A batch of arrays, padded to the largest or to the sizes `wanted`."""
     arrays = [np.asarray(leaf, leaf_dtype(leaf)) for leaf in leaves]
     kinds = {(array.ndim, array.dtype) for array in arrays}
     if len(kinds) > 1:
@@ -76,6 +76,6 @@ def _full_shape(wanted: Any, sizes: list[int]) -> list[int]:
     if len(wanted) != len(sizes) or any(want < size for want, size in zip(full, sizes, strict=True)):
         raise InputError(
             f"Dataset.padded_batch(padded_shapes=...) asks for the shape {tuple(wanted)}, but there are "
-            f"elements with sizes up to {tuple(sizes)}. Pass None for a size to make it the largest."
+            f"elements with sizes up to {tuple(sizes)}. Pass None to pad to the largest size."
         )
     return full

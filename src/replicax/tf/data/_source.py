@@ -27,7 +27,7 @@ def open_iterator(node: Node, options: Options, number: int) -> Any:
 
 @final
 class DatasetSource(Source):
-    """What a strategy reads of a `Dataset`."""
+    """The source that a strategy reads for a `Dataset`."""
 
     kind = "tf.data"
 
@@ -45,7 +45,7 @@ class DatasetSource(Source):
         return self._node.cardinality
 
     def open(self, number: int) -> Reader:
-        """Begin a pass, with its own orders of shuffled elements."""
+        """Start a pass, which has its own order of shuffled elements."""
         return _DatasetReader(open_iterator(self._node, self._options, number))
 
     def spec(self) -> Any:
@@ -68,12 +68,12 @@ _COUNTING = {
 
 
 def _of_files(node: Node, num_shards: int, index: int, before: int) -> tuple[Node, int]:
-    """`node` with every `num_shards`-th file, and the number of files up to here, counted from `before`."""
+    """`node` with every `num_shards`-th file, and `before` plus the number of files in `node`."""
     if node.paths:
         own = node.paths[(index - before) % num_shards :: num_shards]
         return file_names(own), before + len(node.paths)
     if node.with_parents is None:
-        raise NoFiles(f"it reads not only files but a {node.name}")
+        raise NoFiles(f"it also reads a {node.name}, which has no files")
     if node.name in _COUNTING:
         raise NoFiles(f"`{_COUNTING[node.name]}` counts the elements of all files")
     parents = []

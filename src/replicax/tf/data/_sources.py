@@ -1,4 +1,4 @@
-"""Nodes that elements come from: arrays, numbers, generators, the names of files."""
+"""Nodes without parents: arrays, numbers, generators, file names."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["file_names", "generated", "numbers", "slices", "tensors"]
 
 
 def slices(tensors: Any, what: str) -> Node:
-    """The rows of arrays; `what` is the call in the user's words."""
+    """The rows of arrays; `what` names the call in errors."""
     arrays = frozen(to_element(tensors, what))
     leaves = [
         (f"tensors{jax.tree_util.keystr(path)}", leaf)
@@ -51,7 +51,7 @@ def tensors(element: Any, what: str) -> Node:
 
 
 def numbers(start: int, step: int, count: int | None, dtype: np.dtype) -> Node:
-    """Numbers at equal distances; without end if there is no `count`."""
+    """`count` equally spaced numbers; endless if it is None."""
 
     def make(_: Any) -> Any:
         length = engine().ENDLESS if count is None else count
@@ -73,7 +73,7 @@ def file_names(paths: tuple[str, ...]) -> Node:
 def generated(
     generator: Callable[..., Iterable[Any]], args: tuple[Any, ...], dtypes: Any, shapes: Any
 ) -> Node:
-    """What a generator yields, checked against the dtypes and shapes that were declared."""
+    """The elements that a generator yields, checked against the declared dtypes and shapes."""
     treedef = jax.tree.structure(dtypes)
     wanted = list(zip(treedef.flatten_up_to(dtypes), treedef.flatten_up_to(shapes), strict=True))
     spec = None
@@ -86,11 +86,11 @@ def generated(
         element = to_element(value, f"The generator given to Dataset.from_generator (element {number})")
         if jax.tree.structure(element) != treedef:
             raise InputError(
-                f"Element {number} of the generator given to Dataset.from_generator has another structure "
-                f"than its signature says: {jax.tree.structure(element)} instead of {treedef}."
+                f"Element {number} of the generator given to Dataset.from_generator has the structure "
+                f"{jax.tree.structure(element)}, but its signature has {treedef}."
             )
         leaves = zip(jax.tree.leaves(element), wanted, strict=True)
-        return treedef.unflatten([_fitted(leaf, *said, number) for leaf, said in leaves])
+        return treedef.unflatten([_fitted(leaf, *declared, number) for leaf, declared in leaves])
 
     def make(_: Any) -> Any:
         what = "the generator given to Dataset.from_generator"
@@ -100,7 +100,7 @@ def generated(
 
 
 def _fitted(leaf: Any, dtype: np.dtype, shape: tuple[int | None, ...] | None, number: int) -> Any:
-    """A part of an element with the declared dtype; raises if it has another kind or shape."""
+    """A leaf of an element with the declared dtype; raises an error if it does not fit."""
     have, got = leaf_dtype(leaf), np.shape(leaf)
     fits = have == dtype if "O" in (have.kind, dtype.kind) else np.can_cast(have, dtype, "same_kind")
     if shape is not None:
@@ -109,6 +109,6 @@ def _fitted(leaf: Any, dtype: np.dtype, shape: tuple[int | None, ...] | None, nu
         wanted = f"dtype {dtype}" if shape is None else f"shape {shape} and dtype {dtype}"
         raise InputError(
             f"Element {number} of the generator given to Dataset.from_generator has shape {got} and dtype "
-            f"{have}, but its signature says {wanted}. Change the one or the other."
+            f"{have}, but its signature says {wanted}. Change one of them."
         )
     return leaf if have == dtype else np.asarray(leaf).astype(dtype)[()]

@@ -1,6 +1,6 @@
-"""What each transformation of a dataset is: its Grain pipeline, and what is known of its elements.
+"""The transformations of a dataset: their Grain pipelines, and the properties of their elements.
 
-Every function takes nodes first, then the arguments of the step, and makes a node.
+Each function takes nodes first, then the arguments of the step, and returns a node.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from replicax.values import TensorSpec
 __all__ = ["batched", "cached", "concatenated", "counted", "filtered", "mapped", "nested", "prefetched"]
 __all__ += ["repeated", "shuffled", "sliced", "taken", "zipped"]
 
-# How many epochs or inner datasets of one pass are numbered before those of the next pass.
+# The distance between the numbers of epochs, or of inner datasets, of two passes.
 _MANY = 1_000_003
 
 
@@ -72,7 +72,7 @@ def _first(node: Node, count: int, opening: Opening) -> Any:
     if node.cardinality != INFINITE_CARDINALITY or not engine().is_by_index(dataset):
         return engine().limit(dataset, count)
 
-    # In a slice of an endless dataset, Grain's second epoch would begin after 2**63 - 1 elements.
+    # In a slice of an endless dataset, the second epoch would start 2**63 - 1 elements later.
     @functools.lru_cache(maxsize=4)
     def of_epoch(epoch: int) -> Any:
         return node.build(opening.at(opening.epoch + epoch))
@@ -98,12 +98,12 @@ def prefetched(parent: Node, buffer_size: int) -> Node:
 
 @step
 def cached(parent: Node) -> Node:
-    """Elements cached in memory for all passes; Grain's `CacheIterDataset` does so for one iterator."""
+    """Elements cached in memory for all passes; Grain's `CacheIterDataset` is for one iterator."""
     by_index: dict[int, Any] = {}
     complete: list[list[Any]] = []
 
     def make(opening: Opening) -> Any:
-        # The order of a shuffle before the cache is cached too: always that of the first epoch.
+        # The order of a preceding shuffle is cached too: it is always that of the first epoch.
         dataset = parent.build(opening.at(0))
         if not engine().is_by_index(dataset):
             return engine().replayed(lambda: read(dataset, opening), lambda _, x: x, "a cached dataset")
@@ -134,7 +134,7 @@ _END = object()
 
 @step
 def counted(parent: Node, asserted: int) -> Node:
-    """Elements that are counted; reading raises if there are not as many as was asserted."""
+    """Elements that are counted; reading raises an error if the number is not as asserted."""
 
     def check(number: int, element: Any) -> Any:
         if element is _END:
@@ -143,7 +143,9 @@ def counted(parent: Node, asserted: int) -> Node:
             wrong, but = 0 <= asserted <= number, "has more"
         if wrong:
             wanted = "infinitely many" if asserted == INFINITE_CARDINALITY else asserted
-            raise InputError(f"assert_cardinality said that a dataset has {wanted} elements, but it {but}.")
+            raise InputError(
+                f"assert_cardinality: the dataset should have {wanted} elements, but it {but}."
+            )
         return element
 
     def make(opening: Opening) -> Any:
@@ -172,7 +174,7 @@ def concatenated(first: Node, second: Node) -> Node:
 
 
 def _in_common(first: Any, second: Any) -> Any:
-    """The spec of elements of both; raises `TypeError` if they are not of the same kind."""
+    """The spec of the elements of both; raises `TypeError` if the dtypes or structures differ."""
     if first is None or second is None:
         return None
     pairs = zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=False)
@@ -181,7 +183,7 @@ def _in_common(first: Any, second: Any) -> Any:
     ):
         raise TypeError(
             f"Dataset.concatenate takes datasets with elements of the same kind, got {first} and {second}. "
-            "Use `map` to make them alike."
+            "Use `map` to convert them."
         )
 
     def leaf(a: TensorSpec, b: TensorSpec) -> TensorSpec:
@@ -229,7 +231,7 @@ def mapped(parent: Node, function: Callable[..., Any], num_parallel_calls: int) 
 
     def apply(element: Any) -> Any:
         result = call(element)
-        # A list on the outside is several results; further inside it is an array.
+        # A list is a tuple of results here, and an array inside other structures.
         result = tuple(result) if isinstance(result, list) else result
         return to_element(result, "What the function given to Dataset.map returned")
 
@@ -271,13 +273,13 @@ def batched(
     row_spec: Callable[[Any], Any] = lambda spec: spec,
     name: str = "BatchDataset",
 ) -> Node:
-    """Elements put together by `join`; `row_spec` makes the spec of a row from that of an element."""
+    """Elements combined by `join`; `row_spec` maps the spec of an element to that of a row."""
     once, rows = parent.cardinality, _rows_below(parent) if join is stack else None
     elements = parent if rows is None else _indices(parent)
 
     def make(opening: Opening) -> Any:
-        # An endless dataset has no remainder, and Grain's sum for its length would overflow. To the errors
-        # of a `batch_fn`, Grain would add a note about filters.
+        # An endless dataset has no remainder, and Grain would compute its length with an overflow. `join`
+        # is not the `batch_fn`, because Grain would add a note about filters to its errors.
         drop = drop_remainder or once == INFINITE_CARDINALITY
         lists = elements.build(opening).batch(size, drop_remainder=drop, batch_fn=list)
         return lists.map(join if rows is None else lambda indices, rows=rows: rows(np.asarray(indices)))
@@ -307,14 +309,14 @@ _ONLY_ORDER = {
 
 
 def _rows_below(node: Node) -> Callable[[Any], Any] | None:
-    """The rows of arrays that `node` gives, in whatever order; None if it does something else."""
+    """The `rows` of the arrays that `node` only reorders; None if it does something else."""
     while node.name in _ONLY_ORDER:
         (node,) = node.parents
     return node.rows
 
 
 def _indices(node: Node) -> Node:
-    """`node` with the indices of rows in place of rows, which are taken all at once for a batch."""
+    """`node` with row indices instead of rows, so that a batch is one indexing operation."""
     if node.rows is not None:
         return Node("RangeDataset", (), lambda _: engine().rows(node.cardinality, int), node.cardinality)
     assert node.with_parents is not None
@@ -330,7 +332,7 @@ def nested(
     spec: Any = None,
     name: str = "FlatMapDataset",
 ) -> Node:
-    """The elements of the nodes that `inner` makes of elements; their `spec`, if it is known."""
+    """The elements of the nodes that `inner` returns for each element; `spec` is theirs, if known."""
 
     def make(opening: Opening) -> Any:
         def begin(element: Any, number: int) -> Any:

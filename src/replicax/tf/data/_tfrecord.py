@@ -38,10 +38,10 @@ def read_record(file: BinaryIO) -> bytes | None:
 
 
 def _read(file: BinaryIO, size: int, start: int, at_end: bool = True) -> bytes:
-    """`size` bytes, or none at all if the file may be `at_end` here."""
+    """`size` bytes, or none if the file may end here (`at_end`)."""
     try:
         data = file.read(size)
-    except EOFError as error:  # a compressed file that ends too soon
+    except EOFError as error:  # in a truncated compressed file
         raise InputError(f"{_name(file)} is truncated: {error}") from error
     except OSError as error:
         raise InputError(
@@ -60,7 +60,7 @@ def _name(file: BinaryIO) -> str:
 
 
 def masked_crc32c(data: bytes) -> int:
-    """The checksum of `data` in the form that TFRecord files have it."""
+    """The checksum of `data` as in TFRecord files."""
     try:
         import google_crc32c
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""`tf.data.experimental`: the parts of it that have a meaning here."""
+"""`tf.data.experimental`: the parts that have a meaning here."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __getattr__ = refuse("tf.data.experimental", OF_EXPERIMENTAL)
 
 
 def cardinality(dataset: Dataset) -> int:
-    """How many elements a dataset has, if that is known without reading it.
+    """The number of elements of a dataset, if it is known without reading them.
 
     >>> cardinality(Dataset.range(4).repeat())
     -1
@@ -41,7 +41,7 @@ def cardinality(dataset: Dataset) -> int:
 
 
 def assert_cardinality(expected_cardinality: Any) -> Callable[[Dataset], Dataset]:
-    """For `Dataset.apply`: the dataset with a known number of elements. Reading raises if it has another.
+    """For `Dataset.apply`: the dataset with a known number of elements; reading checks it.
 
     >>> even = Dataset.range(6).filter(lambda i: i % 2 == 0)
     >>> len(even.apply(assert_cardinality(3)))
