@@ -218,7 +218,7 @@ def test_what_the_first_call_of_a_step_writes_by_way_of_others_is_written_once(s
 
     @rx.function
     def step(x):
-        if not made:  # the initial value is traced: one eager call finds it, whose writes are undone
+        if not made:  # the initial value is traced: an eager call computes it, and its writes are undone
             with strategy.scope():
                 made.append(rx.Variable(2 * x))
         if write == "function":

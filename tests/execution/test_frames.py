@@ -35,7 +35,7 @@ STRATEGIES = {
 
 
 def frames_up():
-    """The frames from the caller's outwards, through the greenlets that wait for each other."""
+    """The frames from the caller outwards, across greenlets that wait for each other."""
     frame, here = sys._getframe(1), greenlet.getcurrent()
     while frame is not None:
         yield frame
@@ -46,7 +46,7 @@ def frames_up():
 
 
 def own_frames_up_to(name):
-    """How many of Replicax's frames lie between the caller and the nearest function called `name`."""
+    """The number of Replicax's frames between the caller and the nearest function called `name`."""
     count = 0
     for frame in frames_up():
         if frame.f_code.co_name == name and not frame.f_code.co_filename.startswith(PACKAGE):
@@ -517,7 +517,7 @@ def test_run_from_a_thread_started_by_a_replica():
     assert strategy.run(lambda: in_threads(rx.in_cross_replica_context)[0]) is False
 
 
-# Many, and their end.
+# Many replicas, and how they are freed.
 
 
 def test_hundreds_of_strategies():
@@ -548,7 +548,7 @@ def test_variables_and_strategies_are_freed(kind, use):
 
 
 def use_and_drop(make, use):
-    """Weak references to a variable and its strategy that were used and are used no more."""
+    """Weak references to a variable and its strategy after their last use."""
     strategy = mirrored()
     with strategy.scope():
         v = make()

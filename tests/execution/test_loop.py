@@ -229,7 +229,7 @@ def test_a_name_that_is_bound_anew_is_not_taken_for_what_it_was(strategy):
     def epoch(dataset):
         results = []
         for i, batch in enumerate(dataset):
-            scale = jnp.float32(i + 1)  # the one before is gone, and may have left its place to this one
+            scale = jnp.float32(i + 1)  # the previous one was freed, and this one may have its address
             result = strategy.run(lambda x: scale * jnp.sum(x), args=(batch,))  # noqa: B023
             results.append(float(strategy.reduce("SUM", result, axis=None)))
         return results

@@ -1,4 +1,4 @@
-"""`strategy.run` inside of functions that JAX traces by itself and keeps: a variable is read anew."""
+"""`strategy.run` inside functions whose traces JAX caches: variables are read in every call."""
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ with STRATEGY.scope():
 
 
 def total(s):
-    """Lives longer than a trace, so that JAX keeps what it traced."""
+    """Outlives a trace, so that JAX caches it."""
     products = STRATEGY.run(lambda s: W.read_value() * s, args=(s,))
     return STRATEGY.reduce("SUM", products, axis=None)
 

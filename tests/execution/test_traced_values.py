@@ -1,4 +1,4 @@
-"""A traced value used as a Python number: what is said, and what is left behind."""
+"""A traced value used as a Python number: the message, and that variables stay as they were."""
 
 import jax.numpy as jnp
 import numpy as np

@@ -1,4 +1,4 @@
-"""How often a compiled step calls the user's Python function: not more for more replicas, and not again."""
+"""How often a compiled step calls the user's function: once, for any number of replicas."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +14,7 @@ def mirrored(num_replicas):
 
 
 class Counted:
-    """A replica function that knows how often it was called."""
+    """A replica function that counts its calls."""
 
     def __init__(self, strategy):
         self.calls = 0

@@ -1,4 +1,4 @@
-"""What a replica knows, in functions whose traces JAX keeps (jit, checkpoint, scan)."""
+"""Replica id, keys and masks inside functions whose traces JAX caches (jit, checkpoint, scan)."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""A compiled step keeps the arrays that it writes; nobody else may ever notice."""
+"""Compiled steps donate the arrays that they write; reads and writes elsewhere see the right values."""
 
 import copy
 import threading
