@@ -46,13 +46,13 @@ def test_a_given_batch_size_is_what_is_divided_by(strategy, mode):
     close(found, [np.mean(X[:8]), np.sum(X[8:]) / 8])
 
 
-@pytest.mark.parametrize("partial_batch", PARTIAL)
-def test_losses_with_more_axes_are_divided_by_the_number_of_rows(mode, partial_batch):
-    """As in TensorFlow."""
-    found = sums(
-        mirrored(2), mode, lambda x: rx.compute_average_loss(x[:, None] * jnp.ones((1, 3))), partial_batch
-    )
-    close(found, [3 * np.mean(X[:8]), 3 * np.mean(X[8:])])
+def test_losses_with_more_axes_are_refused_with_the_choices(two, mode):
+    """TensorFlow divides the sum of all by the number of rows: ones of shape (4, 7) give 7."""
+    x = each(two, lambda i: np.ones((4, 7), np.float32))
+    with pytest.raises(CollectiveError, match=r"\(4, 7\).*compute_weighted_loss.*jnp.sum"):
+        mode(lambda x: two.run(rx.compute_average_loss, args=(x,)))(x)
+    ones = each(two, lambda i: np.ones((4, 1), np.float32))
+    close(mode(lambda x: total(two, two.run(rx.compute_average_loss, args=(x,))))(ones), 1.0)
 
 
 @pytest.mark.parametrize("partial_batch", PARTIAL)

@@ -248,14 +248,99 @@ def test_weights_in_a_column_are_those_of_the_examples():
 
 
 @pytest.mark.parametrize(
-    ("labels", "scores"),
+    ("labels", "scores", "message"),
     [
-        (jnp.array([1, 0, 1]), jnp.array([[0.1, 0.9]])),
-        (jnp.array([[0.0, 1.0], [1.0, 0.0]]), jnp.array([[0.1, 0.9], [0.2, 0.8]])),
+        (jnp.array([1, 0, 1]), jnp.array([[0.1, 0.9]]), r"y_true has shape \(3,\)"),
+        (
+            jnp.array([[0.0, 1.0], [1.0, 0.0]]),
+            jnp.array([[0.1, 0.9], [0.2, 0.8]]),
+            r"\(2, 2\).*one-hot.*jnp.argmax",
+        ),
+        (
+            jnp.array([[0.1, 0.9], [0.2, 0.8]]),
+            jnp.array([1, 0]),
+            r"\(2, 2\).*\(2,\).*swapped.*labels first",
+        ),
+        (jnp.array([[0.1, 0.9], [0.2, 0.8]]), jnp.array([[1], [0]]), r"swapped.*labels first"),
     ],
 )
-def test_sparse_labels_that_do_not_fit_are_refused(labels, scores):
+def test_sparse_labels_that_do_not_fit_are_refused(labels, scores, message):
     accuracy = rx.SparseCategoricalAccuracy()
-    with pytest.raises(CollectiveError, match="y_true has the shape"):
+    with pytest.raises(CollectiveError, match=message):
         accuracy.update_state(labels, scores)
     assert float(accuracy.result()) == 0.0
+
+
+# Metrics of one's own in padded batches.
+
+
+class Count(rx.Metric):
+    """How many rows there are, without padding."""
+
+    def __init__(self):
+        super().__init__("count")
+        self.count = self.add_weight("count")
+
+    def update_state(self, x, *, example_mask=None):
+        self.count.assign_add(jnp.sum(jnp.ones(x.shape[0]), where=example_mask))
+
+    def result(self):
+        return self.count.read_value()
+
+
+class Anything(Count):
+    """Whose arguments are those of another metric."""
+
+    def update_state(self, *args, **kwargs):
+        super().update_state(*args, **kwargs)
+
+
+class Unaware(Count):
+    def update_state(self, x):
+        super().update_state(x)
+
+
+def padded(strategy, mode, update):
+    step = mode(lambda b: strategy.run(update, args=(b,)))
+    for batch in strategy.distribute_dataset(data(), rx.InputOptions(partial_batch="pad")):
+        step(batch)
+
+
+@pytest.mark.parametrize("make", [Count, Anything])
+def test_a_metric_of_ones_own_receives_the_mask(make, two, mode):
+    with two.scope():
+        metric = make()
+    padded(two, mode, lambda b: metric.update_state(b["x"]))
+    close(metric.result(), 11.0)
+    two.run(lambda: metric.update_state(jnp.ones(3)))  # no padding here
+    close(metric.result(), 17.0)
+
+
+def test_a_metric_that_would_count_padding_is_refused_on_the_first_batch(two, mode):
+    with two.scope():
+        metric = Unaware()
+    with pytest.raises(CollectiveError, match=r"Unaware.update_state.*example_mask"):
+        padded(two, mode, lambda b: metric.update_state(b["x"]))
+    assert metric.result() == 0
+    two.run(lambda: metric.update_state(jnp.ones(3)))
+    close(metric.result(), 6.0)
+
+
+def test_a_mask_that_is_passed_is_the_one(two, mode):
+    with two.scope():
+        mean, count = rx.Mean(), Count()
+
+    def update(b):
+        mean.update_state(jnp.arange(7.0), example_mask=None)  # one for each class, not for each row
+        count.update_state(b["x"], example_mask=b["x"] > 3)
+
+    padded(two, mode, update)
+    close(mean.result(), 3.0)
+    close(count.result(), 16.0 - 3.0)  # padding repeats the last row
+
+
+def test_flattened_values_of_a_padded_batch_are_refused_on_the_first_batch(two, mode):
+    with two.scope():
+        mean = rx.Mean()
+    with pytest.raises(CollectiveError, match=r"16 values.*padded batch of 4 rows.*reshape\(4, -1\)"):
+        padded(two, mode, lambda b: mean.update_state(b["scores"].reshape(-1)))

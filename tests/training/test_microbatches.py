@@ -7,9 +7,9 @@ import optax
 import pytest
 
 import replicax as rx
-from replicax.errors import InputError
+from replicax.errors import CollectiveError, InputError
 
-from .helpers import close, collectives, each, mirrored, total
+from .helpers import ON_READ, close, collectives, each, mirrored, total
 
 PARTIAL = ["exact", "pad"]
 X = np.random.default_rng(0).normal(size=(11, 3)).astype(np.float32)  # eight rows, then three
@@ -255,3 +255,111 @@ def test_parts_of_parts_are_refused():
     inner = rx.grad(lambda x: w**2 * jnp.mean(x), w, microbatches=2)
     with pytest.raises(InputError, match="inside another"):
         rx.grad(inner, w, microbatches=2)(jnp.ones(4))
+
+
+# Losses that are not one per row.
+
+
+@pytest.mark.parametrize("k", [2, 3])
+def test_losses_per_token_in_parts_give_what_the_whole_batch_gives(two, mode, k):
+    """Flattened, five for each row."""
+    strategy = two
+    x = np.random.default_rng(2).normal(size=(11, 5, 3)).astype(np.float32)
+    with strategy.scope():
+        w = rx.Variable(W)
+
+    def replica_fn(x):
+        def loss(x):
+            return rx.compute_average_loss(losses(w.value, x).reshape(-1))
+
+        return rx.value_and_grad(loss, w, microbatches=k)(x)
+
+    found = run(strategy, mode, replica_fn, x=x)
+    for (loss, gradient), rows in zip(found, (x[:8], x[8:]), strict=True):
+        close(loss, expected(rows)[0])
+        close(gradient, expected(rows)[1])
+
+
+def test_a_number_of_losses_that_does_not_follow_from_the_rows_is_refused():
+    w = rx.Variable(W)
+    step = rx.grad(lambda x: rx.compute_average_loss(losses(w.value, x)[:-1]), w, microbatches=2)
+    with pytest.raises(CollectiveError, match=r"4 losses.*5 rows"):
+        step(jnp.asarray(X))
+
+
+# Parts without examples.
+
+
+def moving_mean(strategy):
+    with strategy.scope():
+        return rx.Variable(1.0, trainable=False, aggregation="MEAN")
+
+
+@pytest.mark.parametrize("make", [rx.get_strategy, lambda: mirrored(2), lambda: mirrored(3)])
+def test_more_parts_than_rows_write_no_nan(make, mode):
+    """Three rows in the last batch: at most three parts, and as many writes."""
+    strategy = make()
+    with strategy.scope():
+        w = rx.Variable(W)
+    moving = moving_mean(strategy)
+
+    def replica_fn(x):
+        def loss(x):
+            moving.assign(0.5 * moving + 0.5 * jnp.mean(x))
+            return rx.compute_average_loss(losses(w.value, x))
+
+        return rx.value_and_grad(loss, w, microbatches=12)(x)
+
+    found = run(strategy, mode, replica_fn)
+    for (loss, gradient), rows in zip(found, (X[:8], X[8:]), strict=True):
+        close(loss, expected(rows)[0])
+        close(gradient, expected(rows)[1])
+    assert np.isfinite(moving.value)
+
+
+def test_a_part_without_rows_is_not_called(mode):
+    w = rx.Variable(W)
+    sizes = []
+
+    def loss(x):
+        sizes.append(x.shape[0])
+        return jnp.mean(losses(w.value, x))
+
+    (_, aux), _ = mode(
+        rx.value_and_grad(lambda x: (loss(x), x.shape[0]), w, has_aux=True, microbatches=20)
+    )(jnp.asarray(X))
+    assert set(sizes) == {1}
+    assert len(aux) == 11
+
+
+def test_parts_that_are_padding_write_nothing(mode):
+    """Three rows of eight on two replicas: two and one, padded to four; parts of two rows."""
+    strategy = mirrored(2)
+    with strategy.scope():
+        w = rx.Variable(W)
+        count = rx.Variable(0.0, trainable=False, aggregation="SUM")
+        last = rx.Variable(-1.0, synchronization=ON_READ, aggregation="MEAN")
+    moving = moving_mean(strategy)
+
+    def replica_fn(x):
+        def loss(x):
+            mask = rx.get_replica_context().example_mask[:, None]
+            mean = jnp.mean(x, where=mask)  # not a number without examples
+            moving.assign(0.5 * moving + 0.5 * mean)
+            count.assign_add(mean / mean)
+            last.assign(mean)
+            return rx.compute_average_loss(losses(w.value, x))
+
+        return rx.value_and_grad(loss, w, microbatches=4)(x)
+
+    found = run(strategy, mode, replica_fn, "pad")
+    close(found[1][1], expected(X[8:])[1])
+    full = [np.mean([np.mean(X[i]), np.mean(X[4 + i])]) for i in range(4)]
+    wanted = 1.0
+    for mean in full:
+        wanted = 0.5 * wanted + 0.5 * mean
+    first = 0.5 * wanted + 0.5 * np.mean([np.mean(X[8]), np.mean(X[10])])
+    second = np.mean([0.5 * first + 0.5 * np.mean(X[9]), first])  # the other replica has no example left
+    close(moving.value, np.float32(second))
+    close(count.value, 8.0 + 3.0)
+    close(last.value, np.mean([np.mean(X[9]), np.mean(X[10])]))

@@ -75,6 +75,50 @@ def test_it_goes_together_with_microbatches(mode):
     close(gradient, [1.0, 1.0])
 
 
+def test_a_batch_that_the_function_captures_is_noticed(two, mode):
+    """It can't be cast, so that everything would be computed in float32."""
+    with two.scope():
+        w = rx.Variable(jnp.ones((2, 2)))
+    precision = rx.MixedPrecision()
+
+    def replica_fn(features):
+        return rx.value_and_grad(lambda: jnp.mean(features @ w.value), w, precision=precision)()
+
+    def cast_first(features):
+        features = precision.cast(features)
+        return rx.value_and_grad(lambda: jnp.mean(features @ w.value), w, precision=precision)()
+
+    def as_dict(features):
+        batch = {"x": features, "label": jnp.arange(3)}
+        return rx.value_and_grad(lambda: jnp.mean(batch["x"] @ w.value), w, precision=precision)()
+
+    x = jnp.ones((3, 2))
+    with pytest.warns(UserWarning, match=r"captures.*: features\..*precision=...\)\(features\)"):
+        mode(lambda x: two.run(replica_fn, args=(x,)))(x)
+    with pytest.warns(UserWarning, match=r"captures.*: batch\."):
+        mode(lambda x: two.run(as_dict, args=(x,)))(x)
+    mode(lambda x: two.run(cast_first, args=(x,)))(x)
+
+
+GLOBAL = jnp.ones((3, 2))
+
+
+def test_a_global_batch_is_noticed_too():
+    w = rx.Variable(jnp.ones((2, 2)))
+    with pytest.warns(UserWarning, match=r"captures.*: GLOBAL"):
+        rx.value_and_grad(lambda: jnp.mean(GLOBAL @ w.value), w, precision=rx.MixedPrecision())()
+
+
+def test_captured_numbers_and_labels_are_fine(mode):
+    w = rx.Variable(jnp.ones((2, 2)))
+    scale, labels, targets = jnp.float32(2.0), jnp.arange(3), jnp.ones(3)
+
+    def loss(x):
+        return scale * jnp.mean((x @ w.value).astype(jnp.float32)[labels % 2, 0] - targets)
+
+    mode(rx.value_and_grad(loss, w, precision=rx.MixedPrecision()))(jnp.ones((3, 2)))
+
+
 def test_whole_numbers_are_no_compute_dtype():
     with pytest.raises(ValueError, match="compute_dtype"):
         rx.MixedPrecision(jnp.int8)

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 from collections.abc import Iterator
 from contextvars import ContextVar
-from typing import final
+from typing import Any, final
 
 __all__ = ["Rows", "current_rows", "use_rows"]
 
@@ -20,6 +20,8 @@ class Rows:
     stop: int
     total: int
     num_parts: int
+    weights: Any = None
+    """The weights of losses in the other parts, for training."""
 
 
 _rows: ContextVar[Rows | None] = ContextVar("replicax_rows", default=None)

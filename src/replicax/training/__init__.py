@@ -2,7 +2,7 @@
 
 from replicax.training._gradients import grad, value_and_grad
 from replicax.training._loss_scale import DynamicLossScale
-from replicax.training._losses import compute_average_loss, scale_regularization_loss
+from replicax.training._losses import compute_average_loss, compute_weighted_loss, scale_regularization_loss
 from replicax.training._metrics import (
     Accuracy,
     Mean,
@@ -27,6 +27,7 @@ __all__ = [
     "SparseCategoricalAccuracy",
     "Sum",
     "compute_average_loss",
+    "compute_weighted_loss",
     "create_variables",
     "example_keys",
     "grad",

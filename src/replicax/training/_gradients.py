@@ -19,11 +19,13 @@ import numpy as np
 
 from replicax._jax import current_program, fresh_traces
 from replicax.collectives import offer_early_sum
-from replicax.contexts import current
+from replicax.contexts import current, current_rows
 from replicax.errors import TracingError, VariableError
-from replicax.training._microbatches import Microbatches
+from replicax.training._microbatches import Microbatches, is_padding
 from replicax.training._precision import MixedPrecision
 from replicax.training._pytrees import flatten_variables, ordered_like
+from replicax.types import VariableAggregation
+from replicax.values import IndexedSlices
 from replicax.variables import (
     Cell,
     Frame,
@@ -55,10 +57,11 @@ def value_and_grad(
         fn: returns a scalar, the loss.
         variables: what to differentiate with respect to: a variable, or a structure of variables.
         has_aux: `fn` returns a pair, of the loss and anything else.
-        microbatches: call `fn` with this many parts of its array arguments, one after the other, and give
-            the mean of losses and gradients, for less memory: those of the whole batch if the loss is a
-            mean over examples, as is `rx.compute_average_loss`. What else `fn` returns comes as a list, one
-            for each part.
+        microbatches: for less memory, call `fn` with this many parts of its array arguments, one after the
+            other, and return the mean of losses and gradients. They are those of the whole batch if the
+            loss is a mean over rows, or is computed by `rx.compute_average_loss` or
+            `rx.compute_weighted_loss`. There are fewer parts if a replica has fewer rows. The auxiliary
+            result is a list, one for each part.
         precision: a `MixedPrecision`: `fn` then sees these variables and its floating-point arguments in a
             smaller dtype, while gradients have the variables' own.
 
@@ -83,12 +86,14 @@ def value_and_grad(
 
     @functools.wraps(fn)
     def differentiated(*args: Any, **kwargs: Any) -> Any:
+        if precision is not None:
+            precision.warn_of_captured(fn, (args, kwargs))
+        call = _LossCall(fn, leaves, has_aux, precision)
         if microbatches == 1:
-            (loss, aux), gradients = _differentiate(fn, leaves, has_aux, precision, args, kwargs)
+            (loss, aux), gradients = call.differentiate(args, kwargs)
         else:
             parts = Microbatches(microbatches, args, kwargs)
-            one = functools.partial(_differentiate, fn, leaves, has_aux, precision)
-            (loss, aux), gradients = parts.accumulate(one)
+            (loss, aux), gradients = parts.accumulate(call.differentiate, call.probe)
         offer_early_sum(loss)
         result = (loss, aux) if has_aux else loss
         return result, ordered_like(variables, treedef.unflatten(gradients))
@@ -150,38 +155,56 @@ def _flatten_variables(variables: Any) -> tuple[list[Variable], Any]:
     return leaves, treedef
 
 
-def _differentiate(
-    fn: Callable[..., Any],
-    variables: Sequence[Variable],
-    has_aux: bool,
-    precision: MixedPrecision | None,
-    args: Any,
-    kwargs: Any,
-) -> tuple[tuple[Any, Any], list[Any]]:
-    """The loss, what else there is, and the gradients; then the writes that `fn` asked for."""
-    outer = current_frame()
-    tapes: list[_Tape] = []
-    if precision is not None:
-        args, kwargs = precision.cast((args, kwargs))
+@final
+class _LossCall:
+    """Calls a loss function with variables bound to values."""
 
-    def bound(fresh: bool, values: list[Any]) -> Any:
-        if precision is not None:
-            values = precision.cast(values)
-        tape = _Tape(outer, variables, values, fresh=fresh)
-        tapes.append(tape)
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        variables: Sequence[Variable],
+        has_aux: bool,
+        precision: MixedPrecision | None,
+    ) -> None:
+        self._fn, self._variables, self._has_aux, self._precision = fn, variables, has_aux, precision
+        self._outer = current_frame()
+
+    def differentiate(self, args: Any, kwargs: Any) -> tuple[tuple[Any, Any], list[Any]]:
+        """The loss, the auxiliary result and the gradients; then make the writes that `fn` asked for."""
+        if self._precision is not None:
+            args, kwargs = self._precision.cast((args, kwargs))
+        tapes: list[_Tape] = []
+
+        def bound(fresh: bool, values: list[Any]) -> Any:
+            tape, result = self._call(values, args, kwargs, fresh=fresh)
+            tapes.append(tape)
+            loss, aux = _split_result(self._fn, result, self._has_aux)
+            return loss, (aux, tape.recorded())
+
+        values = [variable.read_value() for variable in self._variables]
+        try:
+            differentiated = jax.value_and_grad(functools.partial(bound, False), has_aux=True)(values)
+        except _FreshTapeNeeded:
+            differentiated = jax.value_and_grad(functools.partial(bound, True), has_aux=True)(values)
+        (loss, (aux, recorded)), gradients = differentiated
+        tapes[-1].replay(recorded)
+        return (loss, aux), gradients
+
+    def probe(self, args: Any, kwargs: Any) -> None:
+        """Call `fn` without gradients, and drop its writes."""
+        if self._precision is not None:
+            args, kwargs = self._precision.cast((args, kwargs))
+        self._call([variable.read_value() for variable in self._variables], args, kwargs, fresh=True)
+
+    def _call(self, values: list[Any], args: Any, kwargs: Any, *, fresh: bool) -> tuple[_Tape, Any]:
+        if self._precision is not None:
+            values = self._precision.cast(values)
+        rows = current_rows()
+        if rows is not None:
+            rows.weights.restart()
+        tape = _Tape(self._outer, self._variables, values, fresh=fresh)
         with use_frame(tape), fresh_traces() if fresh else contextlib.nullcontext():
-            result = fn(*args, **kwargs)
-        loss, aux = _split_result(fn, result, has_aux)
-        return loss, (aux, tape.recorded())
-
-    values = [variable.read_value() for variable in variables]
-    try:
-        differentiated = jax.value_and_grad(functools.partial(bound, False), has_aux=True)(values)
-    except _FreshTapeNeeded:
-        differentiated = jax.value_and_grad(functools.partial(bound, True), has_aux=True)(values)
-    (loss, (aux, recorded)), gradients = differentiated
-    tapes[-1].replay(recorded)
-    return (loss, aux), gradients
+            return tape, self._fn(*args, **kwargs)
 
 
 class _FreshTapeNeeded(BaseException):
@@ -284,7 +307,11 @@ class _Tape(RecordingFrame):
 
     def replay(self, operands: list[Any]) -> None:
         """Make the writes, now that the function has returned."""
+        rows = current_rows()
+        skip = None if rows is None else is_padding(rows)
         for (variable, write), operand in zip(self._writes, operands, strict=True):
+            if skip is not None:
+                operand = _unless(skip, variable, operand, write.name)
             variable._write(write.method, operand, False)
 
     # The rest is as outside.
@@ -300,6 +327,37 @@ class _Tape(RecordingFrame):
 
     def initial_value(self, value: Any) -> Any:
         return self._outer.initial_value(value)
+
+
+def _unless(skip: Any, variable: Variable, operand: Any, what: str) -> Any:
+    """The operand of a write; where `skip` is true, one that changes nothing.
+
+    The mean of a part that is all padding is not a number, and would stay in a moving average.
+    """
+    if isinstance(operand, IndexedSlices):
+        unchanged: Any = _UNCHANGED.get(what)
+        if unchanged is None:
+            unchanged = variable.read_value()[jnp.asarray(operand.indices)]
+        values = jnp.where(skip, jnp.asarray(unchanged, operand.values.dtype), operand.values)
+        return IndexedSlices(values, operand.indices, operand.dense_shape)
+    unchanged = _UNCHANGED.get(what)
+    if unchanged is None:
+        unchanged = variable.read_value()
+        if not variable.layout.differs and variable.aggregation is VariableAggregation.SUM:
+            unchanged = unchanged / variable.distribute_strategy.num_replicas_in_sync
+    operand = jnp.asarray(operand)
+    return jnp.where(skip, jnp.asarray(unchanged, operand.dtype), operand)
+
+
+_UNCHANGED = {
+    "assign_add": 0,
+    "assign_sub": 0,
+    "scatter_add": 0,
+    "scatter_sub": 0,
+    "scatter_mul": 1,
+    "scatter_div": 1,
+}
+"""Operands that leave a variable as it is; for other writes, that is its value."""
 
 
 def _as_cell(variable: Variable, value: Any) -> Cell:

@@ -7,11 +7,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from replicax.contexts import current, current_rows
+from replicax.contexts import Rows, current, current_rows
 from replicax.errors import CollectiveError
-from replicax.training._microbatches import part_weight
+from replicax.training._microbatches import part_weight, sum_over_replicas
 
-__all__ = ["compute_average_loss", "scale_regularization_loss"]
+__all__ = ["compute_average_loss", "compute_weighted_loss", "matched", "scale_regularization_loss"]
 
 
 def compute_average_loss(
@@ -42,23 +42,77 @@ def compute_average_loss(
             "compute_average_loss takes one loss for each example, got a scalar. Leave out the mean in "
             "your loss function: this divides by the number of examples of all replicas."
         )
+    if losses.size != losses.shape[0]:
+        raise CollectiveError(
+            f"compute_average_loss takes one loss for each example, got shape {losses.shape}. For the "
+            "mean over all entries, which may have weights, write "
+            "`rx.compute_weighted_loss(losses, weights)`. To divide by the number of examples only, as "
+            "TensorFlow does, add up each example's losses first: "
+            f"`jnp.sum(losses, axis={tuple(range(1, losses.ndim))})`."
+        )
     if sample_weight is not None:
         losses = losses * matched(sample_weight, losses, "sample_weight")
-    dtype = losses.dtype
-    is_small = dtype in (jnp.float16, jnp.bfloat16)
-    if is_small:
-        losses = losses.astype(jnp.float32)  # their sum may be too large for it, and so may their number
+    mask = _mask_of(losses)
+    wide = _widened(losses if mask is None else jnp.where(_per_row(mask, losses), losses, 0))
+    count = _count_examples(losses.shape[0], mask) if global_batch_size is None else global_batch_size
+    return _share(jnp.sum(wide), count, losses.dtype)
+
+
+def compute_weighted_loss(losses: Any, weights: Any = None) -> Any:
+    """This replica's part of a weighted mean over the global batch, such as the mean over all tokens.
+
+    The sum of `losses * weights` on this replica, divided by the sum of the weights of all replicas.
+    Adding the parts of all replicas gives the weighted mean, and adding their gradients its gradient,
+    whatever numbers of rows and weights the replicas have. Padding has no weight. With
+    `value_and_grad(microbatches=...)` the weights of all parts are added up first.
+
+    Args:
+        losses: losses of any shape, with one row for each example: (batch, tokens), for example.
+        weights: the weights of the losses, or of the rows; numbers or booleans. By default every loss
+            counts once.
+
+    >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+    >>> losses = np.array([[1.0, 5.0, 0.0], [3.0, 0.0, 0.0], [6.0, 5.0, 4.0]], np.float32)
+    >>> lengths = np.array([2, 1, 3])
+    >>> def replica_loss(losses, lengths):
+    ...     return rx.compute_weighted_loss(losses, jnp.arange(3) < lengths[:, None])
+    >>> (batch,) = strategy.distribute_dataset(rx.from_arrays((losses, lengths)).batch(3))
+    >>> strategy.reduce("SUM", strategy.run(replica_loss, args=batch), axis=None)    # 24 / 6
+    Array(4., dtype=float32)
+    """
+    losses = jnp.asarray(losses)
+    if losses.ndim == 0:
+        raise CollectiveError(
+            "compute_weighted_loss takes losses with one row for each example, got a scalar. Leave out "
+            "the mean in your loss function: this divides by the sum of the weights of all replicas."
+        )
+    wide = _widened(losses)
+    weights = matched(1 if weights is None else weights, losses, "weights").astype(wide.dtype)
+    weights = jnp.broadcast_to(weights, losses.shape)
     mask = _mask_of(losses)
     if mask is not None:
-        losses = jnp.where(mask.reshape(mask.shape + (1,) * (losses.ndim - 1)), losses, 0)
-    total, rows = jnp.sum(losses), current_rows()
+        weights = jnp.where(_per_row(mask, losses), weights, 0)
+    # 0 * NaN is NaN, so select instead of multiplying.
+    total = jnp.sum(jnp.where(weights == 0, 0, wide * weights))
+    own, rows = jax.lax.stop_gradient(jnp.sum(weights)), current_rows()
+    sum_of_weights = sum_over_replicas([own])[0] if rows is None else rows.weights.total(own)
+    return _share(total, jnp.where(sum_of_weights == 0, 1, sum_of_weights), losses.dtype)
+
+
+def _widened(losses: Any) -> Any:
+    """Small floats as float32: their sum, or their number, may be too large for them."""
+    return losses.astype(jnp.promote_types(losses.dtype, jnp.float32))
+
+
+def _share(total: Any, divisor: Any, dtype: Any) -> Any:
+    """The share of this replica, or of the part of its batch, in a mean."""
+    rows = current_rows()
     if rows is not None:
-        # The mean over the parts of a batch weights this one by its part of the examples; undo that.
+        # `value_and_grad` weights the loss of each part by its share of the examples; undo that here.
         weight = jnp.asarray(part_weight(rows), total.dtype)
         total = total / jnp.where(weight == 0, 1, weight)
-    count = _count_examples(losses.shape[0], mask) if global_batch_size is None else global_batch_size
-    mean = total / jnp.maximum(jnp.asarray(count, total.dtype), 1)
-    return mean.astype(dtype) if is_small else mean
+    mean = total / jnp.asarray(divisor, total.dtype)
+    return mean.astype(dtype) if dtype in (jnp.float16, jnp.bfloat16) else mean
 
 
 def matched(value: Any, like: Any, what: str) -> Any:
@@ -71,29 +125,59 @@ def matched(value: Any, like: Any, what: str) -> Any:
         array = array[..., 0]
     if array.ndim < like.ndim:
         array = array.reshape(array.shape + (1,) * (like.ndim - array.ndim))
-    if jnp.broadcast_shapes(array.shape, like.shape) != like.shape:
-        raise CollectiveError(f"{what} has the shape {jnp.shape(value)}, which does not fit {like.shape}.")
+    fits = array.ndim == like.ndim and all(
+        size in (1, wanted) for size, wanted in zip(array.shape, like.shape, strict=True)
+    )
+    if not fits:
+        raise CollectiveError(
+            f"{what} has shape {jnp.shape(value)}, which does not broadcast to {like.shape}."
+        )
     return array
 
 
 def _mask_of(losses: Any) -> Any:
+    """Which of the losses belong to examples rather than to padding; None if all do."""
     replica = current().replica
     mask = None if replica is None else replica.example_mask
-    return mask if mask is not None and mask.shape[0] == losses.shape[0] else None
+    if mask is not None and mask.shape[0] != losses.shape[0]:
+        raise CollectiveError(
+            f"Got {losses.shape[0]} losses in a replica with a padded batch of {mask.shape[0]} rows, so "
+            "it is not known which losses belong to padding. Give them one row for each example, "
+            f"`losses.reshape({mask.shape[0]}, -1)`, and call `rx.compute_weighted_loss(losses)`. If "
+            "they are not losses of that batch, divide their sum yourself."
+        )
+    return mask
 
 
-def _count_examples(num_rows: int, mask: Any) -> Any:
+def _per_row(mask: Any, losses: Any) -> Any:
+    return mask.reshape(mask.shape + (1,) * (losses.ndim - 1))
+
+
+def _count_examples(num_losses: int, mask: Any) -> Any:
     """How many examples the batch has on all replicas, also if this is only a part of it."""
     replica, rows = current().replica, current_rows()
-    own: Any = num_rows if rows is None else rows.total
+    own: Any = num_losses if rows is None else _count_in_all_parts(num_losses, rows)
     if mask is not None:
         assert replica is not None
         own = jnp.sum(replica._whole_mask)
-    if replica is None or replica.num_replicas_in_sync == 1:
-        return own
-    if mask is None and replica._is_one_program:
-        return own * replica.num_replicas_in_sync
-    return jax.lax.stop_gradient(replica.all_reduce("SUM", jnp.asarray(own, jnp.float32)))
+    if replica is not None and mask is None and replica._is_one_program:
+        own = own * replica.num_replicas_in_sync
+    else:
+        (own,) = sum_over_replicas([own])
+    return jnp.maximum(own, 1)
+
+
+def _count_in_all_parts(num_losses: int, rows: Rows) -> int:
+    """How many losses the whole batch has if this part of it has `num_losses`."""
+    here = rows.stop - rows.start
+    if num_losses % here:
+        raise CollectiveError(
+            f"compute_average_loss got {num_losses} losses for a part of {here} rows with "
+            "value_and_grad(microbatches=...), so it is not known how many the whole batch has. Pass "
+            "the same number of losses for each row, or `global_batch_size`, or give losses that do not "
+            "count the weight 0 in `rx.compute_weighted_loss(losses, weights)`."
+        )
+    return num_losses // here * rows.total
 
 
 def scale_regularization_loss(regularization_loss: Any) -> Any:

@@ -1,13 +1,17 @@
-"""Metrics: running numbers that replicas update without communication, combined when they are read."""
+"""Metrics: running numbers that replicas update without communication, and that reading combines."""
 
 from __future__ import annotations
 
 import abc
+import functools
+import inspect
+from collections.abc import Callable
 from typing import Any, final
 
 import jax.numpy as jnp
 
 from replicax.contexts import current
+from replicax.errors import CollectiveError
 from replicax.training._losses import matched
 from replicax.types import VariableAggregation, VariableSynchronization
 from replicax.variables import Variable
@@ -25,22 +29,37 @@ __all__ = [
 class Metric(abc.ABC):
     """The base of metrics: define `update_state` and `result` on variables made by `add_weight`.
 
-    Make metrics in the strategy's scope, update them in replica functions, and read them outside, where the
-    parts of all replicas are combined.
+    Create metrics in the strategy's scope, update them in replica functions, and read them outside, where
+    the parts of all replicas are combined.
 
-    >>> class Largest(rx.Metric):
+    A keyword argument `example_mask` of `update_state` receives the mask of a padded batch
+    (`InputOptions(partial_batch="pad")`): booleans, one for each row, False for padding. It is None if
+    every row is an example, so it can go to `where=` of `jnp.sum` and similar functions. In a replica
+    with a padded batch, a metric without that argument raises an error, since it would count the padding.
+
+    >>> class Large(rx.Metric):
     ...     def __init__(self):
-    ...         super().__init__("largest")
+    ...         super().__init__("large")
     ...         self.count = self.add_weight("count")
-    ...     def update_state(self, values):
-    ...         self.count.assign_add(jnp.sum(values > 10).astype(jnp.float32))
+    ...     def update_state(self, values, *, example_mask=None):
+    ...         self.count.assign_add(jnp.sum(values > 10, where=example_mask).astype(jnp.float32))
     ...     def result(self):
     ...         return self.count.read_value()
-    >>> metric = Largest()
-    >>> metric.update_state(jnp.array([5.0, 11.0, 12.0]))
+    >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+    >>> with strategy.scope():
+    ...     metric = Large()
+    >>> dataset = rx.from_arrays(np.array([5.0, 11.0, 12.0, 13.0, 14.0], np.float32)).batch(4)
+    >>> for x in strategy.distribute_dataset(dataset, rx.InputOptions(partial_batch="pad")):
+    ...     strategy.run(metric.update_state, args=(x,))
     >>> metric.result()
-    Array(2., dtype=float32)
+    Array(4., dtype=float32)
     """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Let `update_state` receive the mask of a padded batch."""
+        super().__init_subclass__(**kwargs)
+        if "update_state" in cls.__dict__:
+            cls.update_state = _receiving_mask(cls.__dict__["update_state"])
 
     def __init__(self, name: str) -> None:
         """Call this first, with the metric's name."""
@@ -66,14 +85,14 @@ class Metric(abc.ABC):
 
     @abc.abstractmethod
     def update_state(self, *args: Any, **kwargs: Any) -> Any:
-        """Take new values into account."""
+        """Add new values to the metric."""
 
     @abc.abstractmethod
     def result(self) -> Any:
         """The metric so far; in a replica function, that of the replica's own part."""
 
     def reset_state(self) -> None:
-        """Begin anew, outside of replica functions."""
+        """Set all variables to zero, outside of replica functions."""
         for variable in self.variables:
             variable.assign(jnp.zeros(variable.shape, variable.dtype), read_value=False)
 
@@ -81,7 +100,7 @@ class Metric(abc.ABC):
         return f"<{type(self).__name__} {self.name!r}>"
 
     def checkpoint_items(self) -> dict[str, Any]:
-        """What a checkpoint holds of it: its variables."""
+        """What a checkpoint contains of it: its variables."""
         items: dict[str, Any] = {}
         for variable in self.variables:
             name = variable.name.removesuffix(":0").replace("/", ".")
@@ -89,16 +108,47 @@ class Metric(abc.ABC):
         return items
 
 
-def _weights(values: Any, sample_weight: Any) -> Any:
-    """The weight of each value: what the user says, and nothing for padding."""
+def _receiving_mask(update_state: Callable[..., Any]) -> Callable[..., Any]:
+    """`update_state` with the current `example_mask`, unless it is called with one."""
+    parameters = inspect.signature(update_state).parameters.values()
+    takes_mask = any(p.name == "example_mask" for p in parameters)
+    passes_on = any(p.kind is p.VAR_KEYWORD for p in parameters)
+
+    @functools.wraps(update_state)
+    def update_with_mask(self: Metric, *args: Any, **kwargs: Any) -> Any:
+        if "example_mask" not in kwargs:
+            replica = current().replica
+            mask = None if replica is None else replica.example_mask
+            if takes_mask or (passes_on and mask is not None):
+                kwargs["example_mask"] = mask
+            elif mask is not None:
+                raise CollectiveError(
+                    f"{type(self).__name__}.update_state was called in a replica with a padded batch, "
+                    "but does not take its mask, and would count the padding. Give it a keyword "
+                    "argument `example_mask=None`, and leave out the rows where it is False; see "
+                    "rx.Metric."
+                )
+        return update_state(self, *args, **kwargs)
+
+    return update_with_mask
+
+
+def _weights(values: Any, sample_weight: Any, example_mask: Any) -> Any:
+    """The weight of each value: `sample_weight`, and zero for padding."""
     weights = jnp.ones(values.shape, jnp.float32)
     if sample_weight is not None:
         weights = weights * matched(sample_weight, values, "sample_weight").astype(jnp.float32)
-    replica = current().replica
-    mask = None if replica is None else replica.example_mask
-    if mask is not None and values.ndim and mask.shape[0] == values.shape[0]:
-        weights = jnp.where(mask.reshape(mask.shape + (1,) * (values.ndim - 1)), weights, 0)
-    return weights
+    if example_mask is None or not values.ndim:
+        return weights
+    if example_mask.shape[0] != values.shape[0]:
+        raise CollectiveError(
+            f"A metric got {values.shape[0]} values in a replica with a padded batch of "
+            f"{example_mask.shape[0]} rows, so it is not known which of them belong to padding. Give "
+            f"them one row for each example, `values.reshape({example_mask.shape[0]}, -1)`. If they are "
+            "not computed from that batch, pass `example_mask=None`."
+        )
+    mask = example_mask.reshape(example_mask.shape + (1,) * (values.ndim - 1))
+    return jnp.where(mask, weights, 0)
 
 
 class _WeightedMean(Metric):
@@ -109,10 +159,10 @@ class _WeightedMean(Metric):
         self.total = self.add_weight("total")
         self.count = self.add_weight("count")
 
-    def _add(self, values: Any, sample_weight: Any) -> None:
+    def _add(self, values: Any, sample_weight: Any, example_mask: Any) -> None:
         values = jnp.asarray(values, jnp.float32)
-        weights = _weights(values, sample_weight)
-        # Zero times a padded row that is not a number would be none either.
+        weights = _weights(values, sample_weight, example_mask)
+        # 0 * NaN is NaN, so select instead of multiplying.
         self.total.assign_add(jnp.sum(jnp.where(weights == 0, 0, values * weights)), read_value=False)
         self.count.assign_add(jnp.sum(weights), read_value=False)
 
@@ -137,12 +187,19 @@ class Mean(_WeightedMean):
     """
 
     def __init__(self, name: str = "mean") -> None:
-        """Make it in the strategy's scope."""
+        """Call this in the strategy's scope."""
         super().__init__(name)
 
-    def update_state(self, values: Any, sample_weight: Any = None) -> None:
-        """Take `values`, an array or a number, into account, weighted if `sample_weight` says so."""
-        self._add(values, sample_weight)
+    def update_state(self, values: Any, sample_weight: Any = None, *, example_mask: Any = None) -> None:
+        """Add `values`, an array or a number.
+
+        Args:
+            values: the values; in a padded batch, one row for each example.
+            sample_weight: weights of the values or of their rows.
+            example_mask: the rows to count; by default those of the replica's batch that are not padding.
+                Pass None for values that are not rows of that batch.
+        """
+        self._add(values, sample_weight, example_mask)
 
 
 @final
@@ -157,14 +214,21 @@ class Sum(Metric):
     """
 
     def __init__(self, name: str = "sum") -> None:
-        """Make it in the strategy's scope."""
+        """Call this in the strategy's scope."""
         super().__init__(name)
         self.total = self.add_weight("total")
 
-    def update_state(self, values: Any, sample_weight: Any = None) -> None:
-        """Take `values`, an array or a number, into account, weighted if `sample_weight` says so."""
+    def update_state(self, values: Any, sample_weight: Any = None, *, example_mask: Any = None) -> None:
+        """Add `values`, an array or a number.
+
+        Args:
+            values: the values; in a padded batch, one row for each example.
+            sample_weight: weights of the values or of their rows.
+            example_mask: the rows to count; by default those of the replica's batch that are not padding.
+                Pass None for values that are not rows of that batch.
+        """
         values = jnp.asarray(values, jnp.float32)
-        weights = _weights(values, sample_weight)
+        weights = _weights(values, sample_weight, example_mask)
         self.total.assign_add(jnp.sum(jnp.where(weights == 0, 0, values * weights)), read_value=False)
 
     def result(self) -> Any:
@@ -183,13 +247,15 @@ class Accuracy(_WeightedMean):
     """
 
     def __init__(self, name: str = "accuracy") -> None:
-        """Make it in the strategy's scope."""
+        """Call this in the strategy's scope."""
         super().__init__(name)
 
-    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+    def update_state(
+        self, y_true: Any, y_pred: Any, sample_weight: Any = None, *, example_mask: Any = None
+    ) -> None:
         """Compare labels with predictions, entry by entry."""
         predictions = jnp.asarray(y_pred)
-        self._add(matched(y_true, predictions, "y_true") == predictions, sample_weight)
+        self._add(matched(y_true, predictions, "y_true") == predictions, sample_weight, example_mask)
 
 
 @final
@@ -203,13 +269,32 @@ class SparseCategoricalAccuracy(_WeightedMean):
     """
 
     def __init__(self, name: str = "sparse_categorical_accuracy") -> None:
-        """Make it in the strategy's scope."""
+        """Call this in the strategy's scope."""
         super().__init__(name)
 
-    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+    def update_state(
+        self, y_true: Any, y_pred: Any, sample_weight: Any = None, *, example_mask: Any = None
+    ) -> None:
         """Compare labels with the scores of all classes, which are on the last axis of `y_pred`."""
-        best = jnp.argmax(jnp.asarray(y_pred), axis=-1)
-        self._add(matched(y_true, best, "y_true") == best, sample_weight)
+        labels, scores = jnp.asarray(y_true), jnp.asarray(y_pred)
+        if labels.ndim > scores.ndim or (labels.ndim == scores.ndim and labels.shape[-1] > 1):
+            raise CollectiveError(
+                "SparseCategoricalAccuracy.update_state(y_true, y_pred) got y_true of shape "
+                f"{labels.shape} and y_pred of shape {scores.shape}. {_label_advice(labels, scores)}"
+            )
+        best = jnp.argmax(scores, axis=-1)
+        self._add(matched(labels, best, "y_true") == best, sample_weight, example_mask)
+
+
+def _label_advice(labels: Any, scores: Any) -> str:
+    if labels.ndim > scores.ndim or jnp.issubdtype(scores.dtype, jnp.integer):
+        return (
+            "The arguments seem to be swapped: pass the labels first, and the scores of all classes second."
+        )
+    return (
+        "Labels are class numbers, without an axis of classes. For one-hot labels pass "
+        "`jnp.argmax(y_true, axis=-1)`."
+    )
 
 
 @final
@@ -223,10 +308,12 @@ class MeanSquaredError(_WeightedMean):
     """
 
     def __init__(self, name: str = "mean_squared_error") -> None:
-        """Make it in the strategy's scope."""
+        """Call this in the strategy's scope."""
         super().__init__(name)
 
-    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+    def update_state(
+        self, y_true: Any, y_pred: Any, sample_weight: Any = None, *, example_mask: Any = None
+    ) -> None:
         """Compare true values with predictions, entry by entry."""
         predictions = jnp.asarray(y_pred)
-        self._add((predictions - matched(y_true, predictions, "y_true")) ** 2, sample_weight)
+        self._add((predictions - matched(y_true, predictions, "y_true")) ** 2, sample_weight, example_mask)

@@ -1,7 +1,15 @@
-"""Gradient accumulation: a batch in parts, one after the other, with the result of the whole."""
+"""Gradient accumulation: a batch in parts, one after the other, with the result of the whole.
+
+The loss of a batch is the mean of its parts' losses, each weighted by its share of the examples. Losses
+that divide by something else than the number of rows need a number that no part knows: how much there is
+in all of them. For `compute_average_loss` it follows from the numbers of rows. For
+`compute_weighted_loss` the loss function is called once more for each part, before the gradients are
+computed, to add up the weights.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, final
 
@@ -9,44 +17,120 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from replicax._jax import current_program, current_trace, is_transforming
 from replicax.contexts import Rows, current, current_rows, use_rows
-from replicax.errors import InputError
-from replicax.values import is_array
+from replicax.errors import CollectiveError, InputError, TracingError
+from replicax.values import PerReplica, is_array
 from replicax.variables import is_variable
 
-__all__ = ["Microbatches", "part_weight"]
+__all__ = ["LossWeights", "Microbatches", "is_padding", "part_weight", "sum_over_replicas"]
+
+
+def sum_over_replicas(values: list[Any]) -> list[Any]:
+    """Numbers that nothing is differentiated through, added over all replicas."""
+    replica = current().replica
+    values = [jax.lax.stop_gradient(jnp.asarray(value, jnp.float32)) for value in values]
+    if replica is None or replica.num_replicas_in_sync == 1 or not values:
+        return values
+    return [jax.lax.stop_gradient(total) for total in replica.all_reduce("SUM", values)]
 
 
 def part_weight(rows: Rows) -> Any:
-    """The part of a batch's examples that is in some of its rows; padding counts for nothing.
+    """The share of a batch's examples that is in some of its rows, without padding.
 
-    Of a batch without examples the parts are equal: what does not depend on examples counts once.
+    In a batch that is all padding the parts count equally: terms that do not depend on examples count once.
     """
-    replica = current().replica
-    mask = None if replica is None else replica._whole_mask
-    if mask is None or mask.shape[0] != rows.total:
-        return (rows.stop - rows.start) / rows.total if rows.total else 1 / rows.num_parts
+    mask = _mask_of_batch(rows)
+    if mask is None:
+        return (rows.stop - rows.start) / rows.total
     own, all_ = jnp.sum(mask[rows.start : rows.stop]), jnp.sum(mask)
     return jnp.where(all_ == 0, 1 / rows.num_parts, own / jnp.maximum(all_, 1))
+
+
+def is_padding(rows: Rows) -> Any:
+    """Whether these rows are all padding; None if the batch is not padded."""
+    mask = _mask_of_batch(rows)
+    return None if mask is None else ~jnp.any(mask[rows.start : rows.stop])
+
+
+def _mask_of_batch(rows: Rows) -> Any:
+    replica = current().replica
+    mask = None if replica is None else replica._whole_mask
+    return mask if mask is not None and mask.shape[0] == rows.total else None
+
+
+class LossWeightsNeeded(BaseException):
+    """`compute_weighted_loss` was called in a part before the weights of all parts are known.
+
+    Not an `Exception`: user code should not catch it.
+    """
+
+
+@final
+@dataclasses.dataclass
+class LossWeights:
+    """What the calls of `compute_weighted_loss` in one part need to know of the other parts.
+
+    `totals` are the sums of weights over all parts and replicas, one for each call in the loss function.
+    While they are being added up, `collected` takes the weights of this part.
+    """
+
+    totals: list[Any] | None = None
+    collected: list[Any] | None = None
+    program: Any = None
+    num_calls: int = 0
+
+    def restart(self) -> None:
+        """Count the calls from zero: the loss function is about to be called."""
+        self.num_calls = 0
+        if self.collected is not None:
+            self.collected.clear()
+
+    def total(self, own: Any) -> Any:
+        """The weights of all parts and replicas for this call, of which this part has `own`."""
+        if current_program() is not self.program:
+            raise TracingError(
+                "compute_weighted_loss inside a function that JAX traces by itself (jit, checkpoint, "
+                "scan, ...), with value_and_grad(microbatches=...). Return the losses from that "
+                "function, and call compute_weighted_loss outside of it."
+            )
+        self.num_calls += 1
+        if self.collected is not None:
+            self.collected.append(own)
+            return own
+        if self.totals is None:
+            raise LossWeightsNeeded
+        if self.num_calls > len(self.totals):
+            raise _unequal_calls()
+        return self.totals[self.num_calls - 1]
+
+
+def _unequal_calls() -> CollectiveError:
+    return CollectiveError(
+        "value_and_grad(microbatches=...): the loss function must make the same calls of "
+        "compute_weighted_loss for every part of the batch."
+    )
 
 
 @final
 class Microbatches:
     """The parts of a batch: its arrays, cut along their first axis.
 
+    No part is without rows, so there are fewer parts than asked for if a replica has fewer rows.
+
     Args:
-        count: how many parts; sizes differ by at most one.
-        args: the arguments; arrays in them have one row for each example.
+        count: how many parts at most; their sizes differ by at most one.
+        args: the arguments; arrays among them have one row for each example.
         kwargs: likewise.
     """
 
     def __init__(self, count: int, args: Any, kwargs: Any) -> None:
-        """Look at the number of rows."""
+        """Count the rows."""
         if current_rows() is not None:
             raise InputError(
                 "value_and_grad(microbatches=...) inside another one: cut the batch only once."
             )
-        # Variables stay what they are: they are no part of the batch, and may be differentiated.
+        # Variables are not part of the batch, and may be differentiated.
         self._leaves, self._treedef = jax.tree.flatten((args, kwargs), is_leaf=is_variable)
         self._cut = [i for i, leaf in enumerate(self._leaves) if is_array(leaf) and np.ndim(leaf)]
         sizes = {self._leaves[i].shape[0] for i in self._cut}
@@ -56,33 +140,84 @@ class Microbatches:
                 f"must have one number of rows; they have {sorted(sizes) or 'none'}. Close over arrays "
                 "that are not part of the batch."
             )
-        (total,) = sizes
-        stops = [total * (i + 1) // count for i in range(count)]
-        starts = [0, *stops[:-1]]
-        self._parts = [Rows(a, b, total, count) for a, b in zip(starts, stops, strict=True)]
+        (self._total,) = sizes
+        self.count = max(1, min(count, _fewest_rows(self._total)))
+        self._program = current_program()
 
-    def accumulate(self, one: Callable[[Any, Any], Any]) -> Any:
-        """The mean over the parts, by their numbers of examples, of what `one` gives for each.
+    def accumulate(self, one: Callable[[Any, Any], Any], probe: Callable[[Any, Any], None]) -> Any:
+        """The mean over the parts, by their numbers of examples, of what `one` returns for each.
 
-        `one` returns `((loss, aux), gradients)`. In a compiled step each part waits for the one before.
+        Args:
+            one: returns `((loss, aux), gradients)`.
+            probe: calls the loss function without gradients and without its writes.
         """
+        try:
+            return self._accumulate(one, None)
+        except LossWeightsNeeded:
+            return self._accumulate(one, self._total_weights(probe))
+
+    def _accumulate(self, one: Callable[[Any, Any], Any], totals: list[Any] | None) -> Any:
         sums: Any = None
         extras = []
-        for rows in self._parts:
-            leaves = list(self._leaves)
-            for i in self._cut:
-                leaves[i] = leaves[i][rows.start : rows.stop]
+        for rows in self._parts():
+            leaves = self._cut_leaves(rows)
             if sums is not None:
                 leaves, sums = _in_turn(leaves, sums)
             args, kwargs = self._treedef.unflatten(leaves)
-            with use_rows(rows):
+            weights = LossWeights(totals, program=self._program)
+            with use_rows(dataclasses.replace(rows, weights=weights)):
                 (loss, aux), gradients = one(args, kwargs)
+            if totals is not None and weights.num_calls != len(totals):
+                raise _unequal_calls()
             weight = part_weight(rows)
             part = jax.tree.map(lambda value, weight=weight: _weighted(value, weight), (loss, gradients))
             sums = part if sums is None else jax.tree.map(jnp.add, sums, part)
             extras.append(aux)
         loss, gradients = sums
         return (loss, extras), gradients
+
+    def _total_weights(self, probe: Callable[[Any, Any], None]) -> list[Any]:
+        """The sums of weights over all parts and replicas, for each call of `compute_weighted_loss`."""
+        found = []
+        for rows in self._parts():
+            args, kwargs = self._treedef.unflatten(self._cut_leaves(rows))
+            weights = LossWeights(collected=[], program=self._program)
+            with use_rows(dataclasses.replace(rows, weights=weights)):
+                probe(args, kwargs)
+            found.append(weights.collected)
+        if len({len(part) for part in found}) > 1:
+            raise _unequal_calls()
+        return sum_over_replicas([sum(parts) for parts in zip(*found, strict=True)])
+
+    def _parts(self) -> list[Rows]:
+        stops = [self._total * (i + 1) // self.count for i in range(self.count)]
+        starts = [0, *stops[:-1]]
+        return [Rows(a, b, self._total, self.count) for a, b in zip(starts, stops, strict=True)]
+
+    def _cut_leaves(self, rows: Rows) -> list[Any]:
+        leaves = list(self._leaves)
+        for i in self._cut:
+            leaves[i] = leaves[i][rows.start : rows.stop]
+        return leaves
+
+
+def _fewest_rows(own: int) -> int:
+    """The smallest number of rows that a replica has: all replicas must make the same number of parts."""
+    replica = current().replica
+    if replica is None or replica.num_replicas_in_sync == 1 or replica._is_one_program:
+        return own
+    if current_trace() is not replica._merge_point.base_trace:
+        return own  # inside a trace of its own, where eager replicas can't meet anyway
+    return replica.merge_call(_smallest, args=(own,))
+
+
+def _smallest(strategy: Any, rows: Any) -> int:
+    if not isinstance(rows, PerReplica):
+        return rows
+    if strategy.mesh.is_local or is_transforming():
+        return min(map(int, rows.values))
+    sizes = PerReplica([jnp.asarray([size], jnp.int32) for size in rows.components], mesh=strategy.mesh)
+    return int(np.min(np.asarray(strategy.communicator.gather(sizes, 0)[0].to_plain())))
 
 
 def _weighted(value: Any, weight: Any) -> Any:
@@ -91,7 +226,10 @@ def _weighted(value: Any, weight: Any) -> Any:
 
 
 def _in_turn(leaves: list[Any], sums: Any) -> tuple[list[Any], Any]:
-    """The same values, but the compiler can't use `leaves` before the sums are there."""
+    """The same values, but a compiled step can't use `leaves` before it has computed `sums`.
+
+    So only one part at a time needs memory.
+    """
     arrays, sums = jax.lax.optimization_barrier(([x for x in leaves if is_array(x)], sums))
     rest = iter(arrays)
     return [next(rest) if is_array(leaf) else leaf for leaf in leaves], sums

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import inspect
+import warnings
 from typing import Any, final
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from replicax.values import is_array
 from replicax.variables import is_variable
@@ -19,12 +23,13 @@ __all__ = ["MixedPrecision"]
 class MixedPrecision:
     """Compute in `compute_dtype`, while variables, gradients and the loss keep float32.
 
-    Give it to `rx.value_and_grad`. bfloat16 has the range of float32 and needs nothing else; for float16
-    use a `DynamicLossScale` too.
+    Pass it to `rx.value_and_grad`. bfloat16 has the range of float32 and needs nothing else; with float16
+    use a `DynamicLossScale` too. Pass the batch to the loss function as an argument: arrays that the
+    function captures are not cast, which causes a warning.
 
     Args:
-        compute_dtype: what a loss function sees of floating-point arguments and of the variables that it is
-            differentiated with respect to.
+        compute_dtype: the dtype in which a loss function sees its floating-point arguments and the
+            variables that it is differentiated with respect to.
 
     >>> w = rx.Variable(jnp.ones((2, 2)))
     >>> def loss(x):
@@ -39,7 +44,7 @@ class MixedPrecision:
     compute_dtype: Any = jnp.bfloat16
 
     def __post_init__(self) -> None:
-        """Check that it is a floating-point dtype."""
+        """Check the dtype."""
         if not jnp.issubdtype(self.compute_dtype, jnp.floating):
             raise ValueError(
                 f"MixedPrecision(compute_dtype={self.compute_dtype!r}): choose jnp.bfloat16 or jnp.float16."
@@ -53,7 +58,48 @@ class MixedPrecision:
         """
 
         def convert(leaf: Any) -> Any:
-            wide = is_array(leaf) and leaf.dtype in (jnp.float32, jnp.float64)
-            return jnp.asarray(leaf, self.compute_dtype) if wide else leaf
+            return jnp.asarray(leaf, self.compute_dtype) if _is_wide(leaf) else leaf
 
         return jax.tree.map(convert, structure, is_leaf=is_variable)
+
+    def warn_of_captured(self, fn: Any, arguments: Any) -> None:
+        """Warn if `fn` has no floating-point array among its `arguments`, but captures some.
+
+        A captured array can't be cast, and an operation on a float32 array and a bfloat16 variable
+        computes in float32.
+        """
+        if any(map(_is_wide, jax.tree.leaves(arguments, is_leaf=is_variable))):
+            return
+        names = _captured_arrays(fn)
+        if names:
+            warnings.warn(
+                f"{getattr(fn, '__name__', fn)!r} is differentiated with {self}, but captures "
+                f"floating-point arrays instead of taking them as arguments: {', '.join(names)}. They "
+                "keep their dtype, and what is computed from them is float32. Pass them as arguments, "
+                f"`rx.value_and_grad(fn, variables, precision=...)({', '.join(names)})`, or cast them, "
+                "`precision.cast(array)`.",
+                stacklevel=3,
+            )
+
+
+def _is_wide(leaf: Any) -> bool:
+    return is_array(leaf) and leaf.dtype in (jnp.float32, jnp.float64)
+
+
+def _captured_arrays(fn: Any) -> list[str]:
+    """The names of floating-point arrays, other than scalars, that a Python function captures."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    if not inspect.isfunction(fn) and not inspect.ismethod(fn):
+        return []
+    captured = inspect.getclosurevars(fn)
+    return [
+        name
+        for name, value in {**captured.nonlocals, **captured.globals}.items()
+        if any(_is_wide(leaf) and np.ndim(leaf) for leaf in _leaves(value))
+    ]
+
+
+def _leaves(value: Any) -> list[Any]:
+    containers = isinstance(value, dict | list | tuple)
+    return jax.tree.leaves(value, is_leaf=is_variable) if containers else [value]
