@@ -7,11 +7,20 @@ variable are synchronized, `VariableAggregation` says *how*. Names and numbers a
 from __future__ import annotations
 
 import enum
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
 from replicax.errors import CollectiveError, ReduceOpTypeError
 
-__all__ = ["Device", "ReadInPython", "ReduceOp", "VariableAggregation", "VariableSynchronization"]
+__all__ = [
+    "AggregationLike",
+    "Device",
+    "ReadInPython",
+    "ReduceOp",
+    "ReduceOpLike",
+    "SynchronizationLike",
+    "VariableAggregation",
+    "VariableSynchronization",
+]
 
 
 class Device(Protocol):
@@ -130,3 +139,13 @@ class VariableAggregation(enum.Enum):
 
     ONLY_FIRST_REPLICA = 3
     """The value of replica 0. For state that is the same on all replicas, such as a step counter."""
+
+
+ReduceOpLike: TypeAlias = ReduceOp | Literal["SUM", "MEAN", "sum", "mean"]
+"""What arguments called `reduce_op` take: a member of `ReduceOp` or its name."""
+
+SynchronizationLike: TypeAlias = VariableSynchronization | Literal["AUTO", "NONE", "ON_WRITE", "ON_READ"]
+"""What `rx.Variable(synchronization=...)` takes: a member of `VariableSynchronization` or its name."""
+
+AggregationLike: TypeAlias = VariableAggregation | Literal["NONE", "SUM", "MEAN", "ONLY_FIRST_REPLICA"]
+"""What `rx.Variable(aggregation=...)` takes: a member of `VariableAggregation` or its name."""

@@ -24,7 +24,7 @@ from replicax.collectives._programs import combine
 from replicax.collectives._timeout import await_or_limit
 from replicax.errors import ArgumentKindError, CollectiveError
 from replicax.topology import ReplicaMesh, device_name, find_device
-from replicax.types import ReduceOp
+from replicax.types import ReduceOp, ReduceOpLike
 from replicax.values import (
     DistributedValues,
     Mirrored,
@@ -67,7 +67,7 @@ class CrossDeviceOps:
 
     def reduce(
         self,
-        reduce_op: ReduceOp | str,
+        reduce_op: ReduceOpLike,
         per_replica_value: PerReplica,
         destinations: Any,
         options: CommunicationOptions | None = None,
@@ -86,7 +86,7 @@ class CrossDeviceOps:
 
     def batch_reduce(
         self,
-        reduce_op: ReduceOp | str,
+        reduce_op: ReduceOpLike,
         value_destination_pairs: Pairs,
         options: CommunicationOptions | None = None,
     ) -> list[Any]:

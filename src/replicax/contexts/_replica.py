@@ -15,7 +15,7 @@ from replicax.contexts._protocol import StrategyProtocol
 from replicax.contexts._rows import current_rows
 from replicax.contexts._stack import current
 from replicax.errors import CollectiveError, InputError
-from replicax.types import ReduceOp
+from replicax.types import ReduceOp, ReduceOpLike
 from replicax.values import IndexedSlices, PerReplica, is_number
 
 if TYPE_CHECKING:
@@ -203,7 +203,7 @@ class ReplicaContext:
 
     def all_reduce(
         self,
-        reduce_op: ReduceOp | str,
+        reduce_op: ReduceOpLike,
         value: Any,
         options: Any = None,
         experimental_hints: Any = None,

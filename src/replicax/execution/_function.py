@@ -13,7 +13,7 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, ParamSpec, TypeVar, final, overload
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, final, overload
 
 import jax
 
@@ -28,6 +28,7 @@ from replicax.variables import EagerFrame, is_variable
 __all__ = ["Function", "function", "in_replicas"]
 
 _P = ParamSpec("_P")
+_Q = ParamSpec("_Q")
 _R = TypeVar("_R")
 
 _logger = logging.getLogger("replicax")
@@ -128,7 +129,13 @@ class Function(Generic[_P, _R]):
         name = getattr(self.python_function, "__qualname__", repr(self.python_function))
         return f"<rx.function {name}, compiled {len(self._programs)} times>"
 
-    def __get__(self, instance: Any, owner: Any = None) -> Function[..., _R]:
+    @overload
+    def __get__(self, instance: None, owner: Any = None) -> Self: ...
+    @overload
+    def __get__(
+        self: Function[Concatenate[Any, _Q], _R], instance: object, owner: Any = None
+    ) -> Function[_Q, _R]: ...
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
         """As a method: one compiled step for each instance, which lives as long as the instance."""
         if instance is None:
             return self

@@ -7,8 +7,8 @@ with another batch size; a pipeline reads only its own rows.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any, NoReturn, final
+from collections.abc import Iterator, Sequence
+from typing import Any, Generic, Never, NoReturn, TypeVar, final
 
 import jax
 import numpy as np
@@ -29,8 +29,10 @@ from replicax.values import TensorSpec, is_key
 
 __all__ = ["ArrayDataset", "from_arrays"]
 
+_T = TypeVar("_T")
 
-def from_arrays(arrays: Any, *others: Any) -> ArrayDataset:
+
+def from_arrays(arrays: _T, *others: Never) -> ArrayDataset[_T]:
     """A dataset of the rows of `arrays`.
 
     The arrays are neither copied nor checked for changes: leave them alone while they are read. NumPy's
@@ -82,7 +84,7 @@ def from_arrays(arrays: Any, *others: Any) -> ArrayDataset:
 
 @final
 @dataclasses.dataclass(frozen=True)
-class ArrayDataset(GivesSource):
+class ArrayDataset(GivesSource, Generic[_T]):
     """Rows of arrays as a dataset; made by `rx.from_arrays`.
 
     The methods return a new dataset, so that they can be written one after the other, in the order
@@ -107,7 +109,7 @@ class ArrayDataset(GivesSource):
         shuffled = "" if self._seed is None else f", shuffled with seed {self._seed}"
         return f"<ArrayDataset of {shapes}{shuffled}{batched}>"
 
-    def shuffle(self, *, seed: int = 0) -> ArrayDataset:
+    def shuffle(self, *, seed: int = 0) -> ArrayDataset[_T]:
         """Give the examples in a random order, another one for every epoch.
 
         Args:
@@ -126,7 +128,7 @@ class ArrayDataset(GivesSource):
             raise InputError(f"ArrayDataset.shuffle(seed={seed!r}): pass an integer that is not negative.")
         return dataclasses.replace(self, _seed=int(seed))
 
-    def repeat(self, count: int | None = None) -> ArrayDataset:
+    def repeat(self, count: int | None = None) -> ArrayDataset[_T]:
         """Go over the examples several times in one pass.
 
         Before `batch`, batches run on from one epoch into the next; after it, each epoch ends with its own
@@ -147,7 +149,7 @@ class ArrayDataset(GivesSource):
             raise InputError("ArrayDataset.repeat was called before; call it once.")
         return dataclasses.replace(self, _epochs=count, _across_epochs=self._batch_size is None)
 
-    def batch(self, batch_size: int, drop_remainder: bool = False) -> ArrayDataset:
+    def batch(self, batch_size: int, drop_remainder: bool = False) -> ArrayDataset[_T]:
         """Put examples together into batches, for all replicas together.
 
         Args:
@@ -186,7 +188,7 @@ class ArrayDataset(GivesSource):
     def __getattr__(self, name: str) -> NoReturn:
         raise no_attribute(self, name)
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[_T]:
         reader = self.source().open(0)
         while True:
             try:
@@ -240,7 +242,7 @@ class _ArraySource(Source):
     kind = "arrays"
     any_thread = numbered = True
 
-    def __init__(self, dataset: ArrayDataset) -> None:
+    def __init__(self, dataset: ArrayDataset[Any]) -> None:
         self._dataset = dataset
         self.batch_size = dataset._batch_size
         self.shuffled_by = None if dataset._seed is None else (dataset._rows[0], dataset._seed)
@@ -262,7 +264,7 @@ class _ArraySource(Source):
 
 @final
 class _ArrayReader(Reader):
-    def __init__(self, dataset: ArrayDataset, number: int, cardinality: int) -> None:
+    def __init__(self, dataset: ArrayDataset[Any], number: int, cardinality: int) -> None:
         super().__init__()
         self._dataset = dataset
         self._first_epoch = number * (dataset._epochs or 0)
@@ -321,7 +323,7 @@ class _ArrayReader(Reader):
 class _ArrayBatch(Batch):
     """Rows that are gathered when they are taken."""
 
-    def __init__(self, dataset: ArrayDataset, spans: list[tuple[np.ndarray | None, int, int]]) -> None:
+    def __init__(self, dataset: ArrayDataset[Any], spans: list[tuple[np.ndarray | None, int, int]]) -> None:
         self._rows, self.treedef, self._spans = dataset._rows, dataset._treedef, spans
         self.num_rows = self._num_rows = sum(stop - start for _, start, stop in spans)
 

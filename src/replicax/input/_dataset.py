@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, final
+from typing import Any, Generic, NoReturn, TypeVar, final
 
 import jax
 import numpy as np
@@ -31,6 +31,9 @@ from replicax.values import PerReplicaSpec, TensorSpec
 
 __all__ = ["DistributedDataset", "Target", "distribute_dataset", "distribute_datasets_from_function"]
 
+_Batch = TypeVar("_Batch")
+_State = TypeVar("_State")
+
 
 @final
 class Target:
@@ -48,7 +51,7 @@ class Target:
 
 
 @final
-class DistributedDataset(ReadInPython):
+class DistributedDataset(ReadInPython, Generic[_Batch]):
     """Batches for the replicas of a strategy; made by `strategy.distribute_dataset`.
 
     Loop over it as often as you like. Each batch has the structure of the dataset's, with per-replica
@@ -84,11 +87,11 @@ class DistributedDataset(ReadInPython):
         self._uneven = UnevenBatches()
         self._placer = Placer(target.mesh, on_device=options.on_device, committed=target.committed)
 
-    def __iter__(self) -> DistributedIterator:
+    def __iter__(self) -> DistributedIterator[_Batch]:
         number, self._num_passes = self._num_passes, self._num_passes + 1
         return self._iterate(number, self._first_order() if number == 0 else None)
 
-    def epoch(self, number: int) -> DistributedIterator:
+    def epoch(self, number: int) -> DistributedIterator[_Batch]:
         """One pass over the dataset in the order of epoch `number`, counted from 0.
 
         Loops over a dataset count epochs themselves. Give the number where a loop begins in the middle, in
@@ -126,7 +129,7 @@ class DistributedDataset(ReadInPython):
         anchor, seed = shuffled_by
         return RepeatedOrder(anchor, (seed, self._target.mesh))
 
-    def _iterate(self, number: int, order: RepeatedOrder | None) -> DistributedIterator:
+    def _iterate(self, number: int, order: RepeatedOrder | None) -> DistributedIterator[_Batch]:
         this_pass = Pass(
             open=self._open_stream,
             new_topic=self._target.pipeline.new_topic,
@@ -232,7 +235,7 @@ class DistributedDataset(ReadInPython):
         shared = self._plan.policy is AutoShardPolicy.DATA
         return dealt and not shared and self._cardinality != INFINITE_CARDINALITY
 
-    def reduce(self, initial_state: Any, reduce_func: Callable[[Any, Any], Any]) -> Any:
+    def reduce(self, initial_state: _State, reduce_func: Callable[[_State, _Batch], _State]) -> _State:
         """Go over the batches with a running result.
 
         Args:
@@ -259,7 +262,9 @@ class DistributedDataset(ReadInPython):
         raise no_attribute(self, name, distributed=True)
 
 
-def distribute_dataset(dataset: Any, target: Target, options: InputOptions | None) -> DistributedDataset:
+def distribute_dataset(
+    dataset: Any, target: Target, options: InputOptions | None
+) -> DistributedDataset[Any]:
     """`dataset`, whose batches are for all replicas, split over the replicas of `target`."""
     chosen = _checked_options(options)
     _refuse_distributed(dataset)
@@ -303,7 +308,7 @@ def _cardinality(batches: int, policy: AutoShardPolicy, pipeline: Pipeline, opti
 
 def distribute_datasets_from_function(
     dataset_fn: Callable[[InputContext], Any], target: Target, options: InputOptions | None
-) -> DistributedDataset:
+) -> DistributedDataset[Any]:
     """The datasets that `dataset_fn` makes, whose batches are for one replica each."""
     chosen = _checked_options(options)
     if not callable(dataset_fn):

@@ -103,7 +103,7 @@ class FileDataset(GivesSource):
     def __getattr__(self, name: str) -> NoReturn:
         raise no_attribute(self, name)
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[Any]:
         reader = self.source().open(0)
         try:
             while True:

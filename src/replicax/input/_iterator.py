@@ -8,7 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any, final
+from typing import Any, Generic, Self, TypeVar, final
 
 from replicax._jax import is_transforming
 from replicax.contexts import has_strategy, in_cross_replica_context
@@ -19,6 +19,8 @@ from replicax.input._producer import Made, Mark, Pass, PassProducer
 from replicax.types import ReadInPython
 
 __all__ = ["DistributedIterator", "InputStats", "OptionalBatch"]
+
+_Batch = TypeVar("_Batch")
 
 _FORMAT = 1
 
@@ -63,7 +65,7 @@ class InputStats:
 
 
 @final
-class OptionalBatch:
+class OptionalBatch(Generic[_Batch]):
     """A batch, or nothing; what `get_next_as_optional` returns.
 
     >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -72,7 +74,7 @@ class OptionalBatch:
     False
     """
 
-    def __init__(self, batches: list[Any]) -> None:
+    def __init__(self, batches: list[_Batch]) -> None:
         """Of at most one batch."""
         self._batches = batches
 
@@ -80,7 +82,7 @@ class OptionalBatch:
         """Whether there is a batch."""
         return bool(self._batches)
 
-    def get_value(self) -> Any:
+    def get_value(self) -> _Batch:
         """The batch; raises `InputError` if there is none."""
         if not self._batches:
             raise InputError("There was no batch left; ask `has_value()` first.")
@@ -91,7 +93,7 @@ class OptionalBatch:
 
 
 @final
-class DistributedIterator(ReadInPython):
+class DistributedIterator(ReadInPython, Generic[_Batch]):
     """Gives the batches of a distributed dataset, one after the other; made by `iter(dataset)`.
 
     Batches are read and moved to the devices in the background. An error of the reader is raised by the
@@ -129,10 +131,10 @@ class DistributedIterator(ReadInPython):
         self._feed = Feed(producer, self._pass.buffer_size, any_thread=self._pass.any_thread)
         self._finalizer = weakref.finalize(self, self._feed.drop)
 
-    def __iter__(self) -> DistributedIterator:
+    def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> Any:
+    def __next__(self) -> _Batch:
         self._check_context()
         if self._began is None:
             self._before_first()
@@ -184,7 +186,7 @@ class DistributedIterator(ReadInPython):
                 "argument: `for batch in dataset: step(batch)`."
             )
 
-    def get_next(self) -> Any:
+    def get_next(self) -> _Batch:
         """The next batch, like `next(iterator)`.
 
         Raises:
@@ -202,7 +204,7 @@ class DistributedIterator(ReadInPython):
             "get_next_as_optional() whether there is one, or let the dataset repeat()."
         )
 
-    def get_next_as_optional(self) -> OptionalBatch:
+    def get_next_as_optional(self) -> OptionalBatch[_Batch]:
         """The next batch, or an empty `OptionalBatch` after the last.
 
         >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -335,7 +337,7 @@ class DistributedIterator(ReadInPython):
     def __reduce__(self) -> Any:
         return refuse_pickling(self)
 
-    def __enter__(self) -> DistributedIterator:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

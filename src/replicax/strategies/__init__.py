@@ -1,6 +1,5 @@
 """One file for each strategy: the listing of this folder is the list of them."""
 
-from replicax.strategies import _aliases
 from replicax.strategies._central_storage import CentralStorageStrategy
 from replicax.strategies._default import DefaultStrategy
 from replicax.strategies._extended import StrategyExtended
@@ -23,5 +22,3 @@ __all__ = [
     "TPUStrategy",
     "ValueContext",
 ]
-
-del _aliases

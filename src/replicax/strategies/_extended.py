@@ -16,7 +16,7 @@ from replicax.errors import ArgumentKindError, ContextError, VariableError
 from replicax.execution import update_copies
 from replicax.strategies._held_values import flatten_values
 from replicax.topology import device_name
-from replicax.types import ReduceOp
+from replicax.types import ReduceOp, ReduceOpLike
 from replicax.values import Component, Mirrored, is_array
 from replicax.variables import Variable, VariableCopy
 
@@ -91,7 +91,7 @@ class StrategyExtended:
 
     def reduce_to(
         self,
-        reduce_op: ReduceOp | str,
+        reduce_op: ReduceOpLike,
         value: Any,
         destinations: Any,
         options: Any = None,
@@ -127,7 +127,7 @@ class StrategyExtended:
 
     def batch_reduce_to(
         self,
-        reduce_op: ReduceOp | str,
+        reduce_op: ReduceOpLike,
         value_destination_pairs: Sequence[tuple[Any, Any]],
         options: Any = None,
         experimental_hints: Any = None,

@@ -16,10 +16,10 @@ import abc
 import concurrent.futures
 import contextvars
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
-from typing import Any, Literal, Self, final
+from typing import Any, Literal, Self, TypeAlias, TypeVar, final, overload
 
 import jax
 import jax.numpy as jnp
@@ -45,11 +45,36 @@ from replicax.strategies._extended import StrategyExtended
 from replicax.strategies._held_values import flatten_values
 from replicax.strategies._run_options import RunOptions, ValueContext
 from replicax.topology import ReplicaMesh
-from replicax.types import ReduceOp
-from replicax.values import DistributedValues, PerReplica, flatten, map_leaves, regroup_apart
-from replicax.variables import Layout, Store, Variable, VariableSpec, current_frame, prepare_variable
+from replicax.types import ReduceOp, ReduceOpLike
+from replicax.values import DistributedValues, Mirrored, PerReplica, flatten, map_leaves, regroup_apart
+from replicax.variables import (
+    Layout,
+    Store,
+    Variable,
+    VariableCopy,
+    VariableSpec,
+    current_frame,
+    prepare_variable,
+)
 
 __all__ = ["Strategy"]
+
+# What a function returns, or a dataset gives, has a leaf's type or a structure's. The leaf becomes a
+# `PerReplica`. The type of a structure says nothing of its leaves that could be rewritten, so it stays: right
+# in what `reduce`, `gather` and `local_results` return, and in between the leaves are per-replica values.
+_Leaf = TypeVar("_Leaf", bound=jax.Array | np.ndarray | float | complex)
+_Structure = TypeVar("_Structure")
+_T = TypeVar("_T")
+
+
+class _Untyped:
+    """The type of no value, so that in an overload only `Any` matches it."""
+
+
+_Value: TypeAlias = DistributedValues | jax.Array | np.ndarray | float | complex
+_Axes: TypeAlias = int | Sequence[int] | None
+_PartialBatch: TypeAlias = Literal["exact", "pad", "error"]
+_Batches: TypeAlias = Iterable[_T] | Callable[[], Iterable[_T]]
 
 
 class Strategy(abc.ABC):
@@ -157,6 +182,30 @@ class Strategy(abc.ABC):
         require_cross_replica(self, "scope()")
         return Scope(self)
 
+    @overload
+    def run(
+        self,
+        fn: Callable[..., _Untyped],
+        args: Sequence[Any] = ...,
+        kwargs: Mapping[str, Any] | None = ...,
+        options: RunOptions | None = ...,
+    ) -> Any: ...
+    @overload
+    def run(
+        self,
+        fn: Callable[..., _Leaf],
+        args: Sequence[Any] = ...,
+        kwargs: Mapping[str, Any] | None = ...,
+        options: RunOptions | None = ...,
+    ) -> PerReplica[_Leaf]: ...
+    @overload
+    def run(
+        self,
+        fn: Callable[..., _Structure],
+        args: Sequence[Any] = ...,
+        kwargs: Mapping[str, Any] | None = ...,
+        options: RunOptions | None = ...,
+    ) -> _Structure: ...
     @final
     def run(
         self,
@@ -219,7 +268,13 @@ class Strategy(abc.ABC):
                 "RunOptions(experimental_enable_dynamic_batch_size=False) rules out."
             )
 
-    def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: Any) -> Any:
+    @overload
+    def reduce(self, reduce_op: ReduceOpLike, value: _Untyped, axis: _Axes) -> Any: ...
+    @overload
+    def reduce(self, reduce_op: ReduceOpLike, value: _Value, axis: _Axes) -> jax.Array: ...
+    @overload
+    def reduce(self, reduce_op: ReduceOpLike, value: _Structure, axis: _Axes) -> _Structure: ...
+    def reduce(self, reduce_op: ReduceOpLike, value: Any, axis: Any) -> Any:
         """Combine a per-replica value into one array.
 
         Args:
@@ -242,6 +297,12 @@ class Strategy(abc.ABC):
         leaves, treedef = flatten_values(value)
         return treedef.unflatten(reduce_leaves_over(self.communicator, op, leaves, axis))
 
+    @overload
+    def gather(self, value: _Untyped, axis: int) -> Any: ...
+    @overload
+    def gather(self, value: _Value, axis: int) -> jax.Array: ...
+    @overload
+    def gather(self, value: _Structure, axis: int) -> _Structure: ...
     @final
     def gather(self, value: Any, axis: int) -> Any:
         """Join the replicas' values along `axis`, in replica order.
@@ -259,6 +320,14 @@ class Strategy(abc.ABC):
         leaves, treedef = flatten_values(value)
         return treedef.unflatten(gather_leaves(self.communicator, leaves, axis))
 
+    @overload
+    def local_results(self, value: _Untyped) -> tuple[Any, ...]: ...
+    @overload
+    def local_results(self, value: Variable) -> tuple[VariableCopy, ...]: ...
+    @overload
+    def local_results(self, value: PerReplica[_T] | Mirrored[_T]) -> tuple[_T, ...]: ...
+    @overload
+    def local_results(self, value: _Structure) -> tuple[_Structure, ...]: ...
     @final
     def local_results(self, value: Any) -> tuple[Any, ...]:
         """The parts of a distributed value that belong to this process's replicas, as a tuple.
@@ -291,8 +360,26 @@ class Strategy(abc.ABC):
     def _input_target(self) -> Target:
         return Target(self.mesh, self.input_pipeline, committed=self.places_values)
 
+    @overload
+    def distribute_dataset(
+        self, dataset: _Untyped | _Batches[_Untyped], options: InputOptions | None = ...
+    ) -> DistributedDataset[Any]: ...
+    @overload
+    def distribute_dataset(
+        self, dataset: _Batches[_Leaf], options: InputOptions | None = ...
+    ) -> DistributedDataset[PerReplica[_Leaf]]: ...
+    @overload
+    def distribute_dataset(
+        self, dataset: _Batches[_Structure], options: InputOptions | None = ...
+    ) -> DistributedDataset[_Structure]: ...
+    @overload
+    def distribute_dataset(
+        self, dataset: Any, options: InputOptions | None = ...
+    ) -> DistributedDataset[Any]: ...
     @final
-    def distribute_dataset(self, dataset: Any, options: InputOptions | None = None) -> DistributedDataset:
+    def distribute_dataset(
+        self, dataset: Any, options: InputOptions | None = None
+    ) -> DistributedDataset[Any]:
         """Split the batches of a dataset over the replicas, and have them ready when a step wants them.
 
         Each batch of `dataset` is a global batch, for all replicas together. It is split along the first
@@ -322,10 +409,22 @@ class Strategy(abc.ABC):
         require_cross_replica(self, "distribute_dataset()")
         return distribute_dataset(dataset, self._input_target(), options)
 
+    @overload
+    def distribute_datasets_from_function(
+        self, dataset_fn: Callable[[InputContext], _Batches[_Leaf]], options: InputOptions | None = ...
+    ) -> DistributedDataset[PerReplica[_Leaf]]: ...
+    @overload
+    def distribute_datasets_from_function(
+        self, dataset_fn: Callable[[InputContext], _Batches[_Structure]], options: InputOptions | None = ...
+    ) -> DistributedDataset[_Structure]: ...
+    @overload
+    def distribute_datasets_from_function(
+        self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = ...
+    ) -> DistributedDataset[Any]: ...
     @final
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
-    ) -> DistributedDataset:
+    ) -> DistributedDataset[Any]:
         """Distribute datasets that you make yourself for each process, or for each replica.
 
         Nothing is split here: each replica takes the next batch of its process's dataset, whose batch size
@@ -352,11 +451,19 @@ class Strategy(abc.ABC):
     def _host_batches(self) -> HostBatches:
         return HostBatches(self._input_target())
 
+    @overload
+    def distribute_batch(
+        self, batch: _Leaf, partial_batch: _PartialBatch = ..., batch_size: int | None = ...
+    ) -> PerReplica[_Leaf]: ...
+    @overload
+    def distribute_batch(
+        self, batch: _Structure, partial_batch: _PartialBatch = ..., batch_size: int | None = ...
+    ) -> _Structure: ...
     @final
     def distribute_batch(
         self,
         batch: Any,
-        partial_batch: Literal["exact", "pad", "error"] = "exact",
+        partial_batch: _PartialBatch = "exact",
         batch_size: int | None = None,
     ) -> Any:
         """Split a batch that the program has made itself, such as a sample of a replay buffer.
@@ -395,7 +502,7 @@ class Strategy(abc.ABC):
         return self._host_batches.distribute(batch, partial_batch, batch_size)
 
     @final
-    def make_numpy_dataset(self, numpy_input: Any) -> ArrayDataset:
+    def make_numpy_dataset(self, numpy_input: _T) -> ArrayDataset[_T]:
         """A dataset of the rows of arrays; the same as `rx.from_arrays`.
 
         Args:
@@ -408,6 +515,16 @@ class Strategy(abc.ABC):
         """
         return from_arrays(numpy_input)
 
+    @overload
+    def distribute_values_from_function(self, value_fn: Callable[[ValueContext], _Untyped]) -> Any: ...
+    @overload
+    def distribute_values_from_function(
+        self, value_fn: Callable[[ValueContext], _Leaf]
+    ) -> PerReplica[_Leaf]: ...
+    @overload
+    def distribute_values_from_function(
+        self, value_fn: Callable[[ValueContext], _Structure]
+    ) -> _Structure: ...
     @final
     def distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
         """A per-replica value whose component for each replica is what `value_fn` returns.
@@ -435,7 +552,7 @@ class Strategy(abc.ABC):
         return regroup_apart(values, self.mesh)
 
     @final
-    def assign_to_logical_device(self, tensor: Any, logical_device_id: int) -> Any:
+    def assign_to_logical_device(self, tensor: _T, logical_device_id: int) -> _T:
         """Say, in a replica function, which of the replica's devices shall have a value.
 
         The value does not change. XLA has no way to bind one operation to one device of a partitioned
@@ -469,7 +586,7 @@ class Strategy(abc.ABC):
         return None
 
     @final
-    def split_to_logical_devices(self, tensor: Any, partition_dimensions: Sequence[int]) -> Any:
+    def split_to_logical_devices(self, tensor: _T, partition_dimensions: Sequence[int]) -> _T:
         """Cut an array, in a replica function, into parts for the replica's devices.
 
         The value does not change. The devices hold a part each, and XLA divides what is computed from it
@@ -500,7 +617,7 @@ class Strategy(abc.ABC):
         return _logical.split(self, tensor, partition_dimensions)
 
     @final
-    def replicate_to_logical_devices(self, tensor: Any) -> Any:
+    def replicate_to_logical_devices(self, tensor: _T) -> _T:
         """Put a value, in a replica function, on each of the replica's devices as a whole.
 
         The value does not change. It is how values lie that were not split; use it to end a split, for
@@ -543,6 +660,17 @@ class Strategy(abc.ABC):
 
         replica = current().replica
         return make() if replica is None else replica.create(make)
+
+    # TensorFlow's older spellings.
+    experimental_run_v2 = run
+    experimental_local_results = local_results
+    experimental_distribute_dataset = distribute_dataset
+    experimental_distribute_datasets_from_function = distribute_datasets_from_function
+    experimental_make_numpy_dataset = make_numpy_dataset
+    experimental_distribute_values_from_function = distribute_values_from_function
+    experimental_assign_to_logical_device = assign_to_logical_device
+    experimental_split_to_logical_devices = split_to_logical_devices
+    experimental_replicate_to_logical_devices = replicate_to_logical_devices
 
 
 def _of_first_replica(strategy: Strategy, value: jax.Array) -> jax.Array:

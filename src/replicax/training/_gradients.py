@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, final
+from typing import Any, Literal, ParamSpec, TypeVar, final, overload
 
 import jax
 import jax.numpy as jnp
@@ -38,7 +38,38 @@ from replicax.variables import (
 
 __all__ = ["grad", "value_and_grad"]
 
+_P = ParamSpec("_P")
+_Loss = TypeVar("_Loss")
+_Variables = TypeVar("_Variables")
 
+
+@overload
+def value_and_grad(
+    fn: Callable[_P, _Loss],
+    variables: Variable,
+    *,
+    has_aux: Literal[False] = ...,
+    microbatches: int = ...,
+    precision: MixedPrecision | None = ...,
+) -> Callable[_P, tuple[_Loss, jax.Array]]: ...
+@overload
+def value_and_grad(
+    fn: Callable[_P, _Loss],
+    variables: _Variables,
+    *,
+    has_aux: Literal[False] = ...,
+    microbatches: int = ...,
+    precision: MixedPrecision | None = ...,
+) -> Callable[_P, tuple[_Loss, _Variables]]: ...
+@overload
+def value_and_grad(
+    fn: Callable[_P, tuple[_Loss, Any]],
+    variables: _Variables,
+    *,
+    has_aux: bool,
+    microbatches: int = ...,
+    precision: MixedPrecision | None = ...,
+) -> Callable[_P, tuple[tuple[_Loss, Any], _Variables]]: ...
 def value_and_grad(
     fn: Callable[..., Any],
     variables: Any,
@@ -101,6 +132,18 @@ def value_and_grad(
     return differentiated
 
 
+@overload
+def grad(
+    fn: Callable[_P, Any], variables: Variable, *, has_aux: Literal[False] = ..., **options: Any
+) -> Callable[_P, jax.Array]: ...
+@overload
+def grad(
+    fn: Callable[_P, Any], variables: _Variables, *, has_aux: Literal[False] = ..., **options: Any
+) -> Callable[_P, _Variables]: ...
+@overload
+def grad(
+    fn: Callable[_P, Any], variables: _Variables, *, has_aux: bool, **options: Any
+) -> Callable[_P, tuple[_Variables, Any]]: ...
 def grad(fn: Callable[..., Any], variables: Any, **options: Any) -> Callable[..., Any]:
     """`rx.value_and_grad` without the value.
 

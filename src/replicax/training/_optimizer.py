@@ -23,7 +23,7 @@ from replicax.training._loss_scale import DynamicLossScale
 from replicax.training._pairs import Parameters, pair
 from replicax.training._reduction import GradientReduction, dense, is_distributed
 from replicax.training._slots import checkpoint_key, initial_state, slot_names
-from replicax.types import ReduceOp, VariableAggregation
+from replicax.types import ReduceOp, ReduceOpLike, VariableAggregation
 from replicax.values import Mirrored
 from replicax.variables import Variable, made_beside
 
@@ -67,7 +67,7 @@ class Optimizer:
         self,
         transformation: Any,
         *,
-        reduce: ReduceOp | str = ReduceOp.SUM,
+        reduce: ReduceOpLike = ReduceOp.SUM,
         reduce_dtype: Any = None,
         options: CommunicationOptions | None = None,
         loss_scale: DynamicLossScale | None = None,

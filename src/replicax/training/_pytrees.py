@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar, overload
 
 import jax
+import numpy as np
 
 from replicax.contexts import current
-from replicax.types import VariableAggregation
+from replicax.types import AggregationLike, VariableAggregation
 from replicax.values import is_number
 from replicax.variables import Variable
 
@@ -21,11 +22,40 @@ __all__ = [
 ]
 
 
+_Array = TypeVar("_Array", bound=jax.Array | np.ndarray | float | complex)
+_Key = TypeVar("_Key")
+_Structure = TypeVar("_Structure")
+
+
+@overload
+def create_variables(
+    arrays: jax.Array | np.ndarray | float | complex,
+    *,
+    trainable: bool = ...,
+    aggregation: AggregationLike = ...,
+    name: str | None = ...,
+) -> Variable: ...
+@overload
+def create_variables(
+    arrays: dict[_Key, _Array],
+    *,
+    trainable: bool = ...,
+    aggregation: AggregationLike = ...,
+    name: str | None = ...,
+) -> dict[_Key, Variable]: ...
+@overload
+def create_variables(
+    arrays: Any,
+    *,
+    trainable: bool = ...,
+    aggregation: AggregationLike = ...,
+    name: str | None = ...,
+) -> Any: ...
 def create_variables(
     arrays: Any,
     *,
     trainable: bool = True,
-    aggregation: VariableAggregation | str = VariableAggregation.NONE,
+    aggregation: AggregationLike = VariableAggregation.NONE,
     name: str | None = None,
 ) -> Any:
     """The structure `arrays` with a variable in place of each array, made by the strategy in scope.
@@ -107,6 +137,10 @@ def ordered_like(like: Any, structure: Any) -> Any:
     return treedef.unflatten(map(ordered_like, parts, treedef.flatten_up_to(structure)))
 
 
+@overload
+def read_values(structure: Variable) -> jax.Array: ...
+@overload
+def read_values(structure: _Structure) -> _Structure: ...
 def read_values(structure: Any) -> Any:
     """`structure` with the current value in place of each variable.
 

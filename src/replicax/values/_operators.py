@@ -101,6 +101,9 @@ if TYPE_CHECKING:
 
         __slots__ = ()
 
+        # Without it, checkers would hold a subclass's arguments against those of `jax.Array`.
+        def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+
         def __jax_array__(self) -> jax.Array: ...
 
 else:

@@ -36,7 +36,7 @@ class TensorSpec:
     (True, False)
     """
 
-    shape: tuple[int | None, ...]
+    shape: Sequence[int | None]
     dtype: Any = jnp.float32
     name: str | None = None
 

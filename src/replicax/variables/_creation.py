@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import weakref
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax.numpy as jnp
 import numpy as np
 
 from replicax.errors import VariableError
-from replicax.types import VariableAggregation, VariableSynchronization
+from replicax.types import (
+    AggregationLike,
+    SynchronizationLike,
+    VariableAggregation,
+    VariableSynchronization,
+)
 from replicax.values import Mirrored, PerReplica, is_key, is_number
 from replicax.variables._frames import current_frame
 from replicax.variables._readable import Readable
@@ -36,6 +42,8 @@ class NewVariable(NamedTuple):
 awaiting_values: list[weakref.WeakMethod[Callable[[NewVariable], Any]]] = []
 """Who has values for variables that do not exist yet: asked about each new one."""
 
+_Enum = TypeVar("_Enum", bound=enum.Enum)
+
 _place: ContextVar[tuple[Any, str]] = ContextVar("replicax_place", default=(None, ""))
 
 
@@ -54,8 +62,8 @@ def prepare_variable(
     trainable: bool | None = None,
     name: str | None = None,
     dtype: Any = None,
-    synchronization: VariableSynchronization = VariableSynchronization.AUTO,
-    aggregation: VariableAggregation = VariableAggregation.NONE,
+    synchronization: SynchronizationLike = VariableSynchronization.AUTO,
+    aggregation: AggregationLike = VariableAggregation.NONE,
     shape: Any = None,
     constraint: Callable[[Any], Any] | None = None,
 ) -> tuple[VariableSpec, Any]:
@@ -102,13 +110,13 @@ def _awaited(name: str, value: Any) -> Any:
     return value
 
 
-def _member(enum: Any, value: Any, argument: str) -> Any:
-    if isinstance(value, enum):
+def _member(kind: type[_Enum], value: Any, argument: str) -> _Enum:
+    if isinstance(value, kind):
         return value
-    names = ", ".join(enum.__members__)
-    if isinstance(value, str) and value.upper() in enum.__members__:
-        return enum[value.upper()]
-    raise VariableError(f"{argument} must be one of rx.{enum.__name__}.{{{names}}}, got {value!r}.")
+    names = ", ".join(kind.__members__)
+    if isinstance(value, str) and value.upper() in kind.__members__:
+        return kind[value.upper()]
+    raise VariableError(f"{argument} must be one of rx.{kind.__name__}.{{{names}}}, got {value!r}.")
 
 
 def _initial_array(initial_value: Any, dtype: Any) -> Any:

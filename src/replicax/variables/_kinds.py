@@ -5,7 +5,7 @@ There is one class of variables; what differs is the layout. These names answer 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from replicax.variables._layout import Layout
 from replicax.variables._one_device import Central
@@ -30,7 +30,18 @@ class _ByLayout(type):
         )
 
 
-class MirroredVariable(metaclass=_ByLayout):
+if TYPE_CHECKING:
+    # Checkers see subclasses, so that `isinstance(v, ...)` leaves a variable what it is.
+    class _Kind(Variable):  # type: ignore[misc]
+        layout: Any
+
+else:
+
+    class _Kind(metaclass=_ByLayout):
+        layout: type[Layout]
+
+
+class MirroredVariable(_Kind):
     """A variable with one equal copy on each replica: what a `MirroredStrategy` makes.
 
     >>> with rx.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
@@ -42,7 +53,7 @@ class MirroredVariable(metaclass=_ByLayout):
     layout = Replicated
 
 
-class SyncOnReadVariable(metaclass=_ByLayout):
+class SyncOnReadVariable(_Kind):
     """A variable with a part on each replica, combined when it is read.
 
     >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -61,7 +72,7 @@ class SyncOnReadVariable(metaclass=_ByLayout):
     layout = OnePerReplica
 
 
-class AggregatingVariable(metaclass=_ByLayout):
+class AggregatingVariable(_Kind):
     """A variable with one copy on the parameter device: what a `CentralStorageStrategy` makes.
 
     >>> strategy = rx.CentralStorageStrategy(["CPU:0", "CPU:1"], parameter_device="CPU:0")

@@ -8,7 +8,7 @@ the API: it looks at the context and asks the layout.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, cast, final
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,12 @@ from replicax._jax import is_tracer
 from replicax.contexts import StrategyProtocol, current, has_strategy
 from replicax.errors import ContextError, TracingError, VariableError
 from replicax.topology import ReplicaMesh
-from replicax.types import VariableAggregation, VariableSynchronization
+from replicax.types import (
+    AggregationLike,
+    SynchronizationLike,
+    VariableAggregation,
+    VariableSynchronization,
+)
 from replicax.values import IndexedSlices, Mirrored, PerReplica, is_number
 from replicax.variables._aggregation import aggregate, check_same_method
 from replicax.variables._copy import VariableCopy
@@ -28,6 +33,9 @@ from replicax.variables._readable import Readable, describe, seen_by_jax
 from replicax.variables._spec import VariableSpec
 from replicax.variables._store import Store
 from replicax.variables._writes import ADD, REPLACE, SCATTER, SUBTRACT, Method, Write
+
+if TYPE_CHECKING:
+    from replicax.strategies import Strategy
 
 __all__ = ["Variable"]
 
@@ -110,8 +118,8 @@ class Variable(Readable):
         trainable: bool | None = None,
         name: str | None = None,
         dtype: Any = None,
-        synchronization: VariableSynchronization = VariableSynchronization.AUTO,
-        aggregation: VariableAggregation = VariableAggregation.NONE,
+        synchronization: SynchronizationLike = VariableSynchronization.AUTO,
+        aggregation: AggregationLike = VariableAggregation.NONE,
         shape: Any = None,
         constraint: Callable[[Any], Any] | None = None,
     ) -> Variable:
@@ -186,9 +194,9 @@ class Variable(Readable):
         return self._spec.constraint
 
     @property
-    def distribute_strategy(self) -> Any:
+    def distribute_strategy(self) -> Strategy:
         """The strategy in whose scope it was made."""
-        return self._strategy
+        return cast("Strategy", self._strategy)
 
     @property
     def layout(self) -> Layout:

@@ -7,7 +7,7 @@ from typing import Any, final
 
 from replicax.contexts import get_replica_context, get_strategy, in_cross_replica_context
 from replicax.errors import OutOfRangeError
-from replicax.types import ReduceOp
+from replicax.types import ReduceOp, ReduceOpLike
 from replicax.values import flatten
 
 __all__ = ["MultiStepContext", "run_steps"]
@@ -45,7 +45,7 @@ class MultiStepContext:
         """What the steps set with `set_non_tensor_output`, by name; the last one counts."""
         return self._non_tensor_outputs
 
-    def set_last_step_output(self, name: str, output: Any, reduce_op: ReduceOp | str | None = None) -> None:
+    def set_last_step_output(self, name: str, output: Any, reduce_op: ReduceOpLike | None = None) -> None:
         """Keep `output` as a result of the step; the last step's remains.
 
         Args:

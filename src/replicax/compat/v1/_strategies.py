@@ -12,7 +12,7 @@ from replicax.compat.v1._deprecation import deprecated
 from replicax.compat.v1._extended import StrategyExtended, numpy_dataset
 from replicax.compat.v1._iterators import InputIterator
 from replicax.input import ArrayDataset, InputContext, InputReplicationMode
-from replicax.types import ReduceOp
+from replicax.types import ReduceOpLike
 
 __all__ = [
     "CentralStorageStrategy",
@@ -38,7 +38,7 @@ class Strategy(core.Strategy):
         """The lower-level API, with what only version 1 has."""
         return StrategyExtended(self)
 
-    def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: Any = None) -> Any:
+    def reduce(self, reduce_op: ReduceOpLike, value: Any, axis: Any = None) -> Any:
         """Combine a per-replica value into one array; by default element by element.
 
         >>> from replicax.compat import v1
