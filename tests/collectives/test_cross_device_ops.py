@@ -257,7 +257,7 @@ def test_nccl_without_gpus(mode):
 
 
 def test_a_device_that_does_not_take_part():
-    with pytest.raises(ValueError, match=r"CPU:5.*one of theirs"):
+    with pytest.raises(ValueError, match=r"CPU:5.*one of their devices"):
         mirrored(2, rx.ReductionToOneDevice(reduce_to_device="CPU:5"))
 
 

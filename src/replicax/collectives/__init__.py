@@ -22,9 +22,6 @@ from replicax.collectives._programs import combine, map_each, spread
 from replicax.collectives._reductions import gather_leaves, reduce_leaves, reduce_leaves_over
 from replicax.collectives._timeout import await_result, collect_step_timeouts
 
-# The names that `execution` uses.
-Riders, taking_riders = EarlySums, collect_early_sums
-
 __all__ = [
     "CollectiveHints",
     "CommunicationImplementation",
@@ -37,7 +34,6 @@ __all__ = [
     "NcclAllReduce",
     "Recipe",
     "ReductionToOneDevice",
-    "Riders",
     "Spread",
     "await_result",
     "broadcast",
@@ -53,5 +49,4 @@ __all__ = [
     "reduce_leaves",
     "reduce_leaves_over",
     "spread",
-    "taking_riders",
 ]

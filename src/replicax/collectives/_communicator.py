@@ -1,8 +1,8 @@
-"""One strategy's way of combining values: its mesh and its cross-device operations together.
+"""`Communicator`: combines values over the replicas of one strategy.
 
-Every reduction and gather of a strategy ends here, whether a replica or the cross-replica context asked
-for it. The rule for values that are the same everywhere is also here: each replica contributes what it
-holds, so their sum is N times the value.
+Every reduction and gather of a strategy goes through it, both from replicas and from the cross-replica
+context. It also defines what happens to a value that is the same on all replicas: each replica contributes
+it, so the sum is N times the value.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax._jax import is_tracer, is_transforming
+from replicax._messages import brief
 from replicax.collectives._cross_device_ops import CrossDeviceOps, place
 from replicax.collectives._local import AllGather, FirstReplica
 from replicax.collectives._options import CommunicationOptions
@@ -32,9 +33,9 @@ _DEFAULT = CommunicationOptions()
 
 @final
 class Communicator:
-    """Combines values over the replicas of `mesh` by means of `ops`.
+    """Combines values over the replicas of `mesh` with the cross-device operations `ops`.
 
-    `options` apply to every collective, as far as its own options leave them open.
+    `options` are the defaults of every collective.
     """
 
     def __init__(
@@ -54,9 +55,9 @@ class Communicator:
         options: CommunicationOptions | None = None,
         destinations: Sequence[Any] | None = None,
     ) -> list[Any]:
-        """The sum or mean of each value over the replicas, all in one go.
+        """The sum or mean of each value over the replicas, in one operation.
 
-        Results are mirrored; with `destinations`, one for each value, they are where those are.
+        Results are mirrored; with `destinations`, one for each value, they are placed there.
         """
         values = [v.on(self.mesh) if isinstance(v, PerReplica) else v for v in values]
         wanted = zip(values, destinations or values, strict=True)
@@ -69,7 +70,7 @@ class Communicator:
         return [place(result, where) for result, where in zip(results, destinations, strict=True)]
 
     def _chosen(self, options: CommunicationOptions | None) -> CommunicationOptions:
-        """The strategy's options, with those of `options` that are not left at their default."""
+        """The strategy's options, updated with the fields of `options` that are not defaults."""
         if options is None:
             return self._options
         fields = dataclasses.fields(options)
@@ -78,16 +79,16 @@ class Communicator:
         return dataclasses.replace(self._options, **changed) if changed else self._options
 
     def on_each(self, value: Any) -> Any:
-        """What the replicas hold if they all hold `value`."""
+        """The per-replica value in which every replica holds `value`."""
         if isinstance(value, PerReplica) or self.num_replicas == 1:
             return value
         return PerReplica([value] * len(self.mesh.local_replica_ids), mesh=self.mesh)
 
     def mirrored(self, value: Any) -> Any:
-        """A value that is the same for all replicas, on each of them."""
+        """`value`, which is the same for all replicas, placed on each of them."""
         if isinstance(value, Mirrored | PerReplica) or self.num_replicas == 1:
             return value
-        # In a program, what is known already is a constant of it.
+        # While tracing, it becomes a constant of the program.
         whole = jnp.asarray(value) if is_transforming() else self.mesh.replicate(value)
         return Mirrored.from_whole(whole, self.mesh)
 
@@ -96,7 +97,9 @@ class Communicator:
             value = value.to_plain()
         number = value.to_plain() if isinstance(value, Mirrored) else value
         if not is_number(number):
-            raise CollectiveError(f"Only arrays and numbers can be reduced across replicas, got {value!r}.")
+            raise CollectiveError(
+                f"Only arrays and numbers can be reduced over replicas, got {brief(value)}."
+            )
         if op is ReduceOp.MEAN:
             return _as_mean(value)
         if self.num_replicas == 1:
@@ -123,7 +126,7 @@ class Communicator:
         return Mirrored.from_whole(first if is_tracer(first) else self.mesh.replicate(first), self.mesh)
 
     def gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> tuple[Any, Any]:
-        """`value` joined along `axis` over the replicas, and where each replica's part begins."""
+        """The replicas' values concatenated along `axis`, and the offset of each replica's part."""
         if isinstance(value, Mirrored) and self.num_replicas > 1:
             whole = jnp.concatenate([value.whole] * self.num_replicas, axis)
             return Mirrored.from_whole(whole, value.mesh), None
@@ -150,13 +153,13 @@ class Communicator:
     def _gather_uneven(self, value: PerReplica, axis: int) -> tuple[Any, Any]:
         for component in value.components:
             if not is_number(component):
-                raise CollectiveError(f"Only arrays can be gathered, got {component!r}.")
+                raise CollectiveError(f"Only arrays can be gathered, got {brief(component)}.")
             checked_axis(axis, component)
         shapes = _other_axes(value, axis)
         if len(shapes) > 1:
             raise CollectiveError(
                 f"gather(axis={axis}) needs values that differ only in their size along that axis, "
-                f"got {', '.join(str(np.shape(c)) for c in value.components)}."
+                f"got {', '.join(map(brief, value.components))}."
             )
         if value.is_traced_apart:
             sizes = [c.shape[axis] for c in value.components]
@@ -167,7 +170,7 @@ class Communicator:
         return whole, PerReplica([int(starts[i]) for i in self.mesh.local_replica_ids])
 
     def _gather_padded(self, value: PerReplica, axis: int) -> tuple[list[int], Mirrored]:
-        """Gather the sizes, then arrays padded to the largest; works across processes too."""
+        """Gather the sizes, then arrays padded to the largest size; works across processes."""
         lengths = [jnp.asarray(np.shape(c)[axis], jnp.int32) for c in value.components]
         (sizes,) = combine(AllGather(None), [PerReplica(lengths, mesh=self.mesh)], self.mesh)
         all_sizes = [int(size) for size in np.asarray(sizes.to_plain())]
@@ -192,7 +195,7 @@ def _other_axes(value: PerReplica, axis: int) -> set[Any]:
 
 
 def _as_mean(value: Any) -> Any:
-    """What averaging makes of a value that is the same everywhere: integers become float32."""
+    """The mean of a value that is the same on all replicas: integers become float32."""
     if isinstance(value, Mirrored):
         return Mirrored.from_whole(_as_mean(value.whole), value.mesh)
     if isinstance(value, bool | int | float | complex):
@@ -203,7 +206,7 @@ def _as_mean(value: Any) -> Any:
 
 
 def checked_axis(axis: Any, value: Any, what: str = "gather") -> int:
-    """`axis` of `value`, counted from the front."""
+    """`axis` as a non-negative index of an axis of `value`."""
     shape = np.shape(value) if is_number(value) else tuple(value.shape)
     ndim = len(shape)
     if isinstance(axis, bool) or not isinstance(axis, int | np.integer):

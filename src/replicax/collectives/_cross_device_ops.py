@@ -1,7 +1,7 @@
-"""How replicas' values are combined: the algorithms a `MirroredStrategy` can be given.
+"""The algorithms that combine the replicas' values, for `MirroredStrategy(cross_device_ops=...)`.
 
-`CrossDeviceOps` is the interface, which users may subclass. The ones below differ only in the recipe
-that each replica follows; `_RecipeOps` does the rest.
+`CrossDeviceOps` is the interface, which users may subclass. The implementations below differ only in the
+recipe that each replica runs; `_RecipeOps` does the rest.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from replicax._jax import is_tracer
+from replicax._messages import brief
 from replicax.collectives._local import AllReduce, OneDeviceReduce, Recipe
 from replicax.collectives._options import (
     CommunicationImplementation,
@@ -47,11 +48,11 @@ Pairs = Sequence[tuple[Any, Any]]
 
 
 class CrossDeviceOps:
-    """Combines values across the devices of a `MirroredStrategy`; subclass it to do so your way.
+    """Combines values across the devices of a `MirroredStrategy`; subclass it for your own algorithm.
 
-    Override `reduce_implementation`, `batch_reduce_implementation` and `broadcast_implementation`. They
-    are called in eager and in compiled code, with `PerReplica` values whose `values` are the replicas'
-    parts, and return a `Mirrored` (or one array that is the same for all).
+    Override `reduce_implementation`, `batch_reduce_implementation` and, if needed,
+    `broadcast_implementation`. They are called in eager and in compiled code, with `PerReplica` values
+    whose `values` are the replicas' parts, and return a `Mirrored`, or one array for all replicas.
 
     >>> class Loudest(rx.CrossDeviceOps):
     ...     def reduce_implementation(self, reduce_op, per_replica_value, destinations, options):
@@ -107,7 +108,7 @@ class CrossDeviceOps:
         destinations: Any,
         options: CommunicationOptions,
     ) -> Any:
-        """What `reduce` does with checked arguments. To be overridden."""
+        """Implements `reduce`, with checked arguments. Override it."""
         raise NotImplementedError(
             f"{type(self).__name__} does not define `reduce_implementation(reduce_op, "
             "per_replica_value, destinations, options)`."
@@ -116,27 +117,29 @@ class CrossDeviceOps:
     def batch_reduce_implementation(
         self, reduce_op: ReduceOp, value_destination_pairs: Pairs, options: CommunicationOptions
     ) -> list[Any]:
-        """What `batch_reduce` does with checked arguments. To be overridden."""
+        """Implements `batch_reduce`, with checked arguments. Override it."""
         raise NotImplementedError(
             f"{type(self).__name__} does not define `batch_reduce_implementation(reduce_op, "
             "value_destination_pairs, options)`."
         )
 
     def broadcast_implementation(self, tensor: Any, destinations: Any) -> Any:
-        """What `broadcast` does: by default a copy to every device of `destinations`."""
+        """Implements `broadcast`: by default, copies to every device of `destinations`."""
         return broadcast(tensor, destinations)
 
     def check_devices(self, mesh: ReplicaMesh) -> None:
-        """Raise if these operations can't run on `mesh`; called when a strategy is given them."""
+        """Raise if these operations can't run on `mesh`; called by the constructor of a strategy."""
 
 
 def _require_per_replica(value: Any) -> None:
     if not isinstance(value, PerReplica):
-        raise CollectiveError(f"Expected a PerReplica value (as `strategy.run` returns it), got {value!r}.")
+        raise CollectiveError(
+            f"Expected a PerReplica value, as `strategy.run` returns it, got {brief(value)}."
+        )
 
 
 def deliver(result: Mirrored, destinations: Any) -> Any:
-    """`result` where `destinations` says: mirrored like a distributed value, or on one device."""
+    """`result` placed at `destinations`: mirrored for a distributed value, or on one device."""
     if isinstance(destinations, DistributedValues):
         return result
     device = _device_of(destinations)
@@ -145,7 +148,7 @@ def deliver(result: Mirrored, destinations: Any) -> Any:
 
 
 def place(value: Any, destinations: Any) -> Any:
-    """A reduced value where `destinations` says; one that is mirrored or has no place stays."""
+    """A reduced value placed at `destinations`; mirrored and traced values are returned unchanged."""
     if isinstance(value, Mirrored) or isinstance(destinations, DistributedValues):
         return value
     device = _device_of(destinations)
@@ -157,13 +160,13 @@ def place(value: Any, destinations: Any) -> Any:
 
 
 def _device_of(destinations: Any) -> Any:
-    """The device that a destination names; None for "wherever" (a traced or a NumPy value)."""
+    """The device of a destination; None if it has none (a traced or a NumPy value)."""
     if isinstance(destinations, str | jax.Device):
         return find_device(destinations)
     if isinstance(destinations, list | tuple) or destinations is None:
         raise ArgumentKindError(
             f"destinations must be a variable, a distributed value, an array or one device, got "
-            f"{destinations!r}. To mirror the result on all devices pass the value itself."
+            f"{brief(destinations)}. To mirror the result on all devices, pass the value itself."
         )
     device = None if is_tracer(destinations) else getattr(destinations, "device", None)
     return device if isinstance(device, jax.Device) else None
@@ -179,11 +182,11 @@ def broadcast(tensor: Any, destinations: Any) -> Any:
 
 
 class _RecipeOps(CrossDeviceOps, abc.ABC):
-    """Operations defined by what each replica does."""
+    """Operations that are defined by the recipe of one replica."""
 
     @abc.abstractmethod
     def _recipe(self, op: ReduceOp, options: CommunicationOptions, mesh: ReplicaMesh) -> Recipe:
-        """The part of one replica."""
+        """What each replica computes."""
 
     @final
     def reduce_implementation(
@@ -208,7 +211,7 @@ class _RecipeOps(CrossDeviceOps, abc.ABC):
         mesh = values[0].mesh
         if mesh is None:
             raise CollectiveError(
-                "These PerReplica values belong to no strategy. Make them with "
+                "These PerReplica values do not belong to a strategy. Create them with "
                 "`strategy.distribute_values_from_function`, or reduce them with `strategy.reduce`."
             )
         _refuse_missing_nccl(options, mesh)
@@ -232,14 +235,14 @@ def _refuse_booleans(values: Sequence[PerReplica]) -> None:
         uniform = value.uniform
         if uniform is not None and uniform.dtype == jnp.bool_:
             raise CollectiveError(
-                "Booleans can't be summed or averaged across replicas. Convert them to the numbers "
-                "that you mean: `value.astype(jnp.int32)`."
+                "Booleans can't be summed or averaged across replicas. Convert them to numbers first, for "
+                "example `value.astype(jnp.int32)`."
             )
 
 
 @final
 class DefaultAllReduce(_RecipeOps):
-    """XLA's all-reduce, with small values packed together: what strategies use by default."""
+    """XLA's all-reduce, with small values packed together: the default of all strategies."""
 
     def _recipe(self, op: ReduceOp, options: CommunicationOptions, mesh: ReplicaMesh) -> Recipe:
         return AllReduce(op, mesh.platform, options)
@@ -247,11 +250,10 @@ class DefaultAllReduce(_RecipeOps):
 
 @final
 class ReductionToOneDevice(_RecipeOps):
-    """Sends all values to one device, accumulates them there and sends the result back.
+    """Copies all values to one device, accumulates them there and copies the result back.
 
     Args:
-        reduce_to_device: the device that accumulates; None takes the first replica's. It must be one
-            of the strategy's.
+        reduce_to_device: the device that accumulates, one of the strategy's; None is the first replica's.
         accumulation_fn: combines the list of the replicas' values, in replica order; None adds them.
 
     >>> ops = rx.ReductionToOneDevice(accumulation_fn=lambda parts: jnp.maximum(*parts))
@@ -266,12 +268,12 @@ class ReductionToOneDevice(_RecipeOps):
         reduce_to_device: Any = None,
         accumulation_fn: Callable[[Sequence[Any]], Any] | None = None,
     ) -> None:
-        """Choose the device and how it accumulates."""
+        """Check the device."""
         self._device = None if reduce_to_device is None else find_device(reduce_to_device)
         self._accumulate = accumulation_fn
 
     def check_devices(self, mesh: ReplicaMesh) -> None:
-        """Refuse a device that none of the replicas has."""
+        """Refuse a device that does not belong to a replica."""
         self._replica(mesh)
 
     def _replica(self, mesh: ReplicaMesh) -> int:
@@ -282,7 +284,7 @@ class ReductionToOneDevice(_RecipeOps):
                 return replica
         raise CollectiveError(
             f"ReductionToOneDevice(reduce_to_device={device_name(self._device)!r}): the replicas run "
-            f"on {mesh}, and the device that accumulates must be one of theirs."
+            f"on {mesh}. Choose one of their devices."
         )
 
     def _recipe(self, op: ReduceOp, options: CommunicationOptions, mesh: ReplicaMesh) -> Recipe:
@@ -290,7 +292,7 @@ class ReductionToOneDevice(_RecipeOps):
         if options.bytes_per_pack:
             raise CollectiveError(
                 f"CommunicationOptions(bytes_per_pack={options.bytes_per_pack}) has no meaning for "
-                "ReductionToOneDevice, which sends each value by itself. Leave it out, or use the "
+                "ReductionToOneDevice, which copies each value separately. Leave it out, or use the "
                 "strategy's default cross_device_ops."
             )
         return OneDeviceReduce(op, self._replica(mesh), self._accumulate)
@@ -298,10 +300,10 @@ class ReductionToOneDevice(_RecipeOps):
 
 @final
 class NcclAllReduce(_RecipeOps):
-    """NVIDIA's NCCL, which is what XLA uses on GPUs anyway; refused on other devices.
+    """NVIDIA's NCCL, which XLA uses on GPUs anyway; refused on other devices.
 
     Args:
-        num_packs: values are reduced in this many packs; 0 reduces each by itself.
+        num_packs: the number of packs to reduce; 0 reduces each value separately.
 
     >>> rx.MirroredStrategy(["CPU:0", "CPU:1"], cross_device_ops=rx.NcclAllReduce())
     Traceback (most recent call last):
@@ -310,15 +312,15 @@ class NcclAllReduce(_RecipeOps):
     """
 
     def __init__(self, num_packs: int = 1) -> None:
-        """Choose the number of packs."""
+        """Check the number of packs."""
         self._num_packs = _checked_packs("NcclAllReduce", num_packs)
 
     def check_devices(self, mesh: ReplicaMesh) -> None:
         """Refuse devices other than GPUs."""
         if mesh.platform != "gpu":
             raise CollectiveError(
-                f"NcclAllReduce needs GPUs, but the replicas run on {mesh}. Leave cross_device_ops "
-                "out, or use HierarchicalCopyAllReduce or ReductionToOneDevice."
+                f"NcclAllReduce needs GPUs, but the replicas run on {mesh}. Leave out cross_device_ops, "
+                "or use HierarchicalCopyAllReduce or ReductionToOneDevice."
             )
 
     def _recipe(self, op: ReduceOp, options: CommunicationOptions, mesh: ReplicaMesh) -> Recipe:
@@ -329,11 +331,11 @@ class NcclAllReduce(_RecipeOps):
 class HierarchicalCopyAllReduce(_RecipeOps):
     """Reduces within groups of devices first, then across the groups.
 
-    Worth trying where devices are linked in groups. Without such groups (a prime number of replicas)
-    it is a plain all-reduce.
+    It can be faster if devices are connected in groups. With a prime number of replicas it is a plain
+    all-reduce.
 
     Args:
-        num_packs: values are reduced in this many packs; 0 reduces each by itself.
+        num_packs: the number of packs to reduce; 0 reduces each value separately.
 
     >>> devices = ["CPU:0", "CPU:1", "CPU:2", "CPU:3"]
     >>> strategy = rx.MirroredStrategy(devices, rx.HierarchicalCopyAllReduce())
@@ -343,7 +345,7 @@ class HierarchicalCopyAllReduce(_RecipeOps):
     """
 
     def __init__(self, num_packs: int = 1) -> None:
-        """Choose the number of packs."""
+        """Check the number of packs."""
         self._num_packs = _checked_packs("HierarchicalCopyAllReduce", num_packs)
 
     def _recipe(self, op: ReduceOp, options: CommunicationOptions, mesh: ReplicaMesh) -> Recipe:
@@ -354,8 +356,8 @@ class HierarchicalCopyAllReduce(_RecipeOps):
 def _refuse_other_algorithm(name: str, options: CommunicationOptions) -> None:
     if options.implementation is not CommunicationImplementation.AUTO:
         raise CollectiveError(
-            f"CommunicationOptions(implementation={options.implementation.name}) names another algorithm "
-            f"than the strategy's cross_device_ops, {name}. Choose one of the two."
+            f"CommunicationOptions(implementation={options.implementation.name}) contradicts the "
+            f"strategy's cross_device_ops, {name}. Leave out one of them."
         )
 
 

@@ -1,9 +1,9 @@
-"""What one replica does in a collective, written for the SPMD program that all replicas share.
+"""What one replica computes in a collective, in the SPMD program that all replicas share.
 
-Each class is a small frozen recipe: called with the name of a mapped axis and this replica's values,
-it returns the combined values. The same recipe serves an eager reduction (`jit(shard_map(recipe))`),
-a compiled step (called inline) and a step traced replica by replica (under `vmap`). Being hashable,
-it is also the key under which its compiled program is kept.
+Each class is a small frozen recipe: called with the name of a mapped axis and this replica's values, it
+returns the combined values. The same recipe is used for an eager reduction (`jit(shard_map(recipe))`), a
+compiled step (called inline) and a step traced replica by replica (under `vmap`). It is hashable, so it is
+also the cache key of its compiled program.
 """
 
 from __future__ import annotations
@@ -24,20 +24,21 @@ from replicax.types import ReduceOp
 
 __all__ = ["STACK_AXIS", "AllGather", "AllReduce", "FirstReplica", "OneDeviceReduce", "Recipe", "Spread"]
 
-# On CPU XLA runs one rendezvous for each all-reduce, so values below this size travel together, in packs
-# of this size; larger ones are bound by memory, where the copy into a pack would cost more than it saves.
+# On CPU XLA runs a rendezvous for each all-reduce, so values below _ALONE_BYTES are reduced together in
+# packs of up to _PACK_BYTES. Larger values are bound by memory: copying them into a pack would cost more
+# than it saves.
 _ALONE_BYTES = 1 << 19
 _PACK_BYTES = 1 << 22
-# Up to this size parts are concatenated into a pack; with larger ones, the pack is filled part by part.
+# Parts up to this size are concatenated into a pack; a pack with larger parts is filled part by part.
 _SMALL_BYTES = 1 << 18
 
-# The axis of a recipe that is mapped over a stack of components rather than over devices. It has another
-# name than the replicas' axis, since such a stack may be reduced in a program that maps that one.
+# The axis of a recipe that is mapped over a stack of components instead of devices. Its name differs from
+# the replicas' axis, because such a stack may be reduced inside a program that maps the replicas' axis.
 STACK_AXIS = "replica_stack"
 
 
 class Recipe(Protocol):
-    """What a replica computes from its own values and its peers on `axis`."""
+    """What a replica computes from its own values and those of the other replicas on `axis`."""
 
     def __call__(self, axis: str, *values: Any) -> Sequence[Any]:
         """Combine `values` with the other replicas'."""
@@ -58,7 +59,7 @@ class AllReduce:
     def __call__(self, axis: str, *values: Any) -> list[Any]:
         """Reduce `values`, small ones of one dtype together."""
         arrays = [self._wide_enough(jnp.asarray(value)) for value in values]
-        sums = list(arrays)  # those without elements are no part of any pack
+        sums = list(arrays)  # values without elements are not in a pack
         for pack in self._packs(arrays):
             totals = self._sum_packed([arrays[i] for i in pack], axis)
             for i, total in zip(pack, totals, strict=True):
@@ -67,7 +68,7 @@ class AllReduce:
         return [_narrowed(result, value) for result, value in zip(results, values, strict=True)]
 
     def of_sum(self, total: Any, count: int) -> Any:
-        """What this makes of `count` values whose sum is `total`."""
+        """The result for `count` values with the sum `total`."""
         return _mean(total, count) if self.op is ReduceOp.MEAN else total
 
     def _wide_enough(self, array: Any) -> Any:
@@ -102,7 +103,7 @@ class AllReduce:
         return packs
 
     def _limits(self, sizes: Sequence[int]) -> tuple[int, int]:
-        """From which size on a value travels alone, and how large a pack may be."""
+        """The size from which a value is reduced alone, and the largest size of a pack."""
         if self.num_packs is not None:
             limit = math.ceil(sum(sizes) / self.num_packs) if self.num_packs else 0
         elif self.options.bytes_per_pack:
@@ -125,7 +126,7 @@ def _num_bytes(array: Any) -> int:
 
 
 def _fill(indices: Sequence[int], sizes: Sequence[int], alone: int, limit: int) -> list[list[int]]:
-    """Group values below `alone` bytes while they fit into `limit` bytes; larger ones go alone."""
+    """Group values below `alone` bytes into packs of up to `limit` bytes; larger values are alone."""
     packs: list[list[int]] = []
     open_pack: list[int] | None = None
     room = 0
@@ -145,7 +146,7 @@ def _fill(indices: Sequence[int], sizes: Sequence[int], alone: int, limit: int) 
 def _reduce_packed(arrays: Sequence[Any], reduce: Callable[[Any], Any]) -> list[Any]:
     if len(arrays) == 1:
         return [reduce(arrays[0])]
-    # The largest comes first, where XLA on CPU writes it with several threads and it is aligned.
+    # The largest comes first: there it is aligned, and XLA on CPU writes it with several threads.
     order = sorted(range(len(arrays)), key=lambda i: -arrays[i].size)
     offsets = np.cumsum([0, *(arrays[i].size for i in order)])
     buffer = reduce(_join([arrays[i].reshape(-1) for i in order], offsets))
@@ -156,10 +157,10 @@ def _reduce_packed(arrays: Sequence[Any], reduce: Callable[[Any], Any]) -> list[
 
 
 def _join(parts: Sequence[Any], offsets: Any) -> Any:
-    """One buffer of `parts`, without XLA on CPU computing the parts inside of the copy, which crawls."""
+    """Concatenate `parts`; keeps XLA on CPU from fusing their computation into the copy, which is slow."""
     if all(_num_bytes(part) <= _SMALL_BYTES for part in parts):
         return jnp.concatenate(lax.optimization_barrier(parts))
-    # A barrier before large parts costs more than it saves: update a buffer in place.
+    # A barrier before large parts costs more than it saves, so update a buffer in place.
     buffer = jnp.zeros((int(offsets[-1]),), parts[0].dtype)
     for part, offset in zip(parts, offsets[:-1], strict=True):
         buffer = lax.dynamic_update_slice(buffer, part, (int(offset),))
@@ -167,14 +168,14 @@ def _join(parts: Sequence[Any], offsets: Any) -> Any:
 
 
 def _for_mean(array: Any) -> Any:
-    """`array` in a dtype that holds sums of its values, which their mean is computed from."""
+    """`array` in a dtype that is large enough for the sum, from which the mean is computed."""
     if jnp.issubdtype(array.dtype, jnp.integer):
         return array.astype(jnp.float32 if array.dtype.itemsize >= 4 else jnp.int32)
     return array.astype(jnp.float32) if array.dtype == jnp.float16 else array
 
 
 def _narrowed(result: Any, value: Any) -> Any:
-    """A result in float16 again, if the value was."""
+    """Convert a result back to float16 if the value had that dtype."""
     return result.astype(jnp.float16) if jnp.result_type(value) == jnp.float16 else result
 
 
@@ -185,7 +186,7 @@ def _mean(total: Any, count: int) -> Any:
 
 
 def _hierarchical_sum(array: Any, axis: str) -> Any:
-    """Sum within groups, then across them: the second stage moves between fewer neighbours."""
+    """Sum within groups, then across them: the second stage has fewer participants."""
     count = lax.axis_size(axis)
     if axis == STACK_AXIS:
         return lax.psum(array, axis)  # one device holds all values
@@ -199,7 +200,7 @@ def _hierarchical_sum(array: Any, axis: str) -> Any:
 
 
 def _ring_sum(array: Any, axis: str) -> Any:
-    """Reduce-scatter, then all-gather, each by passing one chunk on to the next replica."""
+    """Reduce-scatter, then all-gather; in each step every replica passes a chunk to the next one."""
     count, me = lax.axis_size(axis), lax.axis_index(axis)
     ring = [(i, (i + 1) % count) for i in range(count)]
     flat = array.reshape(-1)
@@ -217,7 +218,7 @@ def _ring_sum(array: Any, axis: str) -> Any:
 @final
 @dataclasses.dataclass(frozen=True)
 class OneDeviceReduce:
-    """Gather every value to one replica, accumulate there in replica order, send the result out."""
+    """Gather every value, accumulate on one replica in replica order, and broadcast the result."""
 
     op: ReduceOp
     replica: int
@@ -249,7 +250,7 @@ class OneDeviceReduce:
 @final
 @dataclasses.dataclass(frozen=True)
 class AllGather:
-    """Every value joined with the other replicas' along `dimension`; None stacks on a new axis 0."""
+    """Each value concatenated over the replicas along `dimension`; None stacks on a new axis 0."""
 
     dimension: int | None
 
@@ -265,7 +266,7 @@ class AllGather:
 @final
 @dataclasses.dataclass(frozen=True)
 class FirstReplica:
-    """The first replica's value, everywhere."""
+    """The first replica's value, on all replicas."""
 
     def __call__(self, axis: str, *values: Any) -> list[Any]:
         """Broadcast each of `values` from replica 0."""
@@ -282,7 +283,7 @@ def _from_first(value: Any, axis: str) -> Any:
 @final
 @dataclasses.dataclass(frozen=True)
 class Spread:
-    """Each replica's part of one value: all of it, or shares that add up to it.
+    """Each replica's part of one value: all of it, or a share; the shares add up to the value.
 
     Shares are equal; a remainder goes to the first replicas, so that the sum is exact.
     """
@@ -297,7 +298,8 @@ class Spread:
         count, me = lax.axis_size(axis), lax.axis_index(axis)
         if jnp.issubdtype(value.dtype, jnp.inexact):
             return _float_share(value, count, me)
-        # Small whole numbers may not hold the number of replicas, and some mix with no other dtype.
+        # Small integer dtypes may be too small for the number of replicas, and some promote with no other
+        # dtype.
         wide = value if value.dtype.itemsize >= 4 else value.astype(jnp.int32)
         extra = me.astype(wide.dtype) < wide % count
         return (wide // count + extra.astype(wide.dtype)).astype(value.dtype)

@@ -1,4 +1,4 @@
-"""How a collective should be done, as far as the caller cares."""
+"""Options of collectives."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ __all__ = [
 
 @final
 class CommunicationImplementation(enum.Enum):
-    """Which algorithm carries a collective.
+    """The algorithm of a collective.
 
-    AUTO leaves it to XLA (NCCL on GPUs). RING passes chunks from neighbour to neighbour, on any
-    backend. NCCL insists on NVIDIA's library and is refused where there are no GPUs.
+    AUTO is XLA's choice (NCCL on GPUs). RING passes chunks from replica to replica, on any backend. NCCL
+    requires NVIDIA's library and is refused without GPUs.
 
     >>> rx.CommunicationImplementation("RING")
     <CommunicationImplementation.RING: 'RING'>
@@ -37,11 +37,11 @@ class CommunicationImplementation(enum.Enum):
 @final
 @dataclasses.dataclass(frozen=True)
 class CommunicationOptions:
-    """Options of one collective, or of all of a strategy's.
+    """Options of one collective, or of all collectives of a strategy.
 
     Args:
-        bytes_per_pack: values are reduced in packs of at most this size; 0 chooses by backend (on
-            CPU small values travel together; on GPU and TPU XLA already combines them).
+        bytes_per_pack: reduce values in packs of at most this size; 0 chooses by backend (small values are
+            packed on CPU; on GPU and TPU, XLA combines them).
         timeout_seconds: wait for the result, and raise `CollectiveTimeoutError` if it takes longer.
             None does not wait. In a compiled step the limit covers the whole step.
         implementation: a `CommunicationImplementation` or its name.
@@ -64,8 +64,7 @@ class CommunicationOptions:
             raise TypeError(f"timeout_seconds must be a number or None, got {self.timeout_seconds!r}.")
         if self.timeout_seconds is not None and self.timeout_seconds <= 0:
             raise ValueError(
-                f"timeout_seconds must be positive, got {self.timeout_seconds}; None waits as long "
-                "as it takes."
+                f"timeout_seconds must be positive, got {self.timeout_seconds}; None waits without a limit."
             )
         implementation = CommunicationImplementation(self.implementation)
         object.__setattr__(self, "implementation", implementation)
@@ -87,11 +86,9 @@ def CollectiveHints(bytes_per_pack: int = 0, timeout_seconds: float | None = Non
 
 
 def merge_options(options: Any, experimental_hints: Any) -> CommunicationOptions:
-    """The one of the two spellings that was given, or the defaults."""
+    """The one of the two arguments that was given, or the defaults."""
     if options is not None and experimental_hints is not None:
-        raise ValueError(
-            "`options` and `experimental_hints` are two spellings of one argument: pass one of them."
-        )
+        raise ValueError("`options` and `experimental_hints` are the same argument: pass only one of them.")
     chosen = experimental_hints if options is None else options
     if chosen is None:
         return CommunicationOptions()

@@ -1,10 +1,10 @@
 """Running a recipe: one implementation of each collective for eager, compiled and traced code.
 
-`combine` takes one `PerReplica` for each value of the recipe and looks at what it holds:
+`combine` takes one `PerReplica` for each value of the recipe. It depends on what they hold:
 
-* a compiled replica's local values: the recipe is called inline;
+* local values of a compiled replica: the recipe is called inline;
 * components traced one replica after the other: the recipe is `vmap`ped over their stack;
-* global arrays (or concrete components, assembled): `shard_map`, compiled once for each recipe.
+* global arrays, or concrete components, which are assembled: `shard_map`, compiled once for each recipe.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from replicax._jax import is_mapped_over, is_tracer, plain
+from replicax._messages import brief
 from replicax.collectives._local import STACK_AXIS, AllReduce, Recipe
 from replicax.errors import CollectiveError
 from replicax.topology import REPLICA_AXIS, ReplicaMesh
@@ -27,14 +28,14 @@ __all__ = ["combine", "map_each", "spread"]
 
 
 def combine(recipe: Recipe, values: Sequence[PerReplica], mesh: ReplicaMesh) -> list[Mirrored]:
-    """What every replica gets from `recipe` when replica i puts in component i of `values`."""
+    """The results of `recipe` if replica i contributes component i of `values`."""
     if not values:
         return []
     if values[0].is_local:
         if is_mapped_over(REPLICA_AXIS):
             raise CollectiveError(
-                f"A collective between replicas inside of jax.vmap(axis_name={REPLICA_AXIS!r}): that is "
-                "the name of the replicas' own axis. Give the vmap another axis_name."
+                f"A collective between replicas was called inside jax.vmap(axis_name={REPLICA_AXIS!r}), "
+                "which hides the replicas' axis of the same name. Give the vmap another axis_name."
             )
         outputs = recipe(REPLICA_AXIS, *(value.select(0) for value in values))
         return [Mirrored.from_whole(output, mesh) for output in outputs]
@@ -54,7 +55,7 @@ def combine(recipe: Recipe, values: Sequence[PerReplica], mesh: ReplicaMesh) -> 
 
 
 def _with_known_sums(recipe: AllReduce, values: Sequence[PerReplica], mesh: ReplicaMesh) -> list[Mirrored]:
-    """`combine`, where some values have travelled with others inside of the replica function."""
+    """`combine`, where the sums of some values were computed inside the replica function (`EarlySums`)."""
     others = iter(combine(recipe, [value for value in values if value.known_sum is None], mesh))
     return [
         next(others)
@@ -67,22 +68,16 @@ def _with_known_sums(recipe: AllReduce, values: Sequence[PerReplica], mesh: Repl
 def _require_uniform(values: Sequence[PerReplica]) -> None:
     for value in values:
         if value.uniform is None:
-            parts = ", ".join(_describe(component) for component in value.values)
+            parts = ", ".join(map(brief, value.values))
             if not all(map(is_number, value.components)):
                 raise CollectiveError(
                     f"Only arrays of numbers can be combined across replicas, got {parts}."
                 )
             raise CollectiveError(
-                f"The replicas hold values that can't be combined element by element: {parts}. "
-                "They must have one shape and dtype; reduce over the axis that differs "
-                "(`strategy.reduce(op, value, axis=0)`) or use `gather`."
+                f"The replicas' values can't be combined element by element: {parts}. They must have the "
+                "same shape and dtype. Reduce over the axis that differs "
+                "(`strategy.reduce(op, value, axis=0)`), or use `gather`."
             )
-
-
-def _describe(component: Any) -> str:
-    if hasattr(component, "shape") and hasattr(component, "dtype"):
-        return f"{component.dtype}{list(component.shape)}"
-    return repr(component)
 
 
 def _mapped(recipe: Recipe, mesh: ReplicaMesh, scalars: Sequence[bool]) -> Any:
@@ -99,7 +94,7 @@ def _compiled(recipe: Recipe, mesh: ReplicaMesh, scalars: tuple[bool, ...]) -> A
 
 
 def map_each(recipe: Recipe, value: PerReplica, mesh: ReplicaMesh) -> PerReplica:
-    """What each replica makes of its own component; no communication."""
+    """Apply `recipe` to each replica's own component, without communication."""
     if value.is_local:
         (mine,) = recipe(REPLICA_AXIS, value.select(0))
         return PerReplica.from_local(mine, mesh)
@@ -119,7 +114,7 @@ def map_each(recipe: Recipe, value: PerReplica, mesh: ReplicaMesh) -> PerReplica
 
 
 def spread(recipe: Recipe, value: Mirrored, mesh: ReplicaMesh) -> PerReplica:
-    """The parts that `recipe` makes of one value for all replicas, each replica its own."""
+    """Apply `recipe` to one value on each replica; returns the replicas' results."""
     whole = value.whole
     scalar = jnp.ndim(whole) == 0
     if is_tracer(whole):
@@ -143,7 +138,7 @@ def _spreading(recipe: Recipe, mesh: ReplicaMesh, scalar: bool) -> Any:
 
 
 def _shard_map(body: Any, mesh: ReplicaMesh, in_specs: Any, out_specs: Any) -> Any:
-    # Without check_vma the transpose of a sum is a sum, which is tf.distribute's rule for gradients.
+    # Without check_vma the transpose of a sum is a sum, as tf.distribute defines gradients.
     return jax.shard_map(
         body,
         mesh=mesh.mesh,

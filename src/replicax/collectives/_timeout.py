@@ -1,7 +1,8 @@
 """Limits on how long a collective may take.
 
-An eager collective is waited for. One inside a compiled step can't be waited for by itself: it asks
-for the limit while the step is traced, and `rx.function` then waits for each run of that step.
+For an eager collective, Python waits for the result. For a collective inside a compiled step that is not
+possible: its limit is recorded while the step is traced, and `rx.function` then waits for each run of the
+step.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _requested: ContextVar[list[float] | None] = ContextVar("replicax_step_timeouts"
 
 @contextlib.contextmanager
 def collect_step_timeouts() -> Iterator[list[float]]:
-    """While a step is traced: the limits that its collectives ask for."""
+    """Collect the limits of the collectives of a step while it is traced."""
     limits: list[float] = []
     token = _requested.set(limits)
     try:
@@ -48,13 +49,13 @@ def await_or_limit(results: Sequence[Mirrored], options: CommunicationOptions | 
 
 
 def await_result(outputs: Any, seconds: float, what: str) -> None:
-    """Wait until `outputs` are there, for at most `seconds`."""
+    """Wait until `outputs` are computed, for at most `seconds`."""
     deadline = time.monotonic() + seconds
     pending = [x for x in jax.tree.leaves(outputs) if isinstance(x, jax.Array)]
     while pending := [x for x in pending if not x.is_ready()]:
         if time.monotonic() > deadline:
             raise CollectiveTimeoutError(
-                f"{what} was not finished after timeout_seconds={seconds}. A replica or process may "
-                "be stuck or late, or the limit may be too short for the amount of data."
+                f"{what} did not finish within timeout_seconds={seconds}. Another replica or process may "
+                "be stuck or slow, or the limit may be too short for the amount of data."
             )
         time.sleep(_POLL_SECONDS)
