@@ -13,8 +13,8 @@ TEST_XLA_FLAGS ?= --xla_cpu_use_fusion_emitters=false --xla_backend_optimization
 QUICK = XLA_FLAGS="$$($(1)/python tests/known_xla_flags.py $(TEST_XLA_FLAGS))"
 
 # What `make test-oldest` and `make test-newest` run.
-CORE_TESTS ?= tests/test_jax_internals.py tests/test_tiny.py tests/topology tests/cluster tests/conformance \
-	tests/execution tests/training
+CORE_TESTS ?= tests/test_jax_internals.py tests/test_tiny.py tests/topology tests/tpu tests/cluster tests/values \
+	tests/collectives tests/conformance tests/execution tests/training
 
 BIN := .venv/bin
 INSTALLED := .venv/.installed
