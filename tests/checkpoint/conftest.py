@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from replicax.checkpoint import _status
+from replicax.checkpoint import _pending
 
 
 @pytest.fixture(autouse=True)
@@ -19,5 +19,5 @@ def _time_for_threads_of_orbax_to_end():
 @pytest.fixture(autouse=True)
 def _no_values_wait_for_the_variables_of_other_tests():
     yield
-    for status in list(_status._waiting):
-        status._stop()
+    for restored in list(_pending._waiting):
+        restored.stop()

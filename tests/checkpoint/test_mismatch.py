@@ -1,6 +1,9 @@
 """What does not fit is said by name, and leaves everything as it was."""
 
 import logging
+import subprocess
+import sys
+import textwrap
 
 import jax
 import jax.numpy as jnp
@@ -35,9 +38,11 @@ def test_a_partial_restore_is_reported_in_one_line(tmp_path, caplog):
     status = rx.Checkpoint(a=a, d=4).restore(path)
     assert (status.unused, status.missing) == (["b", "c"], ["d"])
     assert float(a.read_value()) == 1.0
+    assert not warnings_in(caplog)  # there may be a call of expect_partial() to come
+    del status
     (line,) = warnings_in(caplog)
     assert path in line
-    assert "it has no d" in line
+    assert "the checkpoint has no d" in line
     assert "the objects have no b, c" in line
 
 
@@ -48,7 +53,7 @@ def test_the_report_names_only_what_is_wrong(more_here, tmp_path, caplog):
     rx.Checkpoint(**(many if more_here else few)).restore(path)
     (line,) = warnings_in(caplog)
     assert "none" not in line
-    assert ("it has no b" in line) == more_here
+    assert ("the checkpoint has no b" in line) == more_here
     assert ("the objects have no b" in line) != more_here
 
 
@@ -59,6 +64,48 @@ def test_assert_consumed_names_both_sides(tmp_path):
         status.assert_consumed()
     assert isinstance(raised.value, AssertionError)
     assert isinstance(raised.value, ValueError)
+
+
+def test_nothing_is_logged_if_a_partial_restore_is_expected(tmp_path, caplog):
+    w = rx.Variable(0.0, name="w")
+    path = saved(tmp_path, w=w, a=1, model=[rx.Variable(1.0, name="x")])
+    with caplog.at_level(logging.INFO):
+        checkpoint = rx.Checkpoint(w=w, b=2, model=[])
+        checkpoint.restore(path).expect_partial()
+        checkpoint.save(tmp_path)
+    assert not [record.getMessage() for record in caplog.records if record.name == "replicax"]
+
+
+def test_a_status_that_is_held_is_reported_by_the_next_save(tmp_path, caplog):
+    path = saved(tmp_path, a=1, b=2)
+    checkpoint = rx.Checkpoint(a=0)
+    status = checkpoint.restore(path)
+    assert not warnings_in(caplog)
+    checkpoint.save(tmp_path)
+    (line,) = warnings_in(caplog)
+    assert "the objects have no b" in line
+    del status
+    assert len(warnings_in(caplog)) == 1
+
+
+def test_values_that_no_variable_claims_are_reported_at_exit(tmp_path):
+    model = {"a": rx.Variable(1.0, name="a"), "b": rx.Variable(2.0, name="b")}
+    path = saved(tmp_path, model=model)
+    program = f"""
+        import replicax as rx
+
+        status = rx.Checkpoint(model={{"a": rx.Variable(0.0, name="a")}}).restore({path!r})
+        print("the end", flush=True)
+        """
+    for more, reported in (("", True), ("status.expect_partial()", False)):
+        ended = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(program + more)],
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
+        assert ended.stdout == "the end\n"
+        assert ("No variable has claimed" in ended.stderr and "model/b" in ended.stderr) == reported, ended
 
 
 def test_a_complete_restore_is_silent(tmp_path, caplog):

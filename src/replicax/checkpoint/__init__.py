@@ -3,7 +3,16 @@
 from replicax.checkpoint._checkpoint import Checkpoint, read_content
 from replicax.checkpoint._content import Content
 from replicax.checkpoint._manager import CheckpointManager
+from replicax.checkpoint._pending import restore_pending
 from replicax.checkpoint._status import RestoreStatus
 from replicax.checkpoint._store import Store
 
-__all__ = ["Checkpoint", "CheckpointManager", "Content", "RestoreStatus", "Store", "read_content"]
+__all__ = [
+    "Checkpoint",
+    "CheckpointManager",
+    "Content",
+    "RestoreStatus",
+    "Store",
+    "read_content",
+    "restore_pending",
+]

@@ -23,6 +23,7 @@ from replicax.checkpoint._content import Content
 from replicax.checkpoint._entries import (
     FORMATS,
     check_fit,
+    check_overlap,
     few,
     format_of,
     kind_of,
@@ -31,9 +32,10 @@ from replicax.checkpoint._entries import (
     restore_variable,
     unpacked,
 )
+from replicax.checkpoint._pending import Restored
 from replicax.checkpoint._status import RestoreStatus
 from replicax.checkpoint._store import Store
-from replicax.checkpoint._tracking import left_out, track
+from replicax.checkpoint._tracking import growing, left_out, track, with_saved_names
 from replicax.contexts import has_strategy, in_cross_replica_context
 from replicax.errors import (
     CheckpointError,
@@ -70,7 +72,7 @@ class Checkpoint:
 
     def __init__(self, **objects: Any) -> None:
         """Take note of the objects; nothing is looked at yet."""
-        self._status: RestoreStatus | None = None
+        self._restored: Restored | None = None
         self._told: set[str] = set()
         for name, value in objects.items():
             if name.startswith("_"):
@@ -85,8 +87,8 @@ class Checkpoint:
         if "/" in name or hasattr(type(self), name):
             raise CheckpointError(f"Checkpoint: an object can't be called {name!r}; choose another name.")
         super().__setattr__(name, value)
-        if not name.startswith("_") and self._status is not None and not is_number(value):
-            self._status.attach(name)
+        if not name.startswith("_") and self._restored is not None and not is_number(value):
+            self._restored.attach(name)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -122,10 +124,9 @@ class Checkpoint:
     def content(self) -> Content:
         """What a checkpoint would hold now: copies of all values, on the host."""
         _require_outside("save")
-        if self._status is not None:
-            self._status.attach()
+        if self._restored is not None:
+            self._restored.attach()
         things = track(self._objects())
-        self._tell_left_out(things)
         arrays: dict[str, np.ndarray] = {}
         entries: dict[str, Any] = {}
         with one_moment(things.values()):
@@ -133,10 +134,12 @@ class Checkpoint:
                 entries[path], own = packed(path, thing)
                 arrays |= own
         content = Content(arrays, {"format": format_of(entries), "entries": entries})
-        if self._status is not None:
-            kept = self._status._slots_to_come(content)
-            arrays.update(kept.arrays)
-            entries.update(kept.document["entries"])
+        if self._restored is not None:
+            pending = self._restored.pending_state(content)
+            arrays.update(pending.arrays)
+            entries.update(pending.document["entries"])
+            self._restored.report_unclaimed(pending.document["entries"])
+        self._tell_left_out(entries)
         return content
 
     def checkpoint_items(self) -> dict[str, Any]:
@@ -196,12 +199,14 @@ class Checkpoint:
         """Give all objects the state in `content`, which was read from `where`."""
         if (found := content.document.get("format")) not in FORMATS:
             raise CheckpointError(f"{where} has the format {found!r}; this version reads {list(FORMATS)}.")
-        if self._status is not None:
-            self._status._stop()  # what waits for variables to come now is this one
-        self._status = None
+        if self._restored is not None:
+            self._restored.stop()
+        self._restored = None
         saved: Mapping[str, Any] = content.document["entries"]
-        things = track(self._objects())
+        things = with_saved_names(track(self._objects()), self._objects(), saved)
         check_fit(things, saved, where)
+        if not growing(self._objects()):
+            check_overlap(things, saved, where)
         both = {path: thing for path, thing in things.items() if path in saved}
         states = {path: thing for path, thing in both.items() if kind_of(thing) == "state"}
         self._restore_states(states, content)
@@ -210,8 +215,8 @@ class Checkpoint:
                 if path not in states:
                     self._restore_one(path, thing, saved[path], content)
         missing = [path for path in things if path not in saved]
-        self._status = RestoreStatus(self, content, where, missing)
-        return self._status
+        self._restored = Restored(self, content, where, missing)
+        return RestoreStatus(self._restored)
 
     def _restore_states(self, things: Mapping[str, Any], content: Content) -> None:
         """Restore things that may refuse their states; if one does, the others go back to theirs."""

@@ -27,7 +27,9 @@ from replicax.variables import Variable
 __all__ = [
     "FORMATS",
     "array_of",
+    "arrays_of",
     "check_fit",
+    "check_overlap",
     "dtypes_fit",
     "few",
     "format_of",
@@ -109,6 +111,12 @@ def array_of(entry: Mapping[str, Any], path: str, content: Content) -> np.ndarra
     return np.zeros(entry["shape"], jnp.dtype(entry["dtype"]))
 
 
+def arrays_of(path: str, content: Content) -> dict[str, np.ndarray]:
+    """All arrays of an entry, by their names in the content."""
+    names = (path, _parts_path(path))
+    return {name: content.arrays[name] for name in names if name in content.arrays}
+
+
 def _parts_of(entry: Mapping[str, Any], path: str, content: Content) -> np.ndarray:
     shape = (entry["parts"], *entry["shape"])
     return content.arrays.get(_parts_path(path), np.zeros(shape, jnp.dtype(entry["dtype"])))
@@ -141,10 +149,17 @@ def check_fit(things: Mapping[str, Any], saved: Mapping[str, Any], where: str) -
     """Raise unless everything that is both here and there fits."""
     both = [path for path in things if path in saved]
     found = [(path, misfit(things[path], saved[path])) for path in both]
-    problems = [f"{path} {problem}" for path, problem in found if problem is not None]
-    if not problems and things and not set(things) & set(saved):
+    _raise([f"{path} {problem}" for path, problem in found if problem is not None], where)
+
+
+def check_overlap(things: Mapping[str, Any], saved: Mapping[str, Any], where: str) -> None:
+    """Raise if nothing that is here is there, too."""
+    if things and not set(things) & set(saved):
         listing = f"here are {few(list(things))}, there {few(list(saved))}"
-        problems.append(f"the checkpoint is of other objects: {listing}")
+        _raise([f"the checkpoint is of other objects: {listing}"], where)
+
+
+def _raise(problems: list[str], where: str) -> None:
     if problems:
         raise CheckpointMismatchError(
             f"The checkpoint {where} does not fit: {'; '.join(problems)}. Nothing was restored."

@@ -1,9 +1,9 @@
-"""What a checkpoint holds of the objects that it is given: everything with state, called by its place.
+"""What a checkpoint holds of the objects that it is given: everything with state, by its path.
 
-Lists, tuples, dicts and objects (their attributes) are gone through, each once. Three kinds of things have
-state: variables; anything with `state()` and `restore(state)`, such as an iterator; and, among the objects
-named in `rx.Checkpoint(...)` itself, arrays and numbers. An object may say itself what it consists of, with
-a method `checkpoint_items()` that returns a dict.
+Lists, tuples, dicts and the attributes of other objects are searched, each object once. Three kinds of
+things have state: variables; anything with `state()` and `restore(state)`, such as an iterator; and, among
+the objects named in `rx.Checkpoint(...)` itself, arrays and numbers. An object can define its own parts
+with a method `checkpoint_items()` that returns a dict.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from replicax.strategies import Strategy
 from replicax.values import is_number
 from replicax.variables import Variable
 
-__all__ = ["HasItems", "Stateful", "left_out", "track"]
+__all__ = ["HasItems", "MayGrow", "Stateful", "growing", "left_out", "path_of", "track", "with_saved_names"]
 
 
 @runtime_checkable
@@ -42,14 +42,23 @@ class Stateful(Protocol):
 
 @runtime_checkable
 class HasItems(Protocol):
-    """Something that says itself what a checkpoint should hold of it."""
+    """Something that defines which parts of it a checkpoint holds."""
 
     def checkpoint_items(self) -> Mapping[str, Any]:
         """Its parts, by name."""
         ...
 
 
-# What has no state of its own, or belongs to others.
+@runtime_checkable
+class MayGrow(Protocol):
+    """Something that creates variables later, such as a model that is built by its first call."""
+
+    def checkpoint_may_grow(self) -> bool:
+        """Whether there are variables to come."""
+        ...
+
+
+# These have no state of their own, or their state is not the program's.
 _OPAQUE = (
     str
     | bytes
@@ -79,7 +88,6 @@ _OPAQUE = (
 def track(roots: Mapping[str, Any]) -> dict[str, Any]:
     """The things with state in `roots`, by their path: variables, stateful objects, arrays and numbers."""
     found: dict[str, Any] = {}
-    # By id, with the things themselves: as long as they are here, no other can have their ids.
     seen: dict[int, Any] = {}
     for name, root in roots.items():
         is_numpy = isinstance(root, np.ndarray | np.generic)
@@ -99,14 +107,64 @@ def track(roots: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _walk(path: str, thing: Any, seen: dict[int, Any]) -> Iterator[tuple[str, Any]]:
+    """The things with state in `thing`."""
+    for found, part in _visit(path, thing, seen):
+        if _has_state(part):
+            yield found, part
+
+
+def _visit(path: str, thing: Any, seen: dict[int, Any]) -> Iterator[tuple[str, Any]]:
+    """Everything in `thing` that is searched, from the outside in.
+
+    `seen` has the things themselves, too: as long as it does, no other can have their ids.
+    """
     if isinstance(thing, _OPAQUE) or id(thing) in seen:
         return
     seen[id(thing)] = thing
-    if isinstance(thing, Variable) or _is_stateful(thing):
-        yield path, thing
-        return
-    for name, part in _parts(thing):
-        yield from _walk(f"{path}/{name}", part, seen)
+    yield path, thing
+    if not _has_state(thing):
+        for name, part in _parts(thing):
+            yield from _visit(f"{path}/{name}", part, seen)
+
+
+def _visit_all(roots: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    seen: dict[int, Any] = {}
+    for name, root in roots.items():
+        if not is_number(root):
+            yield from _visit(name, root, seen)
+
+
+def path_of(wanted: Any, roots: Mapping[str, Any]) -> str | None:
+    """The path of an object in `roots`; None if it is not there."""
+    return next((path for path, thing in _visit_all(roots) if thing is wanted), None)
+
+
+def growing(roots: Mapping[str, Any]) -> list[str]:
+    """The paths of the objects in `roots` that have yet to create variables."""
+    return [
+        path
+        for path, thing in _visit_all(roots)
+        if isinstance(thing, MayGrow) and thing.checkpoint_may_grow()
+    ]
+
+
+def with_saved_names(
+    things: Mapping[str, Any], roots: Mapping[str, Any], saved: Mapping[str, Any]
+) -> dict[str, Any]:
+    """`things`, of which those that were saved by number, as earlier versions did, have that path."""
+    if all(path in saved for path in things):
+        return dict(things)
+    numbered: dict[int, str] = {}
+    for path, owner in _visit_all(roots):
+        items = getattr(owner, "checkpoint_items_by_number", None)
+        if items is None or isinstance(owner, type):
+            continue
+        by_number = items()
+        # A number means nothing before all variables are there.
+        if f"{path}/{len(by_number) - 1}" in saved and f"{path}/{len(by_number)}" not in saved:
+            for number, variable in by_number.items():
+                numbered.setdefault(id(variable), f"{path}/{number}")
+    return {path if path in saved else numbered.get(id(x), path): x for path, x in things.items()}
 
 
 def left_out(roots: Mapping[str, Any]) -> list[str]:
@@ -129,8 +187,12 @@ def _numbers_in(path: str, thing: Any, seen: dict[int, Any]) -> Iterator[str]:
             yield from _numbers_in(f"{path}/{name}", part, seen)
 
 
+def _has_state(thing: Any) -> bool:
+    return isinstance(thing, Variable) or _is_stateful(thing)
+
+
 def _is_stateful(thing: Any) -> bool:
-    # A protocol asks for the names alone; an attribute `state` may be anything.
+    # A protocol checks only that the names exist, and an attribute `state` may be anything.
     is_one = isinstance(thing, Stateful) and not isinstance(thing, type)
     return is_one and callable(thing.state) and callable(thing.restore)
 

@@ -13,7 +13,6 @@ from typing import Any
 import keras
 
 from replicax.contexts import has_strategy
-from replicax.errors import CheckpointError
 from replicax.integrations.keras import _private
 from replicax.integrations.keras._datasets import adapting_datasets, building_from_a_look
 from replicax.integrations.keras._layers import normalizing_some_rows
@@ -22,6 +21,13 @@ from replicax.integrations.keras._losses import scale_loss_for_distribution, uns
 from replicax.integrations.keras._models import in_scope, moving_what_was_built, on_all_devices, remember
 from replicax.integrations.keras._notes import getting_notes, losses_of_layers, setting_notes
 from replicax.integrations.keras._optimizers import adding_mirrored_slots, reducing_first
+from replicax.integrations.keras._places import (
+    adding_in_place,
+    checkpoint_items,
+    checkpoint_items_by_number,
+    may_grow,
+    restoring_after,
+)
 from replicax.integrations.keras._run import (
     keeping_results,
     placing_state,
@@ -56,6 +62,16 @@ def install() -> None:
     _replace(keras.optimizers.Optimizer, "add_variable", adding_mirrored_slots)
     for kind in (keras.Layer, keras.optimizers.Optimizer, keras.metrics.Metric):
         setattr(kind, "checkpoint_items", _checkpoint_items)  # noqa: B010
+        setattr(kind, "checkpoint_items_by_number", checkpoint_items_by_number)  # noqa: B010
+        setattr(kind, "checkpoint_may_grow", may_grow)  # noqa: B010
+    for kind, add in (
+        (keras.Layer, "add_weight"),
+        (keras.optimizers.Optimizer, "add_variable"),
+        (keras.metrics.Metric, "add_variable"),
+    ):
+        _replace(kind, add, adding_in_place)
+    _replace(keras.Layer, "_maybe_build", restoring_after)
+    _replace(keras.Model, "_symbolic_build", restoring_after)
     setattr(keras.Layer, "_losses", losses_of_layers)  # noqa: B010
     _private.global_state.get_global_attribute = getting_notes(_private.global_state.get_global_attribute)
     _private.global_state.set_global_attribute = setting_notes(_private.global_state.set_global_attribute)
@@ -87,21 +103,11 @@ def _remembered(new: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _checkpoint_items(self: Any) -> dict[str, Any]:
-    """What a checkpoint holds of a layer, an optimizer or a metric: its variables, by their number.
-
-    Not by name: Keras numbers names, so those of the same model differ from program to program.
-    """
+    """What a checkpoint holds of a layer, an optimizer or a metric: its variables, by their place."""
     run = running.get()
     if run is not None:
         run.model.jax_state_sync()  # during `fit` the values are elsewhere; Keras' callbacks do the same
-    for variable in self.variables:
-        if not isinstance(variable, DistributedVariable):
-            raise CheckpointError(
-                f"The Keras variable {variable.path!r} was made outside of `strategy.scope()`, so an "
-                "rx.Checkpoint can't hold it. Make and build the model and its optimizer in a scope, or "
-                "use `model.save_weights`."
-            )
-    return {str(i): v.replicax_variable for i, v in enumerate(self.variables)}
+    return checkpoint_items(self)
 
 
 def _placed(distribute: Callable[..., Any]) -> Callable[..., Any]:

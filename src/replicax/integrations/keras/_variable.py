@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 import jax.numpy as jnp
@@ -32,9 +33,12 @@ from replicax.integrations.keras._private import in_stateless_scope
 from replicax.integrations.keras._run import Run, running
 from replicax.types import VariableAggregation, VariableSynchronization
 from replicax.values import Mirrored
-from replicax.variables import Variable
+from replicax.variables import Variable, made_beside
 
-__all__ = ["DistributedVariable", "move", "writing_outside_of_steps"]
+__all__ = ["DistributedVariable", "move", "place_in_checkpoint", "writing_outside_of_steps"]
+
+place_in_checkpoint: ContextVar[tuple[Any, str]] = ContextVar("replicax_keras_place", default=(None, ""))
+"""The layer, optimizer or metric that is creating a variable, and the variable's place in it."""
 
 _SEED = "seed_generator_state"
 
@@ -57,6 +61,7 @@ class DistributedVariable(keras.Variable):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._distribute_strategy = current().strategy
+        self._place_in_checkpoint = place_in_checkpoint.get()
         self._variable: Variable | None = None
         self._borrower: Run | None = None
         self._was_read = False
@@ -192,14 +197,16 @@ class DistributedVariable(keras.Variable):
 
     def _create(self, initial_value: Any) -> None:
         synchronization, aggregation = self._how_combined()
-        self._variable = self._distribute_strategy.create_variable(
-            initial_value,
-            trainable=self._trainable,
-            name=self._path,
-            synchronization=synchronization,
-            aggregation=aggregation,
-            constraint=self._constrained,
-        )
+        with made_beside(*self._place_in_checkpoint):
+            self._variable = self._distribute_strategy.create_variable(
+                initial_value,
+                trainable=self._trainable,
+                name=self._path,
+                synchronization=synchronization,
+                aggregation=aggregation,
+                constraint=self._constrained,
+            )
+        self._place_in_checkpoint = (None, "")
 
     def _how_combined(self) -> tuple[VariableSynchronization, VariableAggregation]:
         synchronization = VariableSynchronization.AUTO
@@ -261,6 +268,7 @@ def move(variable: Any, strategy: Any) -> bool:
         )
     moved: Any = object.__new__(DistributedVariable)
     attributes = {**variable.__dict__, "_layout": None, "_distribute_strategy": strategy}
+    attributes["_place_in_checkpoint"] = (None, "")
     value = attributes.pop("_value", None)
     moved.__dict__.update(attributes, _variable=None, _borrower=None, _was_read=False)
     if value is not None:

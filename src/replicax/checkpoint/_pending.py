@@ -1,0 +1,292 @@
+"""A restored checkpoint, and its values for variables that do not exist yet.
+
+A new variable is matched with a saved one by its place, if that is known when it is created: a slot is next
+to its optimizer's counter, a Keras variable is in a layer. Otherwise by its name, if that is not ambiguous.
+All others are restored when they are found in their place later, unless they were written before.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import weakref
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, final
+
+import numpy as np
+
+from replicax._jax import is_transforming
+from replicax.checkpoint._content import Content
+from replicax.checkpoint._entries import array_of, arrays_of, check_fit, dtypes_fit, few, misfit
+from replicax.checkpoint._tracking import growing, path_of, track, with_saved_names
+from replicax.contexts import current
+from replicax.variables import NewVariable, Variable, awaiting_values
+
+if TYPE_CHECKING:
+    from replicax.checkpoint._checkpoint import Checkpoint
+
+__all__ = ["Restored", "restore_pending"]
+
+_logger = logging.getLogger("replicax")
+
+_waiting: list[Restored] = []
+"""Those that have values for variables to come. They are held here, since the checkpoint may be dropped."""
+
+
+@final
+class Restored:
+    """What was restored from one checkpoint, and what is pending.
+
+    Args:
+        checkpoint: whose objects it was restored into.
+        content: what was saved.
+        where: the path of the checkpoint, for messages.
+        missing: the paths of things here that were not saved.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, content: Content, where: str, missing: list[str]) -> None:
+        self._checkpoint, self.where, self.missing = checkpoint, where, missing
+        self.entries: Mapping[str, Any] = content.document["entries"]
+        self._used = set(self._things()) & set(self.entries)
+        self._content = Content(self._needed_later(content), content.document)
+        self.kept: dict[str, str] = {}
+        """Why things that came later keep the state that they have."""
+        self.is_partial = False
+        self._slots: set[str] = set()
+        self._placed: set[str] = set()
+        self._by_name: dict[str, str] = {}
+        self._combined: set[str] = set()
+        self.was_reported = False
+        """Whether the user has been told what did not match."""
+        self._reference = weakref.WeakMethod(self._give)
+        self._wait_for_variables()
+        self._report = self._describe()
+
+    def _things(self) -> dict[str, Any]:
+        objects = self._checkpoint._objects()
+        return with_saved_names(track(objects), objects, self.entries)
+
+    def _needed_later(self, content: Content) -> dict[str, np.ndarray]:
+        """The arrays that nothing has got yet, and the counters of optimizers."""
+        needed = [p for p in self.entries if p not in self._used or p.endswith("/iterations")]
+        return {name: array for path in needed for name, array in arrays_of(path, content).items()}
+
+    # Variables to come.
+
+    @property
+    def _pending(self) -> set[str]:
+        return (self._slots | self._placed | self._combined | set(self._by_name.values())) - self._used
+
+    def _wait_for_variables(self) -> None:
+        """Ask to be told of new variables, if there are values for any."""
+        self._find_pending()
+        if self._pending and self._reference not in awaiting_values:
+            awaiting_values.append(self._reference)
+            _waiting.append(self)
+
+    def _find_pending(self) -> None:
+        roots = self._checkpoint._objects()
+        owners = growing(roots)
+        names: dict[str, list[str]] = {}
+        self._slots, self._placed, self._by_name = set(), set(), {}
+        for path, entry in self.entries.items():
+            if entry["kind"] != "variable" or path in self._used:
+                continue
+            owner, is_slot, _ = path.rpartition("/slots/")
+            if is_slot and f"{owner}/iterations" in self._used:
+                self._slots.add(path)
+            elif any(path.startswith(f"{owner}/") for owner in owners):
+                self._placed.add(path)
+            elif path.partition("/")[0] in roots and not self.is_partial:
+                names.setdefault(entry["name"], []).append(path)
+        names.pop("Variable:0", None)  # the default name
+        # Two variables of one name can't be told apart before they have a place.
+        self._by_name = {name: paths[0] for name, paths in names.items() if len(paths) == 1}
+
+    def _give(self, new: NewVariable) -> np.ndarray | None:
+        """The saved value for a variable that is being created, if it is pending."""
+        path = self._by_name.get(new.name) if new.beside is None else self._place_of(new)
+        value = self._value_for(new, path)
+        if path is None or value is None or (new.beside is None and self._is_ambiguous(new)):
+            return None
+        if "parts" in self.entries[path]:
+            self._combined.add(path)  # `attach` restores the parts
+        else:
+            self._claim(path)
+        _logger.info("The new variable %r has its value from the checkpoint %s.", new.name, self.where)
+        self._stop_if_done()
+        return value
+
+    def _place_of(self, new: NewVariable) -> str | None:
+        """The path of a new variable, if that of its neighbour or its owner is known."""
+        path = path_of(new.beside, self._checkpoint._objects())
+        if path is None:
+            return None
+        return f"{path.rpartition('/')[0] if isinstance(new.beside, Variable) else path}/{new.path}"
+
+    def _value_for(self, new: NewVariable, path: str | None) -> np.ndarray | None:
+        entry = self.entries.get(path or "")
+        if path is None or entry is None or path in self._used or list(new.shape) != entry["shape"]:
+            return None
+        if entry["kind"] != "variable" or not dtypes_fit(new.dtype, entry["dtype"]):
+            return None
+        return None if entry.get("aggregation") == "NONE" else array_of(entry, path, self._content)
+
+    def _is_ambiguous(self, new: NewVariable) -> bool:
+        """Whether another checkpoint has another value for a variable of that name."""
+        claims = [(other, other._value_for(new, other._by_name.get(new.name))) for other in _waiting]
+        rivals = [(other, value) for other, value in claims if value is not None]
+        if all(value.tobytes() == rivals[0][1].tobytes() for _, value in rivals[1:]):
+            return False
+        if rivals[0][0] is self:
+            _logger.warning(
+                "The new variable %r may be that of the checkpoint %s: it gets no value before it is "
+                "found in its place. Make variables before restoring, or give them names of their own.",
+                new.name,
+                " or of ".join(other.where for other, _ in rivals),
+            )
+        return True
+
+    def _claim(self, path: str) -> None:
+        self._used.add(path)
+        self._combined.discard(path)
+        if not path.endswith("/iterations"):
+            for name in arrays_of(path, self._content):
+                del self._content.arrays[name]
+
+    def _stop_if_done(self) -> None:
+        if not self._pending:
+            self.stop()
+
+    def stop(self) -> None:
+        """Give no values to variables created from now on."""
+        self._slots, self._placed, self._by_name = set(), set(), {}
+        if self._reference in awaiting_values:
+            awaiting_values.remove(self._reference)
+            _waiting.remove(self)
+
+    def expect_partial(self) -> None:
+        """Report nothing, and give variables to come no values by their names."""
+        self.is_partial, self._by_name = True, {}
+        self._stop_if_done()
+
+    # Variables that have come.
+
+    def attach(self, root: str | None = None) -> None:
+        """Restore what has come to a place of the checkpoint since.
+
+        What was written in the meantime keeps its value, and is reported. So do iterators and numbers,
+        since whether they are in use is not known. All of this is restored nevertheless in the object
+        called `root`, which was just given to the checkpoint.
+        """
+        things = self._things()
+        late = {path: things[path] for path in self.entries if path not in self._used and path in things}
+        asked = {path: thing for path, thing in late.items() if path.partition("/")[0] == root}
+        if asked:
+            check_fit(asked, self.entries, self.where)
+        for path, thing in late.items():
+            if path not in asked and (why := self._why_not(path, thing)):
+                self._keep(path, why)
+            else:
+                self._checkpoint._restore_one(path, thing, self.entries[path], self._content)
+                self._claim(path)
+        if root is not None:
+            self._wait_for_variables()
+        self._stop_if_done()
+
+    def _why_not(self, path: str, thing: Any) -> str | None:
+        """Why a thing that was not there when the checkpoint was restored keeps the state that it has."""
+        if (problem := misfit(thing, self.entries[path])) is not None:
+            return problem
+        if not isinstance(thing, Variable):
+            return "was in use before it could be restored"
+        if path in self._combined and thing.was_written:
+            return (
+                "was written before each replica could get its own part: all began with the combined value"
+            )
+        return "was written before it could be restored" if thing.was_written else None
+
+    def _keep(self, path: str, why: str) -> None:
+        if path not in self.kept:
+            self.kept[path] = why
+            _logger.warning(
+                "%s keeps its state, and does not get that of the checkpoint %s: it %s. Make it before "
+                "restoring, or give it to the checkpoint by a name of its own.",
+                path,
+                self.where,
+                why,
+            )
+
+    def pending_state(self, now: Content) -> Content:
+        """What objects will begin with that have made no variables yet: as much their state as any."""
+        slots = [path for path in self._slots if self._is_unchanged(path, now)]
+        owners = [f"{owner}/" for owner in growing(self._checkpoint._objects())]
+        placed = [path for path in self._placed if path.startswith(tuple(owners))]
+        paths = sorted((set(slots) | set(placed)) - self._used - set(now.document["entries"]))
+        entries = {path: self.entries[path] for path in paths}
+        arrays = {name: x for path in paths for name, x in arrays_of(path, self._content).items()}
+        return Content(arrays, {"entries": entries})
+
+    def _is_unchanged(self, slot: str, now: Content) -> bool:
+        """Whether the optimizer of a slot has made no step since."""
+        counter = f"{slot.rpartition('/slots/')[0]}/iterations"
+        return np.array_equal(now.arrays.get(counter, -1), self._content.arrays[counter])
+
+    # Reporting.
+
+    @property
+    def unused(self) -> list[str]:
+        """What the checkpoint has and nothing has got."""
+        self.attach()
+        return [path for path in self.entries if path not in self._used]
+
+    def _describe(self) -> str:
+        """What did not match, except for values that variables to come may get."""
+        return self.problems([path for path in self.unused if path not in self._pending])
+
+    def problems(self, unused: list[str]) -> str:
+        """What did not match, in words; empty if everything did."""
+        problems = []
+        lacking = [path for path in unused if path not in self.kept]
+        kept = [f"{path}, which {self.kept[path]}" for path in unused if path in self.kept]
+        problems += [f"the objects have no {few(lacking)}"] if lacking else []
+        problems += [f"not restored was {few(kept)}"] if kept else []
+        problems += [f"the checkpoint has no {few(self.missing)}"] if self.missing else []
+        return "; ".join(problems)
+
+    def report(self) -> None:
+        """Log what did not match, once."""
+        if self.was_reported or self.is_partial:
+            return
+        self.was_reported = True
+        if self._report:
+            _logger.warning("The checkpoint %s was restored in part: %s.", self.where, self._report)
+        if self._pending:
+            names = few(sorted(self._pending))
+            _logger.info("The checkpoint %s has values for variables to come: %s.", self.where, names)
+
+    def report_unclaimed(self, saved_again: Mapping[str, Any]) -> None:
+        """Log, once, which values no variable has claimed so far."""
+        self.report()
+        unclaimed = self._pending - set(self.kept) - set(saved_again)
+        if unclaimed and not self.is_partial:
+            self.is_partial = True
+            _logger.warning(
+                "No variable has claimed these values of the checkpoint %s: %s. Call `expect_partial()` on "
+                "the result of `restore` if that is intended.",
+                self.where,
+                few(sorted(unclaimed)),
+            )
+
+
+def restore_pending() -> None:
+    """Restore variables that were created since a restore, if this is a place to write them in."""
+    if current().replica is None and not is_transforming():
+        for restored in list(_waiting):
+            restored.attach()
+
+
+@atexit.register
+def _report_at_exit() -> None:
+    for restored in list(_waiting):
+        restored.report_unclaimed({})
