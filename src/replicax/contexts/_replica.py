@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, cast, final
 
@@ -16,7 +17,15 @@ from replicax.contexts._rows import current_rows
 from replicax.contexts._stack import current
 from replicax.errors import CollectiveError, InputError
 from replicax.types import ReduceOp, ReduceOpLike
-from replicax.values import IndexedSlices, PerReplica, is_number
+from replicax.values import (
+    IndexedSlices,
+    Leaf,
+    PerReplica,
+    is_number,
+    mirror_equal,
+    remember_derived,
+    remember_equal,
+)
 
 if TYPE_CHECKING:
     from replicax.strategies import Strategy
@@ -178,7 +187,8 @@ class ReplicaContext:
 
         Args:
             merge_fn: called as `merge_fn(strategy, *args, **kwargs)` with the replicas' arguments
-                merged: values that differ between replicas arrive as `PerReplica`.
+                merged: values that differ between replicas arrive as `PerReplica`, and results of
+                `all_reduce` and `all_gather`, which do not, as `Mirrored`.
             args: this replica's positional arguments.
             kwargs: this replica's keyword arguments.
 
@@ -199,6 +209,8 @@ class ReplicaContext:
         """
         if not callable(merge_fn):
             raise TypeError(f"merge_call needs a function to call, got {merge_fn!r}.")
+        if not isinstance(getattr(merge_fn, "__self__", None), Exchange | Leaf):  # not one of our own
+            merge_fn = functools.partial(_call_with_mirrored, merge_fn)
         return self._merge_point.merge_call(merge_fn, tuple(args), dict(kwargs or {}))
 
     def all_reduce(
@@ -240,7 +252,7 @@ class ReplicaContext:
     def _reduce_rows(self, op: ReduceOp, rows: IndexedSlices) -> IndexedSlices:
         values, indices = self._exchange(_Gather, 0)([rows.values, rows.indices])
         if op is ReduceOp.MEAN:
-            values = values / self.num_replicas_in_sync
+            values = remember_derived(values / self.num_replicas_in_sync, values, "mean")
         return IndexedSlices(values, indices, rows.dense_shape)
 
     def all_gather(self, value: Any, axis: int, options: Any = None) -> Any:
@@ -283,6 +295,13 @@ class ReplicaContext:
         return exchange
 
 
+def _call_with_mirrored(
+    merge_fn: Callable[..., Any], strategy: StrategyProtocol, /, *args: Any, **kwargs: Any
+) -> Any:
+    args, kwargs = mirror_equal((args, kwargs))
+    return merge_fn(strategy, *args, **kwargs)
+
+
 def _flatten_numbers(value: Any, what: str) -> tuple[list[Any], Any]:
     def is_leaf(x: Any) -> bool:
         return x is None or isinstance(x, IndexedSlices | PerReplica)
@@ -315,7 +334,7 @@ class _Reduce(Exchange):
     def _merge(self, strategy: StrategyProtocol, *values: Any) -> list[Any]:
         communicator = strategy.communicator
         reduced = communicator.reduce(self._op, values, self._options)
-        return [communicator.mirrored(value) for value in reduced]
+        return [remember_equal(communicator.mirrored(value)) for value in reduced]
 
     def linear(self) -> Exchange:
         return self
@@ -350,7 +369,8 @@ class _Gather(Exchange):
     def _merge(self, strategy: StrategyProtocol, *values: Any) -> list[Any]:
         communicator = strategy.communicator
         held = map(communicator.on_each, values)
-        return [communicator.gather(value, self._axis, self._options) for value in held]
+        gathered = [communicator.gather(value, self._axis, self._options) for value in held]
+        return [(remember_equal(whole), offset) for whole, offset in gathered]
 
     def linear(self) -> Exchange:
         return self

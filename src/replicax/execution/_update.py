@@ -71,7 +71,9 @@ def _refuse_per_replica(structure: Any) -> None:
         if isinstance(leaf, PerReplica):
             raise VariableError(
                 "extended.update got a PerReplica argument: the copies of the variable would become "
-                "different. Reduce it first, `strategy.extended.reduce_to(op, value, variable)`."
+                "different. Reduce it first, `strategy.extended.reduce_to(op, value, variable)`, or "
+                "`all_reduce` in the replica. What a replica computes from a reduced value is its own "
+                "again: compute it in the update function instead."
             )
 
 

@@ -12,6 +12,7 @@ from replicax.values._distributed import (
     is_number,
     on_first_replica,
 )
+from replicax.values._equal import mirror_equal, remember_derived, remember_equal
 from replicax.values._indexed_slices import IndexedSlices
 from replicax.values._masks import attach_masks, find_masks, without_padding
 from replicax.values._nest import (
@@ -48,11 +49,14 @@ __all__ = [
     "is_key",
     "is_number",
     "map_leaves",
+    "mirror_equal",
     "on_first_replica",
     "regroup",
     "regroup_apart",
     "regroup_mirrored",
     "regroup_traced",
+    "remember_derived",
+    "remember_equal",
     "select",
     "split",
     "without_padding",

@@ -1,0 +1,68 @@
+"""Arrays that are known to be equal on all replicas: the results of `all_reduce` and `all_gather`.
+
+In a replica such a result is a plain array, which does not say that the other replicas have the same. So
+the arrays of a result are remembered here for as long as they exist, and `merge_call` passes them on as
+`Mirrored`.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from replicax.values._distributed import Mirrored, PerReplica
+from replicax.values._nest import map_leaves
+
+__all__ = ["mirror_equal", "remember_derived", "remember_equal"]
+
+_results: dict[int, tuple[weakref.ref[Any], Any]] = {}
+"""For the id of an array: the array, and something that stands for the result that it belongs to."""
+
+
+def remember_equal(value: Any) -> Any:
+    """Remember what the replicas get of a mirrored `value`; returns `value`."""
+    if isinstance(value, Mirrored):
+        result = object()
+        for part in value.components:
+            _remember(part, result)
+    return value
+
+
+def remember_derived(array: Any, original: Any, how: str) -> Any:
+    """Remember an array that every replica computes in the same way from an equal one; returns `array`."""
+    result = _result_of(original)
+    if result is not None:
+        _remember(array, (result, how))
+    return array
+
+
+def mirror_equal(structure: Any) -> Any:
+    """`structure` with `Mirrored` in place of per-replica values that are known to be equal."""
+
+    def mirror(leaf: Any) -> Any:
+        if not isinstance(leaf, PerReplica) or leaf.is_global:
+            return leaf
+        parts = (leaf.select(0),) if leaf.is_local else leaf.components
+        if not _are_equal(parts):
+            return leaf
+        return (
+            Mirrored.from_whole(parts[0], leaf.mesh) if leaf.is_local else Mirrored(parts, mesh=leaf.mesh)
+        )
+
+    return map_leaves(mirror, structure)
+
+
+def _are_equal(parts: Sequence[Any]) -> bool:
+    result = _result_of(parts[0])
+    return result is not None and all(_result_of(part) == result for part in parts[1:])
+
+
+def _remember(array: Any, result: Any) -> None:
+    key = id(array)
+    _results[key] = (weakref.ref(array, lambda _: _results.pop(key, None)), result)
+
+
+def _result_of(array: Any) -> Any:
+    reference, result = _results.get(id(array), (None, None))
+    return result if reference is not None and reference() is array else None
