@@ -15,7 +15,7 @@ from typing import Any
 
 from .describe import Observation, compare
 from .harness import Outcome, run_program
-from .program_differences import LEFT_OUT, OPEN, PROGRAM_DIFFERENCES
+from .program_differences import LEFT_OUT, OPEN, PROGRAM_DIFFERENCES, with_one_class
 from .recorded import Recorded, read
 
 __all__ = ["PROGRAMS", "Case", "Program", "cases_of", "row", "table"]
@@ -71,9 +71,11 @@ class Case:
 
     def _expected(self) -> list[str]:
         """What we may give instead of what was recorded."""
-        own = self._listed(PROGRAM_DIFFERENCES)
-        shared = self.recorded.difference
-        return [ours.gives for ours in (own, shared) if ours is not None]
+        listed = (self._listed(PROGRAM_DIFFERENCES), self.recorded.difference)
+        return [
+            with_one_class(self.recorded.result),
+            *(ours.gives for ours in listed if ours is not None),
+        ]
 
     def _listed(self, listed: dict[tuple[str, str, str], Any]) -> Any:
         found = [value for key, value in listed.items() if self.recorded.is_meant_by(*key)]
