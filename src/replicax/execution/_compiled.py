@@ -250,9 +250,10 @@ class CompiledStep:
 
     def _run_checked(self, arguments: list[Any]) -> Any:
         """Run without donating, and raise before anything is stored if a result is not a number."""
-        with self._state.lock, without_debugging():
+        with self._state.lock:
             read, written = self._state.take()
-            results, new = self._not_donating(read, written, arguments)
+            with without_debugging():
+                results, new = self._not_donating(read, written, arguments)
             names = ["a result"] * len(results) + [f"the variable {v.name!r}" for v in self._state.written]
             for name, array in zip(names, (*results, *new), strict=True):
                 check_numbers(name, array)
