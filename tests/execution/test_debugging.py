@@ -31,7 +31,9 @@ def make(num_replicas):
 @pytest.mark.parametrize("num_replicas", DEVICES)
 @pytest.mark.parametrize("compiled_before", [True, False])
 @pytest.mark.parametrize(("setting", "bad"), [("debug_nans", -1.0), ("debug_infs", 0.0)])
-def test_a_value_that_is_not_a_number_raises_and_changes_nothing(num_replicas, compiled_before, setting, bad):
+def test_a_value_that_is_not_a_number_raises_and_changes_nothing(
+    num_replicas, compiled_before, setting, bad
+):
     _, v, w, step = make(num_replicas)
     if compiled_before:
         step(jnp.ones(3))
@@ -48,7 +50,7 @@ def test_a_value_that_is_not_a_number_raises_and_changes_nothing(num_replicas, c
 
 @pytest.mark.parametrize("num_replicas", DEVICES)
 def test_disable_jit_runs_the_step_eagerly(num_replicas):
-    _, v, w, step = make(num_replicas)
+    _, _, w, step = make(num_replicas)
     seen = []
     noisy = rx.function(lambda x: (seen.append(float(x[0])), step(x))[1])
     with jax.disable_jit():

@@ -270,3 +270,35 @@ def test_partial_functions_count_as_the_same(strategy):
 
     assert epoch(distributed(strategy, count=24)) == [2.0 * sum(range(i, i + 4)) for i in range(0, 24, 4)]
     assert len(traced) <= 2
+
+
+_FACTOR = 1.0
+
+
+@pytest.mark.parametrize("where", ["closure", "global"])
+def test_changes_of_what_a_function_refers_to_are_noticed(strategy, where, caplog):
+    global _FACTOR
+    settings = {"factor": [1.0]}
+    _FACTOR = 1.0
+
+    def from_closure(x):
+        return jnp.sum(x) * settings["factor"][0]
+
+    def from_global(x):
+        return jnp.sum(x) * _FACTOR
+
+    replica_fn = from_closure if where == "closure" else from_global
+
+    @rx.function
+    def epoch(dataset):
+        global _FACTOR
+        totals = []
+        for x in dataset:
+            totals.append(float(strategy.reduce("SUM", strategy.run(replica_fn, args=(x,)), axis=None)))
+            settings["factor"][0] += 1
+            _FACTOR += 1
+        return totals
+
+    expected = [(step + 1) * sum(range(4 * step, 4 * step + 4)) for step in range(6)]
+    assert epoch(distributed(strategy, count=24)) == expected
+    assert "refers to something else each time" in caplog.text

@@ -1,5 +1,6 @@
 """A traced value used as a Python number: the message, and that variables stay as they were."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -58,3 +59,24 @@ def test_other_errors_pass():
 
     with pytest.raises(TypeError, match="mine"):
         rx.function(step)(1.0)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("devices", [["CPU:0"], ["CPU:0", "CPU:1"]])
+def test_a_custom_gradient_that_reads_the_variable_says_what_to_do(compiled, devices):
+    strategy = rx.MirroredStrategy(devices)
+    with strategy.scope():
+        w = rx.Variable(2.0)
+
+    @jax.custom_vjp
+    def scaled(x):
+        return w * x
+
+    scaled.defvjp(lambda x: (w * x, x), lambda x, g: (g * w,))
+
+    def replica_fn():
+        return rx.value_and_grad(lambda: scaled(jnp.float32(1.0)), w)()[1]
+
+    step = (rx.function if compiled else lambda f: f)(lambda: strategy.run(replica_fn))
+    with pytest.raises(rx.errors.TracingError, match=r"custom_vjp.*argument"):
+        step()

@@ -314,4 +314,5 @@ def _float_share(value: Any, count: int, replica: Any) -> Any:
     share = value / jnp.asarray(count, value.dtype)
     rounded = (share + value) - value
     share = jnp.where(jnp.isfinite(rounded), rounded, share)
-    return jnp.where(replica == 0, value - (count - 1) * share, share).astype(value.dtype)
+    first = jnp.where(jnp.isfinite(value), value - (count - 1) * share, value)
+    return jnp.where(replica == 0, first, share).astype(value.dtype)

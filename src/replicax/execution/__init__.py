@@ -3,12 +3,13 @@
 from replicax.execution._function import Function, function, in_replicas
 from replicax.execution._run import run
 from replicax.execution._single import SingleReplica
-from replicax.execution._traced_values import explain_traced_values
+from replicax.execution._traced_values import explain_leaks, explain_traced_values
 from replicax.execution._update import update_copies
 
 __all__ = [
     "Function",
     "SingleReplica",
+    "explain_leaks",
     "explain_traced_values",
     "function",
     "in_replicas",

@@ -291,9 +291,9 @@ def _unusable(function: Function[..., Any], leaves: list[Any]) -> str:
 
     odd = next((leaf for leaf in leaves if not usable(leaf)), None)
     return (
-        f"{function!r} got an argument of type {type(odd).__name__}: {odd!r}. Arguments of a compiled "
-        "step are arrays of numbers, per-replica values, structures of them, or hashable constants; text "
-        "stays on the host, so take it out of a batch before."
+        f"{function!r} got an argument of type {type(odd).__name__}: {_short(odd)}. Arguments of a "
+        "compiled step are arrays of numbers, per-replica values, structures of them, or hashable "
+        "constants; text stays on the host, so take it out of a batch before."
     )
 
 
@@ -303,22 +303,44 @@ def _retraced(function: Function[..., Any], old: list[Any], new: Any) -> str:
     changes = []
     if last[0] is not new[0] or last[1] != new[1]:
         changes.append("it is called under another strategy or in another context")
-    if last[2] != new[2]:
-        changes.append(f"the structure of the arguments was {last[2]} and is {new[2]}")
-    else:
-        for i, (before, after) in enumerate(zip(last[3:], new[3:], strict=True)):
-            if before != after:
-                changes.append(f"argument leaf {i} was {_show(before)} and is {_show(after)}")
+    before, after = (dict(zip(_leaf_names(key[2]), key[3:], strict=True)) for key in (last, new))
+    changes += [f"{name} is new" for name in after if name not in before]
+    changes += [f"{name} is gone" for name in before if name not in after]
+    changes += [
+        f"{name} was {_show(before[name])} and is {_show(after[name])}"
+        for name in after
+        if name in before and before[name] != after[name]
+    ]
+    shown = "; ".join(changes[:_MOST_CHANGES]) or "the structure of its arguments is another one"
+    more = f"; and {len(changes) - _MOST_CHANGES} more" if len(changes) > _MOST_CHANGES else ""
     return (
-        f"{function!r} is traced and compiled again: {'; '.join(changes) or 'the arguments are new'}. "
-        "Compiling takes long compared to a step. Pass Python numbers that change as arrays "
-        "(`jnp.asarray(x)`), and keep shapes the same."
+        f"{function!r} is traced and compiled again: {shown}{more}. Compiling takes long compared to a "
+        "step. Pass Python numbers that change as arrays (`jnp.asarray(x)`), and keep shapes the same."
     )
+
+
+_MOST_CHANGES = 4
+
+
+def _leaf_names(treedef: Any) -> list[str]:
+    """What to call the leaves of the arguments: "argument 0['x']" or "argument 'rate'"."""
+    numbers = treedef.unflatten(range(treedef.num_leaves))
+    paths, _ = jax.tree_util.tree_flatten_with_path(numbers)
+    return [f"argument {_key(path[1])}{jax.tree_util.keystr(path[2:])}" for path, _ in paths]
+
+
+def _key(entry: Any) -> str:
+    return str(entry.idx) if hasattr(entry, "idx") else repr(entry.key)
 
 
 def _show(leaf_key: Any) -> str:
     if isinstance(leaf_key, tuple) and len(leaf_key) == 3:
         return f"{leaf_key[1]}{list(leaf_key[0])}"
     if isinstance(leaf_key, tuple):
-        return leaf_key[1] if leaf_key[0] in (float, complex) else repr(leaf_key[1])
+        return leaf_key[1] if leaf_key[0] in (float, complex) else _short(leaf_key[1])
     return "another variable"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,18 +1,20 @@
 """A function that is given a distributed dataset: a loop in Python around compiled replica functions.
 
-No program can hold a dataset: every batch is read by Python. So such a function is not traced. It runs as
-it is, and each `strategy.run` in it is compiled, the first time and then again only for something new.
+A program can't read a dataset: Python reads every batch. So such a function is not traced. It runs as plain
+Python, and each `strategy.run` in it is compiled, the first time and then again only for something new.
 Functions that are defined inside the loop, a new object each time, count as the same one as long as their
 code and what they refer to is the same.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import itertools
 import logging
 import types
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, final
 
 from replicax.variables import EagerFrame, use_frame
@@ -35,7 +37,7 @@ class Loop:
     """
 
     def __init__(self, name: str, compile_function: Callable[[Any], Any]) -> None:
-        """No replica functions yet."""
+        """No replica functions so far."""
         self._name = name
         self._compile = compile_function
         self._compiled: dict[Any, _Known] = {}
@@ -46,8 +48,17 @@ class Loop:
         with use_frame(EagerFrame(loop=self)):
             return fn(*args, **kwargs)
 
-    def compiled(self, fn: Callable[..., Any]) -> Any:
-        """The compiled form of a replica function; None if it is another one each time."""
+    @contextlib.contextmanager
+    def compiling(self, fn: Callable[..., Any]) -> Iterator[Any]:
+        """A `with` block for a call of a replica function in its compiled form, if it has one."""
+        found = self._find(fn)
+        yield None if found is None else found.compiled
+        if found is not None:
+            # What tracing changed (a list that the function appends to) must not make it another function.
+            kept: list[Any] = []
+            self._compiled.setdefault(_identity(fn, frozenset(), kept), found._replace(kept=kept))
+
+    def _find(self, fn: Callable[..., Any]) -> _Known | None:
         kept: list[Any] = []
         key = _identity(fn, frozenset(), kept)
         found = self._compiled.get(key)
@@ -60,7 +71,7 @@ class Loop:
             newest = _Newest(fn)
             found = self._compiled[key] = _Known(newest, self._compile(newest), kept)
         found.newest.fn = fn
-        return found.compiled
+        return found
 
     def _warn(self, fn: Any, version: int) -> None:
         if version == _MOST_VERSIONS + 1:
@@ -100,7 +111,11 @@ def _code(fn: Any) -> Any:
 
 
 def _identity(thing: Any, seen: frozenset[int], kept: list[Any]) -> Any:
-    """Equal for functions that are the same code with the same surroundings; `kept` gets those."""
+    """Equal for functions that are the same code and refer to the same things.
+
+    Numbers and strings are compared by value, also in lists, tuples, sets and dicts; anything else is the
+    same while it is the same object, which goes into `kept`, so that its `id` is not used again.
+    """
     if id(thing) in seen:
         return "itself"
     seen = seen | {id(thing)}
@@ -112,11 +127,39 @@ def _identity(thing: Any, seen: frozenset[int], kept: list[Any]) -> Any:
     if isinstance(thing, types.FunctionType):
         cells = [_contents(cell) for cell in thing.__closure__ or ()]
         surroundings = [*cells, *(thing.__defaults__ or ()), *(thing.__kwdefaults__ or {}).values()]
-        return (thing.__code__, *(_identity(part, seen, kept) for part in surroundings))
+        return (
+            thing.__code__,
+            *(_identity(part, seen, kept) for part in surroundings),
+            *(_global_identity(value, seen, kept) for value in _globals(thing)),
+        )
     if isinstance(thing, _VALUES):
         return (type(thing), thing)
     kept.append(thing)
+    if isinstance(thing, dict):
+        items = [part for item in thing.items() for part in item]
+        return (id(thing), *(_identity(part, seen, kept) for part in items))
+    if isinstance(thing, list | tuple | set | frozenset):
+        return (id(thing), *(_identity(part, seen, kept) for part in thing))
     return id(thing)
+
+
+def _global_identity(thing: Any, seen: frozenset[int], kept: list[Any]) -> Any:
+    """`_identity`, but of a function only which one it is: one global leads to all others."""
+    if callable(thing):
+        kept.append(thing)
+        return id(thing)
+    return _identity(thing, seen, kept)
+
+
+def _globals(fn: types.FunctionType) -> list[Any]:
+    """The values of the global names that a function, or one defined inside of it, uses."""
+    return [fn.__globals__[name] for name in _names(fn.__code__) if name in fn.__globals__]
+
+
+@functools.lru_cache(maxsize=1024)
+def _names(code: types.CodeType) -> tuple[str, ...]:
+    inner = [_names(const) for const in code.co_consts if isinstance(const, types.CodeType)]
+    return tuple(dict.fromkeys((*code.co_names, *itertools.chain(*inner))))
 
 
 def _contents(cell: Any) -> Any:

@@ -33,9 +33,9 @@ def run(
         if strategy.places_values:
             frame.use_mesh(strategy.mesh)
     elif isinstance(frame, EagerFrame) and frame.loop is not None and trace_state.trace is eval_trace:
-        compiled = frame.loop.compiled(fn)
-        if compiled is not None:
-            return in_replicas(strategy, compiled)(*args, **kwargs)
+        with frame.loop.compiling(fn) as compiled:
+            if compiled is not None:
+                return in_replicas(strategy, compiled)(*args, **kwargs)
     if not padded:
         return _run(strategy, fn, args, kwargs, frame, ())
     masks = find_masks((args, kwargs))

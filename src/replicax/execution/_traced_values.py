@@ -1,4 +1,4 @@
-"""The error for a traced value that is used as a Python number."""
+"""Errors for traced values: used as Python numbers, or used outside of their trace."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import jax
 
-from replicax.errors import TracedValueError
+from replicax.errors import TracedValueError, TracingError
 
-__all__ = ["explain_traced_values"]
+__all__ = ["explain_leaks", "explain_traced_values"]
 
 
 @contextlib.contextmanager
@@ -23,3 +23,18 @@ def explain_traced_values(explanation: str) -> Iterator[None]:
         jax.errors.TracerIntegerConversionError,
     ) as error:
         raise TracedValueError(f"{explanation} JAX says: {str(error).splitlines()[0]}") from error
+
+
+@contextlib.contextmanager
+def explain_leaks() -> Iterator[None]:
+    """Inside, JAX's error for a value that left its trace comes as a `TracingError` with advice."""
+    try:
+        yield
+    except jax.errors.UnexpectedTracerError as error:
+        raise TracingError(
+            "A traced value was used outside of the function that it was traced in. If a `jax.custom_vjp` "
+            "function, or one of its rules, reads a variable that is being differentiated: JAX does not "
+            "let such functions refer to values from outside, so pass the variable's value as an argument, "
+            "`f(x, w.value)`, and return its gradient from the rule. Otherwise look for a value that a "
+            f"function stored in a list or an attribute. JAX says: {str(error).splitlines()[0]}"
+        ) from error

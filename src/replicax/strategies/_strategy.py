@@ -19,7 +19,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
-from typing import Any, Literal, Self, TypeAlias, TypeVar, final, overload
+from typing import Any, Literal, NoReturn, Self, TypeAlias, TypeVar, final, overload
 
 import jax
 import jax.numpy as jnp
@@ -136,6 +136,12 @@ class Strategy(abc.ABC):
     def __deepcopy__(self, memo: dict[int, object]) -> Strategy:
         """Itself: a strategy never changes, and its variables know it by identity."""
         return self
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"{self!r} can't be pickled: its devices belong to this process. Create a strategy in the "
+            "other process, and pass values to it as NumPy arrays or in a checkpoint."
+        )
 
     @property
     @final

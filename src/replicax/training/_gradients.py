@@ -21,6 +21,7 @@ from replicax._jax import current_program, fresh_traces
 from replicax.collectives import offer_early_sum
 from replicax.contexts import current, current_rows
 from replicax.errors import TracingError, VariableError
+from replicax.execution import explain_leaks
 from replicax.training._microbatches import Microbatches, is_padding
 from replicax.training._precision import MixedPrecision
 from replicax.training._pytrees import flatten_variables, ordered_like
@@ -225,10 +226,11 @@ class _LossCall:
             return loss, (aux, tape.recorded())
 
         values = [variable.read_value() for variable in self._variables]
-        try:
-            differentiated = jax.value_and_grad(functools.partial(bound, False), has_aux=True)(values)
-        except _FreshTapeNeeded:
-            differentiated = jax.value_and_grad(functools.partial(bound, True), has_aux=True)(values)
+        with explain_leaks():
+            try:
+                differentiated = jax.value_and_grad(functools.partial(bound, False), has_aux=True)(values)
+            except _FreshTapeNeeded:
+                differentiated = jax.value_and_grad(functools.partial(bound, True), has_aux=True)(values)
         (loss, (aux, recorded)), gradients = differentiated
         tapes[-1].replay(recorded)
         return (loss, aux), gradients

@@ -138,8 +138,9 @@ def _holds_tracer(cell: Cell) -> bool:
 def _baked_in(variable: Variable, verb: str) -> str:
     if not is_staging():
         return (
-            f"{variable!r} would be {verb} with a value that exists only while JAX differentiates or "
-            "maps a function. Return the new value from that function and assign it outside."
+            f"The variable {variable.name!r} would be {verb} with a value that exists only while JAX "
+            "differentiates or maps a function. Return the new value from that function and assign it "
+            "outside."
         )
     return (
         f"The variable {variable.name!r} is {verb} inside a function that JAX compiles "

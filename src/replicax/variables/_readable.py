@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import jax
 import numpy as np
@@ -44,8 +44,18 @@ class Readable(ArrayOperators, Leaf, abc.ABC):
 
     @property
     def value(self) -> jax.Array:
-        """The value, as an array; the same as `read_value()`."""
+        """The value, as an array; the same as `read_value()`. Write it with `assign`."""
         return self.read_value()
+
+    @value.setter
+    def value(self, value: Any) -> NoReturn:
+        raise AttributeError("`v.value = x` does not write a variable. Use `v.assign(x)`.")
+
+    def __setitem__(self, index: Any, value: Any) -> NoReturn:
+        raise TypeError(
+            "`v[index] = x` does not write a variable. Use `v.assign(v.value.at[index].set(x))`, or "
+            "`v.scatter_update(...)` for rows."
+        )
 
     def numpy(self) -> np.ndarray:
         """The value, as a NumPy array of its own."""
