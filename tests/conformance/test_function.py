@@ -133,7 +133,7 @@ def test_a_message_on_each_retrace_after_the_second(caplog):
     ("calls", "reason"),
     [
         ([1, 2, 3], r"2.*3.*jnp.asarray"),
-        ([jnp.ones(1), jnp.ones(2), (jnp.ones(2),)], "structure"),
+        ([jnp.ones(1), jnp.ones(2), (jnp.ones(2),)], r"argument 0\[0\] is new; argument 0 is gone"),
     ],
     ids=["number", "structure"],
 )

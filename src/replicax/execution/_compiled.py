@@ -22,7 +22,7 @@ from replicax.execution._debugging import check_numbers, finds_non_numbers, with
 from replicax.execution._outputs import Outputs, distributed_in
 from replicax.execution._program import EagerCallNeeded, FreshTraceNeeded, ProgramFrame
 from replicax.execution._state import StepState, in_store_order
-from replicax.execution._traced_values import explain_leaks, explain_traced_values
+from replicax.execution._traced_values import explain_traced_values
 from replicax.values import PerReplica, free, is_array
 from replicax.variables import Store, Variable, journal, use_frame
 
@@ -125,7 +125,7 @@ class CompiledStep:
                 frame.on_write()
             else:
                 tokens.enter_context(traces_of("step"))
-            with explain_leaks(), explain_traced_values(_NO_VALUES):
+            with explain_traced_values(_NO_VALUES):
                 result = self._fn(*args, **kwargs)
             return self._outputs.take(result)
 

@@ -21,6 +21,7 @@ from replicax._jax import ArrayImpl, disable_jit, eval_trace, is_transforming, t
 from replicax.contexts import StrategyProtocol, context_stack, current
 from replicax.execution._compiled import CompiledStep, leaf_key
 from replicax.execution._loop import Loop
+from replicax.execution._traced_values import explain_leaks
 from replicax.types import ReadInPython
 from replicax.values import PerReplica, check_signature
 from replicax.variables import EagerFrame, is_variable
@@ -231,7 +232,8 @@ class Function(Generic[_P, _R]):
         frame = current().frame
         if isinstance(frame, EagerFrame):
             frame.before_write(step.written)
-        return step.run(leaves)
+        with explain_leaks():
+            return step.run(leaves)
 
     def _find_program(self, args: Any, kwargs: Any, leaves: list[Any], treedef: Any) -> CompiledStep:
         here = current()
