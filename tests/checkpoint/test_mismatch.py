@@ -392,7 +392,7 @@ def test_a_folder_whose_name_ends_with_a_number_is_a_folder(tmp_path):
         rx.Checkpoint(v=v).restore(folder)
     with rx.CheckpointManager(rx.Checkpoint(v=v), folder, prefix="ckpt-") as manager:
         manager.save(3)
-    with pytest.raises(CheckpointMissingError, match="There are ckpt-3; name one"):
+    with pytest.raises(CheckpointMissingError, match="There are ckpt-3; pass the path of one"):
         rx.Checkpoint(v=v).restore(folder)
     rx.Checkpoint(v=v).restore(folder / "ckpt-3").assert_consumed()
     path = rx.Checkpoint(v=v).save(folder)

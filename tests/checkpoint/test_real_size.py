@@ -1,4 +1,4 @@
-"""A model of real size: hundreds of variables of a megabyte each, saved in the background while it trains."""
+"""A model of real size: hundreds of variables of a megabyte each, saved while it trains."""
 
 import jax.numpy as jnp
 import numpy as np

@@ -356,10 +356,10 @@ def test_numbers_in_structures_are_not_lost_in_silence(tmp_path, caplog):
     checkpoint = rx.Checkpoint(state=state, history=[], epoch=3)
     checkpoint.save(tmp_path)
     (record,) = caplog.records
-    assert "does not hold state/params/0, state/epoch" in record.getMessage()
+    assert "does not save state/params/0, state/epoch" in record.getMessage()
     checkpoint.history.append(0.5)
     checkpoint.save(tmp_path)
-    assert "does not hold history/0" in caplog.records[-1].getMessage()
+    assert "does not save history/0" in caplog.records[-1].getMessage()
     checkpoint.history.append(0.25)
     checkpoint.save(tmp_path)
     assert len(caplog.records) == 2  # once for each object
@@ -381,7 +381,7 @@ def test_numbers_that_an_object_says_it_consists_of_are_not_lost_in_silence(tmp_
 
     inner = rx.Checkpoint(w=rx.Variable(1.0), epoch=3)
     rx.Checkpoint(trainer=Trainer(), inner=inner).save(tmp_path)
-    assert "does not hold trainer/epoch, inner/epoch" in caplog.text
+    assert "does not save trainer/epoch, inner/epoch" in caplog.text
 
 
 def test_an_object_without_state_is_not_lost_in_silence(tmp_path, caplog):
@@ -391,4 +391,4 @@ def test_an_object_without_state_is_not_lost_in_silence(tmp_path, caplog):
     for _ in range(2):
         checkpoint.save(tmp_path)
     (record,) = caplog.records
-    assert "holds nothing of generator, text" in record.getMessage()
+    assert "saves nothing of generator, text" in record.getMessage()

@@ -41,7 +41,7 @@ def test_profile_of_an_error_is_ended(tmp_path):
 def test_profile_refuses_a_bad_folder_first(tmp_path, folder):
     (tmp_path / "afile").touch()
     with (
-        pytest.raises(OSError, match=r"rx.profile\(.*can't write there: .*Name a folder"),
+        pytest.raises(OSError, match=r"rx.profile\(.*can't write there: .*Pass a writable folder"),
         rx.profile(tmp_path / folder),
     ):
         pytest.fail("the block was run")

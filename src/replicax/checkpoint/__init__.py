@@ -1,4 +1,4 @@
-"""Checkpoints: the state of a program on disk, independent of how it is laid out."""
+"""Checkpoints: the state of a program on disk, whatever strategy laid it out."""
 
 from replicax.checkpoint._checkpoint import Checkpoint, read_content
 from replicax.checkpoint._content import Content

@@ -1,4 +1,4 @@
-"""`rx.Checkpoint`: the state of a program, as values that do not depend on how they are laid out.
+"""`rx.Checkpoint`: the state of a program, as values that do not depend on the strategy.
 
 A variable is saved as one logical value: mirrored copies once, the parts of an ON_READ variable combined by
 its aggregation. Restoring assigns that value, whatever strategy laid out the variable. So a checkpoint fits
@@ -52,12 +52,12 @@ _logger = logging.getLogger("replicax")
 
 
 class Checkpoint:
-    """The state of the objects that it is given, to be saved and restored.
+    """Saves and restores the state of objects.
 
     Args:
-        **objects: what to save, by name: models, optimizers, metrics, iterators, structures of them; also
-            arrays, random keys and numbers, which after a restore are attributes of the checkpoint. Objects
-            are searched for variables in all their attributes.
+        **objects: what to save, by name: models, optimizers, metrics, iterators, structures of them.
+            Objects are searched for variables in all their attributes. Arrays, random keys and numbers are
+            saved, too; after a restore they are attributes of the checkpoint.
 
     >>> import tempfile
     >>> w = rx.Variable([1.0, 2.0])
@@ -71,19 +71,20 @@ class Checkpoint:
     """
 
     def __init__(self, **objects: Any) -> None:
-        """Take note of the objects; nothing is looked at yet."""
         self._restored: Restored | None = None
         self._told: set[str] = set()
         for name, value in objects.items():
             if name.startswith("_"):
-                raise CheckpointError(f"Checkpoint({name}=...): choose another name.")
+                raise CheckpointError(
+                    f"Checkpoint({name}=...): names can't begin with an underscore; choose another name."
+                )
             setattr(self, name, value)
 
     def __repr__(self) -> str:
         return f"Checkpoint({', '.join(self._objects())})"
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Take note of another object; it gets its values if a checkpoint was restored that has them."""
+        """Add an object. If a checkpoint was restored that has values for it, it gets them now."""
         if "/" in name or hasattr(type(self), name):
             raise CheckpointError(f"Checkpoint: an object can't be called {name!r}; choose another name.")
         super().__setattr__(name, value)
@@ -92,7 +93,7 @@ class Checkpoint:
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
-            raise AttributeError(name)  # what copy and pickle ask for, before anything is there
+            raise AttributeError(name)  # copy and pickle ask before `__init__` ran
         raise AttributeError(f"{self!r} has no object called {name!r}.")
 
     def _objects(self) -> dict[str, Any]:
@@ -101,12 +102,12 @@ class Checkpoint:
     # Saving.
 
     def save(self, directory: str | os.PathLike[str]) -> str:
-        """Write a checkpoint into `directory`, with the next number, and wait until it is there.
+        """Write a checkpoint into `directory`, with the next free number, and wait until it is complete.
 
-        To save in the background and delete old ones, use `rx.CheckpointManager`.
+        To save in the background and delete old checkpoints, use `rx.CheckpointManager`.
 
         Args:
-            directory: a folder for checkpoints; made if it is not there.
+            directory: a folder for checkpoints; created if it does not exist.
 
         Returns:
             The path of the checkpoint.
@@ -122,7 +123,7 @@ class Checkpoint:
         return str(store.path(step))
 
     def content(self) -> Content:
-        """What a checkpoint would hold now: copies of all values, on the host."""
+        """Copies of all values on the host, as a checkpoint would hold them now."""
         _require_outside("save")
         if self._restored is not None:
             self._restored.attach()
@@ -143,11 +144,11 @@ class Checkpoint:
         return content
 
     def checkpoint_items(self) -> dict[str, Any]:
-        """What another checkpoint holds of this one."""
+        """The objects, for a checkpoint that this one is an object of."""
         return self._objects()
 
     def _tell_left_out(self, things: Mapping[str, Any]) -> None:
-        """Warn, once for each object, of what the user may think is saved."""
+        """Warn, once for each object, about state that the user may expect to be saved and is not."""
         new = {name: thing for name, thing in self._objects().items() if name not in self._told}
         paths = left_out(new)
         found = {path.partition("/")[0] for path in (*things, *paths)}
@@ -156,7 +157,7 @@ class Checkpoint:
         if stateless:
             self._told.update(stateless)
             _logger.warning(
-                "%r holds nothing of %s: there are no variables, nor anything with `state()` and "
+                "%r saves nothing of %s, which have no variables, nor anything with `state()` and "
                 "`restore(state)`.",
                 self,
                 few(stateless),
@@ -164,8 +165,8 @@ class Checkpoint:
         if paths:
             self._told |= {path.partition("/")[0] for path in paths}
             _logger.warning(
-                "%r does not hold %s: arrays and numbers in structures are not saved. Make variables of "
-                "them (`rx.create_variables`), or give each to the checkpoint by a name of its own.",
+                "%r does not save %s: arrays and numbers in structures are left out. Make them variables "
+                "(`rx.create_variables`), or pass each to the checkpoint by a name of its own.",
                 self,
                 few(paths),
             )
@@ -173,22 +174,23 @@ class Checkpoint:
     # Restoring.
 
     def restore(self, path: str | os.PathLike[str]) -> RestoreStatus:
-        """Give all objects the state that a checkpoint holds.
+        """Restore the state of all objects.
 
-        Variables that do not exist yet get their values when they are made: an optimizer's slots, and
-        variables of the objects here if their names tell which they are. Others get them when they are
-        found in their place, by `save` or the status, unless they were written before. Nothing is changed
-        unless everything that exists fits.
+        Nothing is changed unless everything that exists fits. Variables that do not exist yet get their
+        values when they are created: slots of optimizers, variables of Keras models, and others whose names
+        are not ambiguous. The rest are restored when `save` or the status finds them in their place,
+        unless they were written before. Values that no variable claims are logged by the next save, or at
+        exit.
 
         Args:
-            path: what `save` returned, or a folder of checkpoints, of which the newest is taken.
+            path: the result of `save`, or a folder of checkpoints, whose newest one is restored.
 
         Returns:
-            A `RestoreStatus`, which says what did not match; that is logged too.
+            A `RestoreStatus`, which tells what did not match.
 
         Raises:
-            CheckpointMissingError: there is none.
-            CheckpointMismatchError: a shape or a kind does not fit.
+            CheckpointMissingError: there is no such checkpoint.
+            CheckpointMismatchError: a shape, a dtype or a kind does not fit.
             CheckpointError: it can't be read.
         """
         _require_outside("restore")
@@ -196,7 +198,7 @@ class Checkpoint:
         return self.restore_content(store.load(step), str(store.path(step)))
 
     def restore_content(self, content: Content, where: str) -> RestoreStatus:
-        """Give all objects the state in `content`, which was read from `where`."""
+        """Restore the state of all objects from `content`, which was read from `where`."""
         if (found := content.document.get("format")) not in FORMATS:
             raise CheckpointError(f"{where} has the format {found!r}; this version reads {list(FORMATS)}.")
         if self._restored is not None:
@@ -219,7 +221,7 @@ class Checkpoint:
         return RestoreStatus(self._restored)
 
     def _restore_states(self, things: Mapping[str, Any], content: Content) -> None:
-        """Restore things that may refuse their states; if one does, the others go back to theirs."""
+        """Restore things that may refuse their states; if one does, undo it for the others."""
         before = [(thing, copy.deepcopy(thing.state())) for thing in things.values()]
         for i, (path, thing) in enumerate(things.items()):
             try:
@@ -242,7 +244,7 @@ class Checkpoint:
 
 
 def read_content(path: str | os.PathLike[str]) -> Content:
-    """What a checkpoint holds: of a folder of checkpoints, the newest one."""
+    """What a checkpoint holds, or the newest one in a folder of checkpoints."""
     store, step = _located(path)
     return store.load(step)
 
@@ -257,7 +259,7 @@ def _located(path: str | os.PathLike[str]) -> tuple[Store, int]:
     is_folder = folder.is_dir() and (bool(named) or not any(folder.iterdir()))
     number = re.fullmatch(r"(.*?)(0|[1-9]\d*)", folder.name)
     if number is None or is_folder:
-        there = f" There are {few(named)}; name one." if named else ""
+        there = f" There are {few(named)}; pass the path of one." if named else ""
         raise CheckpointMissingError(f"There is no numbered checkpoint in {folder}.{there}")
     return Store(folder.parent, prefix=number[1]), int(number[2])
 
@@ -265,12 +267,13 @@ def _located(path: str | os.PathLike[str]) -> tuple[Store, int]:
 def _require_outside(what: str) -> None:
     if has_strategy() and not in_cross_replica_context():
         raise ContextError(
-            f"Checkpoint.{what} was called in a replica function, once for each replica. Call it outside."
+            f"Checkpoint.{what} was called in a replica function, which runs once for each replica. Call "
+            "it outside `strategy.run`."
         )
     if is_transforming():
         raise ContextError(
-            f"Checkpoint.{what} was called in a function that is being compiled, where variables have no "
-            "values. Call it outside, between steps."
+            f"Checkpoint.{what} was called while JAX traces a function, where variables have no values "
+            "yet. Call it between steps."
         )
 
 

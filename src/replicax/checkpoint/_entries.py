@@ -1,4 +1,4 @@
-"""What a checkpoint notes of one thing: its kind, what else is needed to bring it back, and its array."""
+"""One thing in a checkpoint: its arrays, and an entry in the document with all else that it needs."""
 
 from __future__ import annotations
 
@@ -94,8 +94,8 @@ def _packed(path: str, thing: Any) -> tuple[dict[str, Any], np.ndarray | None]:
         raise CheckpointError(f"The state of {path} can't be written as JSON: {error}.") from error
     if state != original:
         raise CheckpointError(
-            f"The state of {path} would not come back from JSON as it is: {original!r}. Use lists instead "
-            "of tuples, and strings as keys."
+            f"The state of {path} is changed by JSON: {original!r}. Use lists instead of tuples, and "
+            "strings as keys."
         )
     return {"kind": "state", "type": type(thing).__name__, "state": state}, None
 
@@ -105,7 +105,7 @@ def _shape(array: np.ndarray) -> dict[str, Any]:
 
 
 def array_of(entry: Mapping[str, Any], path: str, content: Content) -> np.ndarray:
-    """The array of an entry; one without elements is not stored."""
+    """The array of an entry; arrays without elements are not stored."""
     if path in content.arrays:
         return content.arrays[path]
     return np.zeros(entry["shape"], jnp.dtype(entry["dtype"]))
@@ -146,14 +146,14 @@ def kind_of(thing: Any) -> str:
 
 
 def check_fit(things: Mapping[str, Any], saved: Mapping[str, Any], where: str) -> None:
-    """Raise unless everything that is both here and there fits."""
+    """Raise unless everything that exists and was saved fits."""
     both = [path for path in things if path in saved]
     found = [(path, misfit(things[path], saved[path])) for path in both]
     _raise([f"{path} {problem}" for path, problem in found if problem is not None], where)
 
 
 def check_overlap(things: Mapping[str, Any], saved: Mapping[str, Any], where: str) -> None:
-    """Raise if nothing that is here is there, too."""
+    """Raise if nothing that exists was saved."""
     if things and not set(things) & set(saved):
         listing = f"here are {few(list(things))}, there {few(list(saved))}"
         _raise([f"the checkpoint is of other objects: {listing}"], where)
@@ -167,7 +167,7 @@ def _raise(problems: list[str], where: str) -> None:
 
 
 def misfit(thing: Any, entry: Mapping[str, Any]) -> str | None:
-    """Why a thing can't have the state that was saved; None if it can."""
+    """Why a saved state does not fit a thing; None if it does."""
     kind = kind_of(thing)
     if kind != entry["kind"]:
         return f"is {_a(kind)} here and {_a(entry['kind'])} there"
@@ -179,7 +179,7 @@ def misfit(thing: Any, entry: Mapping[str, Any]) -> str | None:
 
 
 def dtypes_fit(here: Any, there: str) -> bool:
-    """Whether values can be restored: the same dtype, or both of floating-point numbers."""
+    """Whether values can be restored: the dtypes are equal, or both floating-point."""
     both = np.dtype(here), jnp.dtype(there)
     if both[0] == both[1]:
         return True
@@ -189,14 +189,14 @@ def dtypes_fit(here: Any, there: str) -> bool:
 
 
 def restore_variable(variable: Variable, path: str, entry: Mapping[str, Any], content: Content) -> None:
-    """Give a variable what was saved of it."""
+    """Give a variable its saved value, or each replica its saved part."""
     if takes_parts(variable, entry):
         write_parts(variable, _parts_of(entry, path, content).astype(variable.dtype))
         return
     value = array_of(entry, path, content).astype(variable.dtype)
     if is_combinable(variable):
         variable.assign(value, read_value=False)
-    else:  # every replica's part is the value
+    else:  # each replica's part is the value
         write_parts(variable, np.stack([value] * variable.distribute_strategy.num_replicas_in_sync))
 
 
@@ -216,6 +216,6 @@ def one_moment(things: Iterable[Any]) -> Iterator[None]:
 
 
 def few(names: list[str]) -> str:
-    """Names for a message, of which there may be many."""
+    """A list of names for a message, cut if it is long."""
     shown = ", ".join(names[:6])
     return f"{shown}, ... ({len(names)} in all)" if len(names) > 6 else shown or "none"

@@ -1,7 +1,6 @@
-"""`rx.CheckpointManager`: checkpoints saved in the background, the newest kept.
+"""`rx.CheckpointManager`: saves checkpoints in the background and deletes old ones.
 
-Values are copied to the host at once; writing happens in a thread that gets out of the way of the program.
-One checkpoint is written at a time.
+Values are copied to the host at once. A thread with low priority writes them, one checkpoint at a time.
 """
 
 from __future__ import annotations
@@ -30,15 +29,18 @@ _logger = logging.getLogger("replicax")
 
 @final
 class CheckpointManager:
-    """Saves a checkpoint every so often, in the background, and keeps the newest ones.
+    """Saves checkpoints in the background, and keeps the newest ones.
+
+    Only checkpoints that a manager has written are ever deleted. Several processes may open one folder: an
+    evaluator does not disturb the trainer that writes there.
 
     Args:
         checkpoint: what to save.
-        directory: a folder of its own.
+        directory: the folder; created by the first save.
         max_to_keep: how many checkpoints to keep; None keeps all.
-        save_interval: `save(step)` does something only if `step` is a multiple of this.
-        asynchronous: write in the background; False waits until a checkpoint is there.
-        prefix: what the name of a checkpoint's folder has before its number, such as "ckpt-".
+        save_interval: `save(step)` saves only if `step` is a multiple of this.
+        asynchronous: write in the background; False waits until a checkpoint is complete.
+        prefix: what precedes the number in the name of a checkpoint, such as "ckpt-".
 
     >>> import tempfile
     >>> w = rx.Variable(0.0)
@@ -70,14 +72,14 @@ class CheckpointManager:
             raise TypeError(f"CheckpointManager takes an rx.Checkpoint first, got {checkpoint!r}.")
         if max_to_keep is not None and max_to_keep < 1:
             raise CheckpointError(
-                f"CheckpointManager(max_to_keep={max_to_keep}): keep at least 1, or None."
+                f"CheckpointManager(max_to_keep={max_to_keep}): pass 1 or more, or None to keep all."
             )
         if save_interval < 1:
             raise CheckpointError(f"CheckpointManager(save_interval={save_interval}): pass 1 or more.")
         if os.path.basename(prefix) != prefix:
             raise CheckpointError(
-                f"CheckpointManager(prefix={prefix!r}): it begins a name, and can't be a folder. Put the "
-                "folder into `directory`."
+                f"CheckpointManager(prefix={prefix!r}): the prefix is the beginning of a name, not a "
+                "folder. Put the folder into `directory`."
             )
         self._checkpoint = checkpoint
         self._store = Store(directory, max_to_keep, prefix, managed=True)
@@ -109,23 +111,25 @@ class CheckpointManager:
         return str(self._store.path(steps[-1])) if steps else None
 
     def save(self, step: int | None = None, *, force: bool = False) -> bool:
-        """Save a checkpoint, if it is time for one.
+        """Save a checkpoint, if `step` is a multiple of the interval.
 
-        Values are copied now; writing goes on in the background, after any checkpoint that is still being
-        written. An error of the background is raised by the next call of a method of the manager.
+        Values are copied now, and written in the background, after any checkpoint that is still being
+        written. An error there is raised by the next call of one of the manager's methods.
 
         Args:
             step: the number of the checkpoint; by default the one after the newest.
-            force: save also if `step` is no multiple of the interval.
+            force: save also if `step` is not a multiple of the interval.
 
         Returns:
             Whether a checkpoint was saved.
 
         Raises:
-            CheckpointError: this one can't be saved, or an earlier one could not be written.
+            CheckpointError: there is such a checkpoint already, or an earlier one could not be written.
         """
         if has_strategy() and not in_cross_replica_context():
-            raise ContextError("CheckpointManager.save was called in a replica function. Call it outside.")
+            raise ContextError(
+                "CheckpointManager.save was called in a replica function. Call it outside `strategy.run`."
+            )
         if step is not None:
             step = _checked_step(step)
             if not force and step % self._interval:
@@ -147,7 +151,7 @@ class CheckpointManager:
         return True
 
     def restore(self, step: int) -> RestoreStatus:
-        """Restore the checkpoint of a number.
+        """Restore the checkpoint with a given number.
 
         Args:
             step: one of `checkpoints`.
@@ -159,10 +163,10 @@ class CheckpointManager:
         """Restore the newest checkpoint that can be read, if there is one.
 
         Returns:
-            Its number; None if there are no checkpoints, and everything is as it was.
+            Its number; None if there are no checkpoints, and nothing was changed.
 
         Raises:
-            CheckpointMismatchError: it is of other objects.
+            CheckpointMismatchError: it does not fit the objects.
             CheckpointError: there are checkpoints, but none can be read.
         """
         self._writer.wait()
@@ -183,11 +187,11 @@ class CheckpointManager:
         return None
 
     def wait(self) -> None:
-        """Wait until everything is written; raises what went wrong."""
+        """Wait until everything is written; raises an error of the background."""
         self._writer.wait()
 
     def close(self) -> None:
-        """Wait, and end the background thread."""
+        """Wait until everything is written; raises an error of the background."""
         self._finalizer.detach()
         self._writer.wait()
 
@@ -210,7 +214,7 @@ def _checked_step(step: Any) -> int:
 
 @final
 class _Writer:
-    """Writes one checkpoint at a time, in a thread that lasts as long as that."""
+    """Writes one checkpoint at a time, each in a new thread."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -218,20 +222,20 @@ class _Writer:
         self._error: BaseException | None = None
 
     def write(self, step: int, content: Content) -> None:
-        """Begin to write."""
+        """Start to write."""
         arguments = (step, content)
         self._thread = threading.Thread(target=self._run, args=arguments, name="replicax-checkpoint")
         self._thread.start()
 
     def _run(self, step: int, content: Content) -> None:
-        _step_back()
+        _lower_priority()
         try:
             self._store.save(step, content)
-        except BaseException as error:  # raised where somebody can see it
+        except BaseException as error:  # `wait` raises it in the caller's thread
             self._error = error
 
     def wait(self) -> None:
-        """Wait for the thread; raises what went wrong in it."""
+        """Wait for the thread, and raise its error."""
         self.finish()
         error, self._error = self._error, None
         if error is not None:
@@ -245,7 +249,7 @@ class _Writer:
             self._thread = None
 
     def drop(self) -> None:
-        """Wait for the thread where nobody could catch an error: it is logged."""
+        """Wait for the thread, and log its error: at exit or in a finalizer, none could be caught."""
         self.finish()
         if self._error is not None:
             _logger.error("%s", self._error)
@@ -256,10 +260,10 @@ _writers: weakref.WeakSet[_Writer] = weakref.WeakSet()
 
 
 def _finish_at_exit(writer: _Writer) -> None:
-    """Let a checkpoint that is being written when the program ends be written to its end.
+    """Finish writing when the program ends.
 
-    Orbax needs thread pools for that, which Python closes before anything that `atexit` knows; hence a hook
-    of `threading`, after the import of the pools, whose own hook then comes later.
+    Orbax needs thread pools, which Python closes before it calls the functions of `atexit`. So this uses a
+    hook of `threading`. Hooks are called in reverse order, hence the import of the pools first.
     """
     importlib.import_module("concurrent.futures.thread")
     if not _writers:
@@ -274,12 +278,12 @@ def _drop_all() -> None:
         writer.drop()
 
 
-# As nice as leaves the writer a thirtieth of a processor that others want.
+# Niceness 15: about 1/30 of a contended core.
 _NICE = 15
 
 
-def _step_back() -> None:
-    """Let this thread, those that it starts, and those of the library that writes, wait for others."""
+def _lower_priority() -> None:
+    """Lower the priority of this thread, of those that it starts, and of tensorstore's."""
     setpriority: Any = getattr(os, "setpriority", None)
     if setpriority is None:
         return
@@ -289,7 +293,7 @@ def _step_back() -> None:
 
 
 def _library_threads() -> list[int]:
-    """The threads of tensorstore's pool, which others may have started; Linux only."""
+    """The threads of tensorstore's pool, which another thread may have started; Linux only."""
     tasks = []
     with contextlib.suppress(OSError):
         for task in pathlib.Path("/proc/self/task").iterdir():

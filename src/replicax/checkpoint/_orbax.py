@@ -1,7 +1,7 @@
 """Writing and reading one checkpoint with Orbax.
 
-Orbax has two items to write: the arrays, and the document as JSON. One process writes, since the arrays are
-copies on the host; so Orbax is told of that process alone, and none of its barriers is used.
+A checkpoint has two items: the arrays, and a document in JSON. The arrays are copies on the host, so one
+process writes all of them. Orbax is told about that process only, and does not use its barriers.
 """
 
 from __future__ import annotations

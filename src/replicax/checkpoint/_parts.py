@@ -1,8 +1,8 @@
-"""Variables of which each replica has a part of its own (ON_READ), in checkpoints.
+"""ON_READ variables in checkpoints: each replica has its own part of them.
 
-Saved are the parts, and the value that they combine to. On the same number of replicas each gets its part
-back. On another number, or as a variable that all replicas share, the combined value is restored, which
-exists unless the aggregation is NONE.
+A checkpoint holds the parts, and their combined value unless the aggregation is NONE. On the same number of
+replicas each gets its part back. On another number, or for a variable that is not ON_READ, the combined
+value is restored.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ __all__ = ["Restored", "restore_pending"]
 _logger = logging.getLogger("replicax")
 
 _waiting: list[Restored] = []
-"""Those that have values for variables to come. They are held here, since the checkpoint may be dropped."""
+"""Those with values for variables that do not exist yet; the `Checkpoint` itself may have been dropped."""
 
 
 @final
@@ -71,7 +71,7 @@ class Restored:
         needed = [p for p in self.entries if p not in self._used or p.endswith("/iterations")]
         return {name: array for path in needed for name, array in arrays_of(path, content).items()}
 
-    # Variables to come.
+    # Variables that do not exist yet.
 
     @property
     def _pending(self) -> set[str]:
@@ -140,8 +140,8 @@ class Restored:
             return False
         if rivals[0][0] is self:
             _logger.warning(
-                "The new variable %r may be that of the checkpoint %s: it gets no value before it is "
-                "found in its place. Make variables before restoring, or give them names of their own.",
+                "The new variable %r matches the checkpoint %s by name, so it gets no value before it is "
+                "found in its place. Create variables before restoring, or give them unique names.",
                 new.name,
                 " or of ".join(other.where for other, _ in rivals),
             )
@@ -166,18 +166,18 @@ class Restored:
             _waiting.remove(self)
 
     def expect_partial(self) -> None:
-        """Report nothing, and give variables to come no values by their names."""
+        """Report nothing, and match no new variables by their names."""
         self.is_partial, self._by_name = True, {}
         self._stop_if_done()
 
-    # Variables that have come.
+    # Variables that exist now.
 
     def attach(self, root: str | None = None) -> None:
-        """Restore what has come to a place of the checkpoint since.
+        """Restore things that were created since the restore.
 
-        What was written in the meantime keeps its value, and is reported. So do iterators and numbers,
-        since whether they are in use is not known. All of this is restored nevertheless in the object
-        called `root`, which was just given to the checkpoint.
+        Variables that were written in the meantime keep their values, and are reported. So do iterators and
+        numbers, which may be in use. In the object called `root`, which was just given to the checkpoint,
+        everything is restored.
         """
         things = self._things()
         late = {path: things[path] for path in self.entries if path not in self._used and path in things}
@@ -210,15 +210,15 @@ class Restored:
         if path not in self.kept:
             self.kept[path] = why
             _logger.warning(
-                "%s keeps its state, and does not get that of the checkpoint %s: it %s. Make it before "
-                "restoring, or give it to the checkpoint by a name of its own.",
+                "%s keeps its state instead of that in the checkpoint %s: it %s. Create it before "
+                "restoring, or assign it to an attribute of the checkpoint.",
                 path,
                 self.where,
                 why,
             )
 
     def pending_state(self, now: Content) -> Content:
-        """What objects will begin with that have made no variables yet: as much their state as any."""
+        """The pending values of objects that have not created their variables: they are state, too."""
         slots = [path for path in self._slots if self._is_unchanged(path, now)]
         owners = [f"{owner}/" for owner in growing(self._checkpoint._objects())]
         placed = [path for path in self._placed if path.startswith(tuple(owners))]
@@ -241,7 +241,7 @@ class Restored:
         return [path for path in self.entries if path not in self._used]
 
     def _describe(self) -> str:
-        """What did not match, except for values that variables to come may get."""
+        """What did not match, except for pending values."""
         return self.problems([path for path in self.unused if path not in self._pending])
 
     def problems(self, unused: list[str]) -> str:
@@ -263,7 +263,9 @@ class Restored:
             _logger.warning("The checkpoint %s was restored in part: %s.", self.where, self._report)
         if self._pending:
             names = few(sorted(self._pending))
-            _logger.info("The checkpoint %s has values for variables to come: %s.", self.where, names)
+            _logger.info(
+                "The checkpoint %s has values for variables that do not exist yet: %s.", self.where, names
+            )
 
     def report_unclaimed(self, saved_again: Mapping[str, Any]) -> None:
         """Log, once, which values no variable has claimed so far."""

@@ -34,10 +34,10 @@ class Store:
     """A folder of numbered checkpoints.
 
     Args:
-        directory: the folder; it is made by the first save.
+        directory: the folder; created by the first save.
         max_to_keep: how many of the newest to keep; None keeps all.
         prefix: what precedes the number in the name of a checkpoint.
-        managed: whether checkpoints that are written may be deleted later, when they are too old.
+        managed: whether the checkpoints that are written may be deleted when they are too old.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class Store:
         return read_document(self.path(step)).get(_MANAGED) == [self._prefix, step]
 
     def set_aside(self, step: int) -> None:
-        """Give a checkpoint that can't be read another name, so that its number is free."""
+        """Rename a checkpoint that can't be read, so that its number is free."""
         if jax.process_index() == 0:
             with contextlib.suppress(OSError):
                 self.path(step).rename(self.directory / f"{self.path(step).name}.unreadable")
@@ -127,8 +127,8 @@ class Store:
         """Read a checkpoint."""
         path = self.path(step)
         if not path.is_dir():
-            others = f"There are {self.steps()}" if self.steps() else "There is none"
-            raise CheckpointMissingError(f"There is no checkpoint {path}. {others} in {self.directory}.")
+            others = f"has the checkpoints {self.steps()}" if self.steps() else "has no checkpoints"
+            raise CheckpointMissingError(f"There is no checkpoint {path}: {self.directory} {others}.")
         with _explained(f"The checkpoint {path} could not be read"):
             arrays, document = read_items(path)
             return unsealed(document, arrays)

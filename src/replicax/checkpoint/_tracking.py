@@ -32,11 +32,11 @@ class Stateful(Protocol):
     """Something whose state is a small structure of numbers and strings."""
 
     def state(self) -> Any:
-        """The state, as something that can be written as JSON."""
+        """The state, which can be written as JSON."""
         ...
 
     def restore(self, state: Any) -> None:
-        """Go to a state."""
+        """Return to a state."""
         ...
 
 
@@ -54,7 +54,7 @@ class MayGrow(Protocol):
     """Something that creates variables later, such as a model that is built by its first call."""
 
     def checkpoint_may_grow(self) -> bool:
-        """Whether there are variables to come."""
+        """Whether it has yet to create variables."""
         ...
 
 
@@ -101,7 +101,7 @@ def track(roots: Mapping[str, Any]) -> dict[str, Any]:
             continue
         for path, thing in _walk(name, root, seen):
             if path in found:
-                raise CheckpointError(f"Two things would be called {path!r} in the checkpoint.")
+                raise CheckpointError(f"Two things have the path {path!r} in the checkpoint; rename one.")
             found[path] = thing
     return found
 
@@ -151,7 +151,7 @@ def growing(roots: Mapping[str, Any]) -> list[str]:
 def with_saved_names(
     things: Mapping[str, Any], roots: Mapping[str, Any], saved: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """`things`, of which those that were saved by number, as earlier versions did, have that path."""
+    """`things` by their saved paths: earlier versions saved Keras' variables by number."""
     if all(path in saved for path in things):
         return dict(things)
     numbered: dict[int, str] = {}
@@ -170,8 +170,7 @@ def with_saved_names(
 def left_out(roots: Mapping[str, Any]) -> list[str]:
     """The paths of arrays and numbers in structures among `roots`, which `track` does not find.
 
-    Those in attributes of objects belong to their programs: sizes, tables, settings; unless an object says
-    that it consists of them.
+    Those in attributes of objects are sizes, tables and settings, unless `checkpoint_items` lists them.
     """
     return [
         path for name, root in roots.items() if not is_number(root) for path in _numbers_in(name, root, {})
@@ -210,7 +209,9 @@ def _parts(thing: Any) -> list[tuple[str, Any]]:
         return [*((str(i), part) for i, part in enumerate(thing)), *getattr(thing, "__dict__", {}).items()]
     if isinstance(thing, set | frozenset):
         if any(True for part in thing for _ in _walk("", part, {})):
-            raise CheckpointError("A set of variables has no order to save them in; use a list or a dict.")
+            raise CheckpointError(
+                "Variables in a set have no order and can't be saved; use a list or a dict."
+            )
         return []
     attributes = dict(getattr(thing, "__dict__", {}))
     for kind in type(thing).__mro__:
@@ -230,6 +231,7 @@ def _checked_key(key: Any) -> str:
     text = str(key)
     if "/" in text:
         raise CheckpointError(
-            f"The key {text!r} of a dict with variables has a '/', which separates places."
+            f"The key {text!r} of a dict with variables contains '/', which separates names in a "
+            "checkpoint. Use another key."
         )
     return text

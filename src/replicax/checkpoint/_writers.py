@@ -1,10 +1,10 @@
-"""Folders in which a checkpoint is being written, and whether their writers are still running.
+"""Folders in which checkpoints are being written, and whether their writers are still running.
 
-A writer works in a folder with a name of its own, where it first notes which process it is. Another process
-may remove such a folder only if its writer is gone. A process id proves that on the same machine, since it
-booted, and in the same container: a container has process ids of its own, and a shared file system may be
-used from other machines. Everywhere else a folder counts as abandoned if nothing in it has changed for a
-day.
+A writer works in a folder with a unique name, and first writes down there which process it is. Another
+process may remove the folder only if the writer has ended. A process id proves that only on the same
+machine since its last boot, and in the same container: containers have their own process ids, and other
+machines may use the same file system. In all other cases a folder is abandoned if nothing in it has changed
+for a day.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def remove_checkpoint(path: pathlib.Path) -> None:
 
 
 def remove_abandoned(directory: pathlib.Path) -> None:
-    """Remove what writers left in `directory` that are no longer running, and half-deleted checkpoints."""
+    """Remove the folders of writers that have ended, and half-deleted checkpoints."""
     for path in directory.iterdir():
         hidden = path.name.startswith(_DELETED)
         if hidden or (path.name.startswith(_WRITING) and _is_abandoned(path)):
@@ -66,7 +66,7 @@ def _is_abandoned(folder: pathlib.Path) -> bool:
 
 
 def _note(folder: pathlib.Path) -> dict[str, Any]:
-    """What the writer noted of itself; empty if it did not get that far."""
+    """The writer's identity; empty if it was not written, or not completely."""
     try:
         note = json.loads((folder / _NOTE).read_text())
     except (OSError, ValueError):
@@ -75,7 +75,7 @@ def _note(folder: pathlib.Path) -> dict[str, Any]:
 
 
 def _is_gone(writer: dict[str, Any]) -> bool:
-    """Whether the process that wrote this note is known to have ended."""
+    """Whether a process is known to have ended."""
     own = _identity(os.getpid())
     places = ("host", "boot", "processes")
     if own["boot"] is None or any(writer.get(key) != own[key] for key in places):

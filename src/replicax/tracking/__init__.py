@@ -1,4 +1,4 @@
-"""Watching a training run: its numbers, its profile, and one process that speaks for all."""
+"""Watching a training run: its numbers, its profile, and the process that logs for all."""
 
 from replicax.tracking._folders import make_folder
 from replicax.tracking._processes import on_first_process

@@ -1,4 +1,4 @@
-"""Folders that are to be written in: better refused before a training run than at its end."""
+"""Folders for output, checked before a training run instead of failing at its end."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ __all__ = ["check_folder", "make_folder"]
 
 
 def make_folder(caller: str, folder: str) -> None:
-    """Make a folder unless it is there, and see whether files can be made in it.
+    """Create a folder if it does not exist, and check that files can be created in it.
 
     Args:
-        caller: what the folder was passed to, for the message.
-        folder: its path; an address such as "gs://bucket" is left to those who understand it.
+        caller: the call that the folder was passed to, for the message.
+        folder: its path; an address such as "gs://bucket" is not checked.
 
     Raises:
-        OSError: it can't be made, or is a file, or can't be written in.
+        OSError: it can't be created, is a file, or is not writable.
     """
     if "://" in folder:
         return
@@ -31,14 +31,14 @@ def make_folder(caller: str, folder: str) -> None:
 
 
 def check_folder(caller: str, folder: str) -> None:
-    """See whether a folder could be made and written in, without making anything.
+    """Check that a folder could be created and written to, without creating anything.
 
     Args:
-        caller: what the folder was passed to, for the message.
-        folder: its path; an address such as "gs://bucket" is left to those who understand it.
+        caller: the call that the folder was passed to, for the message.
+        folder: its path; an address such as "gs://bucket" is not checked.
 
     Raises:
-        OSError: it or what it would be made in is a file, or can't be written in.
+        OSError: the folder, or the one that it would be created in, is a file or is not writable.
     """
     if "://" in folder:
         return
@@ -47,8 +47,8 @@ def check_folder(caller: str, folder: str) -> None:
     if not existing.is_dir():
         raise _refusal(NotADirectoryError, caller, f"{existing} is a file")
     if not os.access(existing, os.W_OK | os.X_OK):
-        raise _refusal(PermissionError, caller, f"{existing} may not be written in")
+        raise _refusal(PermissionError, caller, f"{existing} is not writable")
 
 
 def _refusal(kind: type[OSError], caller: str, reason: str) -> OSError:
-    return kind(f"{caller}: can't write there: {reason}. Name a folder that can be written in.")
+    return kind(f"{caller}: can't write there: {reason}. Pass a writable folder.")

@@ -1,4 +1,4 @@
-"""`rx.on_first_process`: of many processes that run one program, one writes things down."""
+"""`rx.on_first_process`: one of the processes that run a program together does its logging."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ __all__ = ["on_first_process"]
 def on_first_process(record: logging.LogRecord | None = None) -> bool:
     """Whether this is the first of the processes that run this program together.
 
-    It is a filter for loggers and handlers, too: with it, messages of the other processes are left out. A
-    process that has joined no cluster, or not yet, is the first; asking does not start JAX.
+    It can be used as a filter of loggers and handlers, which then drop the messages of all other processes.
+    A process that has not joined a cluster is the first. Calling this does not start JAX.
 
     Args:
-        record: the message that a logger asks about; which one it is makes no difference.
+        record: a message that a logger passes to its filters; not used.
 
     >>> import logging
     >>> logger = logging.getLogger("my_training")

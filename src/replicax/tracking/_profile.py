@@ -1,4 +1,4 @@
-"""`rx.profile`: a recording of what devices and Python did, for a part of a program."""
+"""`rx.profile`: records what the devices and Python do in a part of a program."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ __all__ = ["profile"]
 
 @contextlib.contextmanager
 def profile(folder: str | os.PathLike[str] | None) -> Iterator[None]:
-    """Record what the devices and Python do inside of a `with` block, on the first process.
+    """Record what the devices and Python do in a `with` block, on the first process.
 
     The recording is JAX's: look at it with XProf (`pip install xprof`, `xprof --logdir FOLDER`), or open
-    its `.trace.json.gz` at https://ui.perfetto.dev. Ten steps tell as much as ten thousand. The work of
-    devices counts if it ends inside of the block, so wait for the last result there.
+    its `.trace.json.gz` at https://ui.perfetto.dev. Ten steps are enough. Work of the devices is recorded
+    only if it ends inside the block, so wait for the last result there.
 
     Args:
-        folder: where to put it, in a subfolder for each recording; None records nothing.
+        folder: where to write it, in a new subfolder for each recording; None records nothing.
 
     Raises:
-        OSError: the folder can't be written in, which is tried first; or the recording could not be written
+        OSError: the folder is not writable, which is checked first; or the recording could not be written
             at the end.
 
     >>> import pathlib, tempfile

@@ -1,6 +1,6 @@
-"""Numbers in TensorBoard's files, by tensorboardX, which needs no TensorFlow.
+"""Numbers in TensorBoard's files, written with tensorboardX, which does not need TensorFlow.
 
-The tracker hands over many numbers at once, so they are written at once, without the library's threads.
+The tracker passes many numbers at once, so they are written directly, without the library's threads.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ _numbers = itertools.count()
 
 @final
 class TensorBoardWriter:
-    """Writes numbers into a new file in `folder`, which is made when there is something to write."""
+    """Writes numbers into a new file in `folder`, which is created with the first number."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        """Raises what is known before training begins: no library, or no folder to write in."""
+        """Raise early, before training starts, if the library or the folder can't be used."""
         try:
             import tensorboardX  # noqa: F401  # pyright: ignore[reportUnusedImport]
         except ImportError as error:
             raise ImportError(
-                "rx.Tracker(tensorboard=...) writes by tensorboardX, which is not installed: "
+                "rx.Tracker(tensorboard=...) needs tensorboardX, which is not installed: "
                 "pip install 'replicax[tensorboard]'."
             ) from error
         self._folder = os.fspath(folder)
-        if on_first_process():  # the others may be on machines without that folder
+        if on_first_process():  # other processes may be on machines without that folder
             check_folder(f"rx.Tracker(tensorboard={self._folder!r})", self._folder)
         self._file: Any = None
         self._next_flush = 0.0
 
     def write(self, step: int, values: Mapping[str, float], seconds: float) -> None:
         """Write the numbers of one step, which were logged at the time `seconds`."""
-        # A class that protobuf makes when it is imported.
+        # protobuf creates this class when the module is imported.
         from tensorboardX.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
 
         if self._file is None:
@@ -52,7 +52,7 @@ class TensorBoardWriter:
         self._file.write_event(event)
 
     def flush(self) -> None:
-        """Let TensorBoard see what was written, if it could not for a while: that waits for the disk."""
+        """Flush the file, at most every few seconds, since that waits for the disk."""
         now = time.monotonic()
         if self._file is not None and now >= self._next_flush:
             self._file.flush()
@@ -70,5 +70,5 @@ def _new_file(folder: str) -> Any:
     from tensorboardX.record_writer import directory_check
 
     directory_check(folder)
-    # By itself, the library gives two files of one second the same name.
+    # The library gives two files that are created in the same second the same name.
     return EventsWriter(os.path.join(folder, "events"), f".{os.getpid()}.{next(_numbers)}")

@@ -1,8 +1,8 @@
-"""`rx.Tracker`: the numbers of a training run, written down without making the devices wait.
+"""`rx.Tracker`: logs the numbers of a training run without making the devices wait.
 
-A loss is an array that a device may not have computed yet. Reading it at once would make Python wait, and
-the device after it, in every step. So the arrays are kept as they are, and those that have been computed
-are read together, every so many steps.
+A loss is an array that a device may not have computed yet. Reading it at once would make Python wait in
+every step, and the device after it. So the tracker holds on to the arrays, and reads those that have been
+computed together, every few steps.
 """
 
 from __future__ import annotations
@@ -35,47 +35,48 @@ Writer = Callable[[int, Mapping[str, float]], None]
 @final
 @dataclass(slots=True, eq=False)
 class _Entry:
-    """What was logged for one step, as it came; the number of the step is the last of `numbers`."""
+    """The numbers that were logged for one step; the last of them is the number of the step."""
 
     names: tuple[str, ...]
     numbers: tuple[Any, ...]
     seconds: float
-    num_taken: int = 0  # how many of those who write have written it
+    num_taken: int = 0  # how many writers have written it
 
     @property
     def is_ready(self) -> bool:
-        """Whether there is nothing to wait for."""
+        """Whether all numbers have been computed."""
         arrays: list[Any] = [x for x in self.numbers if isinstance(x, ArrayImpl)]
-        # Asking a deleted array whether it is ready may end the process.
+        # `is_ready` of a deleted array may crash the process.
         return all(array.is_deleted() or array.is_ready() for array in arrays)
 
     @property
     def deleted(self) -> list[int]:
-        """Which of its numbers can't be read any more."""
+        """The indices of numbers that can't be read any more."""
         return [i for i, x in enumerate(self.numbers) if isinstance(x, ArrayImpl) and x.is_deleted()]
 
 
 @final
 class Tracker:
-    """Writes down the numbers of training steps: for TensorBoard, on the console, or as you like.
+    """Logs the numbers of training steps to TensorBoard, the console, or functions of your own.
 
-    `log` keeps what it is given and returns at once. Every so many calls, what the devices have computed by
-    then is read and written; Python waits for them only if they are further behind than that. Of several
-    processes the first one writes, and the others may call everything just the same.
+    `log` stores its arguments and returns at once. Every few calls, the numbers that the devices have
+    computed by then are read and written. Python waits only if the devices are further behind than that.
+    All processes may call everything; only the first one writes.
 
-    Close a tracker, or use it in a `with` block: that writes the rest. Otherwise the program's end does.
+    Close a tracker, or use it in a `with` block, to write the remaining numbers. Otherwise they are written
+    when the program ends.
 
-    If a writer raises, that step and those after it are kept, and are written the next time.
+    If a writer raises, that step and those after it are written the next time.
 
     Args:
         tensorboard: a folder for TensorBoard's files; needs `pip install 'replicax[tensorboard]'`.
-        console: whether to print a line each time, with the newest numbers.
+        console: whether to print a line with the newest numbers each time.
         writers: functions that are called with each step and its numbers, a dict of floats.
-        every: after how many calls of `log` to write.
+        every: write after this many calls of `log`.
 
     Raises:
         ImportError: `tensorboard` was given, and tensorboardX is not installed.
-        OSError: `tensorboard` is a file, or a folder that can't be written in.
+        OSError: `tensorboard` is a file, or a folder that is not writable.
         ValueError: `every` is less than 1.
 
     >>> with rx.Tracker(console=True, every=10) as tracker:
@@ -118,25 +119,25 @@ class Tracker:
         self.close()
 
     def log(self, step: Any, values: Mapping[str, Any] | None = None, /, **more: Any) -> None:
-        """Take down numbers of a step, without waiting for them.
+        """Log numbers of a step, without waiting for them.
 
         Args:
-            step: the number of the step; an array or a variable, such as `optimizer.iterations`, will do.
+            step: the number of the step; it may be an array or a variable, such as `optimizer.iterations`.
             values: numbers by name, for names such as "train/loss".
-            more: numbers by name. All are scalars: Python's, NumPy's, arrays, or variables, which are
-                taken as they are now.
+            more: numbers by name. All are scalars: Python's, NumPy's, arrays, or variables, of which the
+                current value is logged.
 
         Raises:
-            ContextError: it was called in a function that is being compiled.
-            TypeError: a value is no real number or has no name, or has a part on each replica.
-            ValueError: a value is no scalar.
+            ContextError: it was called while JAX traces a function.
+            TypeError: a value is not a real number, has no name, or is a PerReplica.
+            ValueError: a value is not a scalar.
 
         >>> with rx.Tracker(console=True) as tracker:
         ...     tracker.log(1, {"train/loss": jnp.float32(0.25)}, learning_rate=1e-3)
         step 1  train/loss 0.25  learning_rate 0.001
         """
         if self._closed:
-            raise ValueError("This tracker was closed; make another one.")
+            raise ValueError("This tracker is closed; create another one.")
         values = {} if values is None else values
         if not isinstance(values, Mapping) or not all(isinstance(name, str) for name in values):
             raise TypeError(f'Tracker.log takes numbers by name, {{"train/loss": loss}}, got {values!r}.')
@@ -163,14 +164,14 @@ class Tracker:
         >>> tracker.close()
         """
         if self._closed:
-            self.close()  # once more, if the first time failed
+            self.close()  # again, if it failed the first time
         else:
             self._write(at_most_left=0)
 
     def close(self) -> None:
         """Wait for everything that was logged, write it, and close the files.
 
-        A second time does nothing, unless a writer has raised the first time: then it writes the rest.
+        A second call does nothing, unless a writer raised in the first one: then it writes the rest.
 
         Raises:
             RuntimeError: an array was deleted before it was read; everything else was written.
@@ -187,7 +188,7 @@ class Tracker:
                 self._tensorboard.close()
 
     def _write(self, at_most_left: int) -> None:
-        """Write the oldest entries: those whose numbers are there, and all but `at_most_left`."""
+        """Write the oldest entries: those that are ready, and all but the last `at_most_left`."""
         entries: collections.deque[_Entry] = collections.deque()
         while self._pending and (len(self._pending) > at_most_left or self._pending[0].is_ready):
             entries.append(self._pending.popleft())
@@ -201,19 +202,19 @@ class Tracker:
         if self._lost:
             lost, self._lost = ", ".join(self._lost), []
             raise RuntimeError(
-                f"Tracker could not read {lost}: the array was deleted after Tracker.log had taken it, "
-                "as by a compiled function that it was donated to. Log what is not donated, such as "
-                "jnp.copy(x); everything else was written."
+                f"Tracker could not read {lost}: the array was deleted after Tracker.log, for example "
+                "because it was donated to a compiled function. Log a copy, jnp.copy(x). Everything else "
+                "was written."
             )
 
     def _hand_over(self, entries: collections.deque[_Entry]) -> None:
-        """Give the entries to those who write, and take out each that all of them have."""
+        """Pass the entries to the writers, and remove each that all of them have written."""
         newest = entries[-1] if entries else None
         for *numbers, step in jax.device_get([entry.numbers for entry in entries]):
             entry = entries[0]
             values = {name: float(x) for name, x in zip(entry.names, numbers, strict=False)}
             if not math.isfinite(step):
-                entries.popleft()  # it would stop all others, time after time
+                entries.popleft()  # or it would block all others for ever
                 raise ValueError(f"Tracker.log got the step {step}. Pass its number, such as 1.")
             for write in self._writers[entry.num_taken :]:
                 write(int(step), values, entry.seconds)
@@ -228,13 +229,13 @@ def _without_time(write: Writer) -> Callable[[int, Mapping[str, float], float], 
 
 
 def _take_out_deleted(entries: collections.deque[_Entry]) -> list[str]:
-    """Take out the numbers that can't be read any more. Returns what they were."""
+    """Remove the numbers that can't be read any more; returns descriptions of them."""
     lost = []
     for entry in [entry for entry in entries if entry.deleted]:
         *names, _ = entry.names
         *numbers, step = entry.numbers
         deleted = entry.deleted
-        if len(numbers) in deleted:  # without its step, the others have no place
+        if len(numbers) in deleted:  # without a step, the other numbers can't be written
             lost.append(f"the step of {', '.join(names)}")
             entries.remove(entry)
             continue
@@ -246,7 +247,7 @@ def _take_out_deleted(entries: collections.deque[_Entry]) -> list[str]:
 
 
 def _scalar(name: str, value: Any) -> Any:
-    """`value` as something that can be kept: a number, or an array that nobody will change."""
+    """`value` as a number, or as an array that will not change."""
     if isinstance(value, Variable):
         value = value.read_value()
     elif isinstance(value, Mirrored):
@@ -258,8 +259,8 @@ def _scalar(name: str, value: Any) -> Any:
         )
     if is_tracer(value):
         raise ContextError(
-            f"Tracker.log was called while JAX traces (in rx.function or jax.jit), where {name} is no "
-            "number yet. Return it from the compiled function, and log it outside."
+            f"Tracker.log was called while JAX traces (in rx.function or jax.jit), where {name} has no "
+            "value yet. Return it from the compiled function, and log it outside."
         )
     if not is_number(value) or not _is_real(value):
         raise TypeError(
@@ -267,14 +268,14 @@ def _scalar(name: str, value: Any) -> Any:
         )
     if np.ndim(value) != 0:
         raise ValueError(
-            f"Tracker.log takes scalars, but {name} has the shape {np.shape(value)}. Log its mean, or its "
-            "entries under names of their own."
+            f"Tracker.log takes scalars, but {name} has the shape {np.shape(value)}. Log its mean, or each "
+            "element under its own name."
         )
     return value
 
 
 def _is_real(value: Any) -> bool:
-    """Whether `float` takes it: no complex number, no random key, no text."""
+    """Whether `float` accepts it; it does not accept complex numbers, random keys and text."""
     dtype = getattr(value, "dtype", None)
     if dtype is None:
         return not isinstance(value, complex)
