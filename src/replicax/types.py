@@ -14,7 +14,6 @@ from replicax.errors import CollectiveError, ReduceOpTypeError
 __all__ = [
     "AggregationLike",
     "Device",
-    "ReadInPython",
     "ReduceOp",
     "ReduceOpLike",
     "SynchronizationLike",
@@ -40,10 +39,6 @@ class Device(Protocol):
     def process_index(self) -> int:
         """The index of the process that it belongs to."""
         ...
-
-
-class ReadInPython:
-    """Marks objects that give a new value on each read, so a compiled program can't capture them."""
 
 
 @enum.unique

@@ -22,7 +22,7 @@ from replicax.contexts import StrategyProtocol, context_stack, current
 from replicax.execution._compiled import CompiledStep, leaf_key
 from replicax.execution._loop import Loop
 from replicax.execution._traced_values import explain_leaks
-from replicax.types import ReadInPython
+from replicax.input import DistributedDataset, DistributedIterator
 from replicax.values import PerReplica, check_signature
 from replicax.variables import EagerFrame, is_variable
 
@@ -222,7 +222,7 @@ class Function(Generic[_P, _R]):
     def _call_first(self, key: Any, args: Any, kwargs: Any) -> Any:
         """Call the step where its program is not known by `key` yet; None: where it can't be."""
         leaves, treedef = jax.tree.flatten((args, kwargs), is_leaf=is_variable)
-        if any(isinstance(leaf, ReadInPython) for leaf in leaves):
+        if any(isinstance(leaf, DistributedDataset | DistributedIterator) for leaf in leaves):
             return self._call_as_loop(args, kwargs)
         with self._compiling:
             step = self._find_program(args, kwargs, leaves, treedef)

@@ -26,7 +26,6 @@ from replicax.input._sharding import share
 from replicax.input._source import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Source
 from replicax.input._stream import DealtStream, Stream
 from replicax.topology import ReplicaMesh
-from replicax.types import ReadInPython
 from replicax.values import PerReplicaSpec, TensorSpec
 
 __all__ = ["DistributedDataset", "Target", "distribute_dataset", "distribute_datasets_from_function"]
@@ -51,7 +50,7 @@ class Target:
 
 
 @final
-class DistributedDataset(ReadInPython, Generic[_Batch]):
+class DistributedDataset(Generic[_Batch]):
     """Batches for the replicas of a strategy; made by `strategy.distribute_dataset`.
 
     Loop over it as often as you like. Each batch has the structure of the dataset's, with per-replica

@@ -16,7 +16,6 @@ from replicax.errors import InputError, OutOfRangeError
 from replicax.input._feed import Feed
 from replicax.input._missing import refuse_pickling
 from replicax.input._producer import Made, Mark, Pass, PassProducer
-from replicax.types import ReadInPython
 
 __all__ = ["DistributedIterator", "InputStats", "OptionalBatch"]
 
@@ -93,7 +92,7 @@ class OptionalBatch(Generic[_Batch]):
 
 
 @final
-class DistributedIterator(ReadInPython, Generic[_Batch]):
+class DistributedIterator(Generic[_Batch]):
     """Gives the batches of a distributed dataset, one after the other; made by `iter(dataset)`.
 
     Batches are read and moved to the devices in the background. An error of the reader is raised by the
