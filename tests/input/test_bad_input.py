@@ -61,9 +61,9 @@ def test_a_batch_partly_of_single_values_is_refused(strategy):
     ("leaf", "kind"), [("text", "str"), (b"bytes", "bytes"), (object(), "object"), ({1, 2}, "set")]
 )
 def test_a_batch_that_is_no_array_is_refused(strategy, options, leaf, kind):
-    with pytest.raises(InputError, match=rf"no array but a {kind}.*np\.asarray"):
+    with pytest.raises(InputError, match=rf"not an array, but of type {kind}.*np\.asarray"):
         first(strategy, [leaf], options)
-    with pytest.raises(InputError, match=rf"\['x'\]\[1\] is not an array but a {kind}"):
+    with pytest.raises(InputError, match=rf"\['x'\]\[1\] is not an array, but of type {kind}"):
         first(strategy, [{"x": (np.ones(2), leaf)}], options)
 
 
@@ -81,7 +81,7 @@ def test_a_long_value_is_shortened_in_messages(two):
 
 
 def test_different_numbers_of_rows_are_refused(strategy, options):
-    with pytest.raises(InputError, match=r"batch 0.*numbers of rows.*'x'\] has 4.*'y'\] has 3.*pad"):
+    with pytest.raises(InputError, match=r"Batch 0.*numbers of rows.*'x'\] has 4.*'y'\] has 3.*pad"):
         first(strategy, [{"x": np.ones((4, 2)), "y": np.ones(3)}], options)
 
 
@@ -140,7 +140,7 @@ def test_a_structure_that_changes_is_refused_where_it_does(strategy, options):
         strategy.distribute_dataset([{"x": np.ones(4)}, {"x": np.ones(4)}, {"y": np.ones(4)}], options)
     )
     next(iterator), next(iterator)
-    with pytest.raises(InputError, match=r"Batch 2 .*another structure.*'y'.*'x'"):
+    with pytest.raises(InputError, match=r"Batch 2 .*different structure.*'y'.*'x'"):
         next(iterator)
 
 
@@ -388,7 +388,7 @@ def test_next_while_tracing_is_refused(strategy, options, compiler):
             next(iterator)
             return x
 
-        with pytest.raises(InputError, match=r"traces.*constant.*for batch in dataset: step\(batch\)"):
+        with pytest.raises(InputError, match=r"traced.*constant.*for batch in dataset: step\(batch\)"):
             step(jnp.ones(2))
         assert iterator.state()["examples"] == 0
 
@@ -400,7 +400,7 @@ def test_a_loop_over_a_dataset_while_tracing_is_refused(two):
     def epoch():
         return sum(two.reduce("SUM", batch, axis=0) for batch in dataset)
 
-    with pytest.raises(InputError, match="traces"):
+    with pytest.raises(InputError, match="traced"):
         epoch()
 
 
@@ -585,11 +585,11 @@ def test_wrong_seeds_are_refused(seed):
 def test_transformations_in_another_order_are_refused():
     rows = rx.from_arrays(np.arange(4))
     for late in (rows.batch(2), rows.repeat(2)):
-        with pytest.raises(InputError, match="shuffle comes before"):
+        with pytest.raises(InputError, match="shuffle before"):
             late.shuffle(seed=1)
-    with pytest.raises(InputError, match=r"batch was called before, with 2"):
+    with pytest.raises(InputError, match=r"batch was called twice, first with 2"):
         rows.batch(2).batch(2)
-    with pytest.raises(InputError, match="repeat was called before"):
+    with pytest.raises(InputError, match="repeat was called twice"):
         rows.repeat(2).repeat(2)
 
 
@@ -610,10 +610,10 @@ def test_arrays_without_rows_in_common_are_refused(arrays, match):
         rx.from_arrays(arrays)
 
 
-# What is no dataset.
+# Objects that are not datasets.
 
 
-@pytest.mark.parametrize("name", ["map", "batch", "shuffle", "take", "repeat", "prefetch", "filter"])
+@pytest.mark.parametrize("name", ["map", "batch", "shuffle", "take", "repeat", "filter"])
 def test_a_distributed_dataset_can_not_be_transformed(two, name):
     dataset = two.distribute_dataset([np.ones(4)])
     with pytest.raises(AttributeError, match=rf"distribute_dataset\(dataset\.{name}\(\.\.\.\)\)"):
@@ -629,7 +629,7 @@ def test_an_attribute_that_no_dataset_has_is_just_missing(two):
 
 def test_distributing_twice_is_refused(two):
     dataset = two.distribute_dataset([np.ones(4)])
-    with pytest.raises(NotADatasetError, match=r"distributed already.*original"):
+    with pytest.raises(NotADatasetError, match=r"already distributed.*original"):
         two.distribute_dataset(dataset)
     with pytest.raises(NotADatasetError, match="distributed"):
         two.distribute_datasets_from_function(lambda ctx: dataset)
@@ -664,24 +664,24 @@ def test_arrays_are_no_dataset_but_can_be_made_one(strategy, arrays):
 
 def test_a_per_replica_value_is_no_dataset(two):
     value = two.run(lambda: jnp.ones(2))
-    with pytest.raises(NotADatasetError, match="no dataset"):
+    with pytest.raises(NotADatasetError, match="not a dataset"):
         two.distribute_dataset(value)
 
 
 @pytest.mark.parametrize("thing", ["data/*.npz", b"data", 3, 2.5, None, {1, 2}, dict, object()])
 def test_what_gives_no_batches_is_refused_with_a_list_of_what_does(strategy, thing):
-    with pytest.raises(NotADatasetError, match=r"no dataset.*rx\.from_arrays.*iterator") as caught:
+    with pytest.raises(NotADatasetError, match=r"not a dataset.*rx\.from_arrays.*iterator") as caught:
         strategy.distribute_dataset(thing)
     assert isinstance(caught.value, TypeError | AttributeError)
 
 
 def test_a_list_of_texts_is_a_dataset_of_no_arrays(two):
-    with pytest.raises(InputError, match=r"no array but a str: 'a\.npz'"):
+    with pytest.raises(InputError, match=r"not an array, but of type str: 'a\.npz'"):
         first(two, ["a.npz", "b.npz"])
 
 
 def test_a_function_that_returns_no_iterator_is_refused(strategy, options):
-    with pytest.raises(NotADatasetError, match=r"iterate over.*returned 3"):
+    with pytest.raises(NotADatasetError, match=r"new iterable.*returned 3"):
         first(strategy, lambda: 3, options)
 
 
@@ -699,13 +699,13 @@ def test_a_function_that_takes_arguments_is_refused_with_a_hint(two):
 def test_a_dataset_function_that_is_none_is_refused(two):
     with pytest.raises(TypeError, match="takes a function"):
         two.distribute_datasets_from_function([np.ones(4)])
-    with pytest.raises(NotADatasetError, match="no dataset"):
+    with pytest.raises(NotADatasetError, match="not a dataset"):
         two.distribute_datasets_from_function(lambda ctx: None)
 
 
 def test_a_global_batch_size_that_does_not_divide_is_refused_with_those_that_do():
     context = rx.InputContext(num_replicas_in_sync=3)
-    with pytest.raises(InputError, match=r"10 does not divide by 3 replicas; 9 and 12 do"):
+    with pytest.raises(InputError, match=r"10 is not divisible by 3 replicas; use 9 or 12"):
         context.get_per_replica_batch_size(10)
-    with pytest.raises(InputError, match=r"2 does not divide by 3 replicas; 3 does"):
+    with pytest.raises(InputError, match=r"2 is not divisible by 3 replicas; use 3"):
         context.get_per_replica_batch_size(2)

@@ -592,3 +592,15 @@ def test_a_process_ends_although_its_reader_hangs():
         [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=240
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "read\n", "")
+
+
+def test_a_thread_that_can_not_be_started_is_an_error(two, monkeypatch, options):
+    def start(self):
+        raise RuntimeError("can't start new thread")
+
+    iterator = iter(two.distribute_dataset(Reader(), options))
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="can't start new thread"):
+                next(iterator)

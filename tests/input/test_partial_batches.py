@@ -408,7 +408,7 @@ def test_every_pass_pads_anew(two):
 
 def test_typed_random_keys_are_not_padded(two):
     keys = jax.random.split(jax.random.key(0), 3)
-    with pytest.raises(InputError, match=r"can't fill up element, an array of key.*'exact'"):
+    with pytest.raises(InputError, match=r"can't pad element, an array of key.*'exact'"):
         list(two.distribute_dataset([keys], PAD))
     (batch,) = two.distribute_dataset([keys])
     found = [jax.random.key_data(part) for part in two.local_results(batch)]
@@ -452,7 +452,7 @@ def test_dropping_every_batch_is_refused(two, dataset):
 def test_a_batch_larger_than_the_first_is_refused(two, options):
     iterator = iter(two.distribute_dataset([table(4), table(6)], options))
     close(two.gather(next(iterator), axis=0), table(4))
-    with pytest.raises(InputError, match=r"A batch has 6 examples for 2 replicas, and a full one 2"):
+    with pytest.raises(InputError, match=r"A batch has 6 examples for 2 replicas, but a full one has 2"):
         next(iterator)
 
 
@@ -493,7 +493,7 @@ def test_a_batch_size_that_does_not_divide_is_an_error_at_once(two):
 
 
 def test_a_known_batch_size_tells_that_all_batches_are_too_small(two):
-    with pytest.raises(InputError, match=r"A batch has 2 examples for 2 replicas, where 2 for each"):
+    with pytest.raises(InputError, match=r"A batch has 2 examples for 2 replicas, where a full batch has 2 for each"):
         next(iter(two.distribute_dataset(rx.from_arrays(table(2)).batch(4), ERROR)))
 
 

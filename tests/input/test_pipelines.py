@@ -61,15 +61,15 @@ def test_the_policy_that_is_used(kind, num_files, asked, chosen, warnings):
     fallback = asked == "FILE" and chosen == "DATA"
     assert len(warnings()) == (2 if fallback else 0)
     for message in warnings():
-        assert message.startswith("AutoShardPolicy.FILE was asked for, but ")
-        assert message.endswith("; DATA is used instead.") and "\n" not in message
+        assert message.startswith("AutoShardPolicy.DATA is used instead of FILE: ")
+        assert message.endswith(".") and "\n" not in message
 
 
 def test_the_warning_says_why(warnings):
     pipelines = Pipelines(1, 1, 1)
     pipelines.distribute(lambda: dataset_of("files", np.arange(8), 4, 2), auto_shard_policy="FILE")
     assert set(warnings()) == {
-        "AutoShardPolicy.FILE was asked for, but it has 2 files for 3 pipelines; DATA is used instead."
+        "AutoShardPolicy.DATA is used instead of FILE: it has 2 files for 3 pipelines."
     }
 
 
@@ -118,8 +118,8 @@ def test_the_plan_of_two_pipelines():
         "pipeline 1, replica 3: rows 5-5 of every 6"
     )
     assert printed(Pipelines(1, 2), lambda: rx.from_arrays(np.arange(9)).batch(6)) == (
-        "DATA: every pipeline goes through all batches and keeps its replicas' rows (AUTO was "
-        "asked for, but this kind of dataset does not say which files it reads)\n"
+        "DATA: every pipeline goes through all batches and keeps its replicas' rows (instead of "
+        "AUTO: the files that this kind of dataset reads are unknown)\n"
         "pipeline 0, replica 0: rows 0-1 of every 6\n"
         "pipeline 1, replicas 1-2: rows 2-5 of every 6"
     )
@@ -137,8 +137,8 @@ def test_the_plan_of_two_pipelines():
 
 def test_the_plan_of_three_pipelines():
     assert printed(Pipelines(1, 1, 1), lambda: dataset_of("files", np.arange(9), 2, 2)) == (
-        "DATA: every pipeline goes through all batches and keeps its replicas' rows (AUTO was "
-        "asked for, but it has 2 files for 3 pipelines)\n"
+        "DATA: every pipeline goes through all batches and keeps its replicas' rows (instead of "
+        "AUTO: it has 2 files for 3 pipelines)\n"
         "pipeline 0, replica 0: rows 0-0 of every 2\n"
         "pipeline 1, replica 1: rows 1-1 of every 2\n"
         "pipeline 2, replica 2: no rows of every 2"
@@ -252,7 +252,7 @@ def test_a_short_pipeline_is_padded_too():
 def test_a_pipeline_without_any_data_says_so():
     pipelines = Pipelines(1, 1)
     datasets = pipelines.distribute(lambda: files_of([[], [1, 2]]).batch(2))
-    with pytest.raises(InputError, match="Input pipeline 0 has no batches at all"):
+    with pytest.raises(InputError, match="Input pipeline 0 has no batches, but others"):
         pipelines.steps(datasets)
 
 
@@ -463,9 +463,9 @@ def test_a_dataset_function_must_be_one():
 def test_input_contexts():
     context = rx.InputContext(num_input_pipelines=2, input_pipeline_id=1, num_replicas_in_sync=4)
     assert context.get_per_replica_batch_size(12) == 3
-    for size, message in [(10, "8 and 12 do"), (3, "4 does")]:
+    for size, message in [(10, "8 or 12"), (3, "4")]:
         with pytest.raises(
-            InputError, match=f"batch size of {size} does not divide by 4 replicas; {message}"
+            InputError, match=f"batch size of {size} is not divisible by 4 replicas; use {message}"
         ):
             context.get_per_replica_batch_size(size)
     assert rx.InputContext() == rx.InputContext(1, 0, 1)
@@ -540,7 +540,7 @@ def test_a_batch_that_is_larger_than_the_first(mode):
     if mode == "pad":
         assert list(map(values, pipelines.steps(datasets))) == [[[0], [1]], [[0, 1], [2, 3]]]
         return
-    with pytest.raises(InputError, match="A batch has 4 examples for 2 replicas, and a full one 1"):
+    with pytest.raises(InputError, match="A batch has 4 examples for 2 replicas, but a full one has 1"):
         pipelines.steps(datasets)
 
 

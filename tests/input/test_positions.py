@@ -203,7 +203,7 @@ def test_restoring_after_the_end_after_closing_and_in_the_middle(kind, buffer_si
     iterator.restore(state)
     assert seen(strategy, iterator) == rest
     iterator.close()
-    with pytest.raises(InputError, match="was closed"):
+    with pytest.raises(InputError, match="is closed"):
         next(iterator)
     iterator.restore(state)
     assert seen(strategy, iterator) == rest
@@ -402,15 +402,15 @@ def test_a_position_in_another_kind_of_dataset_is_refused(there, here):
 
 def test_what_is_no_state_is_refused():
     for state in (None, {}, {"format": 99}, "text", [1]):
-        refused(state, MAKERS["list"], r"takes what iterator\.state\(\) returned")
+        refused(state, MAKERS["list"], r"takes the result of iterator\.state\(\)")
 
 
 def test_a_position_in_a_dataset_that_has_changed_is_refused():
     _, iterator = begin(lambda: [np.arange(4), np.arange(4)])
     next(iterator), next(iterator)
     state = written(iterator.state())
-    refused(state, lambda: [np.arange(4)], "now has 4 there. It must give the same batches again")
-    refused(state, lambda: [np.arange(4), np.arange(2)], "now has 6 there")
+    refused(state, lambda: [np.arange(4)], "now have 4. The dataset must give the same batches again")
+    refused(state, lambda: [np.arange(4), np.arange(2)], "now have 6")
     _, iterator = begin(lambda: rx.from_arrays(np.arange(10)).batch(8))
     next(iterator)
     refused(written(iterator.state()), lambda: rx.from_arrays(np.arange(6)).batch(8), "has only 6")
@@ -444,11 +444,11 @@ def states_of(sizes, policy):
     ("sizes", "policy", "message"),
     [
         ((1, 1), "FILE", None),
-        ((1, 1), "DATA", "policy = 'FILE', and here it is 'DATA'"),
-        ((1, 1), "OFF", "policy = 'FILE', and here it is 'OFF'"),
-        ((1, 1, 1), "FILE", "pipelines = 2, and here it is 3"),
-        ((2, 1), "FILE", "replicas = 2, and here it is 3"),
-        ((2,), "FILE", "policy = 'FILE', and here it is 'DATA'"),
+        ((1, 1), "DATA", "policy = 'FILE', but here it is 'DATA'"),
+        ((1, 1), "OFF", "policy = 'FILE', but here it is 'OFF'"),
+        ((1, 1, 1), "FILE", "pipelines = 2, but here it is 3"),
+        ((2, 1), "FILE", "replicas = 2, but here it is 3"),
+        ((2,), "FILE", "policy = 'FILE', but here it is 'DATA'"),
     ],
 )
 def test_a_position_in_shared_files_fits_the_same_pipelines(sizes, policy, message):
@@ -471,7 +471,7 @@ def test_a_position_is_that_of_one_pipeline():
     states = states_of((1, 1), "FILE")
     pipelines = Pipelines(1, 1)
     datasets = pipelines.distribute(lambda: dataset_of("files", np.arange(16), 4, 4))
-    with pytest.raises(InputError, match="pipeline = 1, and here it is 0"):
+    with pytest.raises(InputError, match="pipeline = 1, but here it is 0"):
         iter(datasets[0]).restore(states[1])
 
 

@@ -94,6 +94,25 @@ def eager_numbers(strategy):
     }
 
 
+def host_batches(strategy):
+    """What workers get of batches that each of them makes: the same one, on two replicas each."""
+
+    def parts(batch):
+        return [part.tolist() for part in strategy.local_results(batch)]
+
+    def mean(batch):
+        return float(strategy.reduce("MEAN", strategy.run(lambda x: x * 2, args=(batch,)), axis=0))
+
+    even = strategy.distribute_batch(np.arange(8.0))
+    padded = strategy.distribute_batch(np.arange(6.0), partial_batch="pad", batch_size=8)
+    return {
+        "parts": parts(even),
+        "means": [mean(even), mean(padded)],
+        "masks": parts(padded.example_mask),
+        "uneven": refused(lambda: strategy.distribute_batch(np.arange(6.0))),
+    }
+
+
 def write_tf_config():
     task = {"type": "worker", "index": int(os.environ["REPLICAX_TEST_PROCESS"])}
     cluster = {"worker": os.environ[ADDRESSES].split()}
@@ -123,6 +142,7 @@ def main():
         "ids": [int(i) for i in strategy.local_results(ids)],
         "initial": float(initial.read_value()),
         "eager": eager_numbers(strategy),
+        "host_batches": host_batches(wider),
         "trained": trained,
         "restored": save_and_restore(strategy, params, os.environ[FOLDER]),
         "wider": [wider.num_replicas_in_sync, float(wider.reduce("SUM", ones, axis=None))],

@@ -1,7 +1,7 @@
 """`rx.from_arrays`: arrays in memory (or memory-mapped) as a dataset, read by index.
 
-Positions are counted in examples, so a pass can be continued exactly, on any number of replicas and even
-with another batch size; a pipeline reads only its own rows.
+Positions are counted in examples, so a pass can be resumed exactly, on any number of replicas and even with
+another batch size. A pipeline reads only its own rows.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ _T = TypeVar("_T")
 def from_arrays(arrays: _T, *others: Never) -> ArrayDataset[_T]:
     """A dataset of the rows of `arrays`.
 
-    The arrays are neither copied nor checked for changes: leave them alone while they are read. NumPy's
-    memory-mapped arrays work, and only the rows that a batch needs are read.
+    The arrays are not copied, so do not change them while they are being read. Memory-mapped NumPy arrays
+    work too: only the rows that a batch needs are read from disk.
 
     Args:
         arrays: an array, or a structure of arrays that all have one row for each example.
         *others: refused: several arrays go into one structure, `rx.from_arrays((x, y))`.
 
     Raises:
-        InputError: no arrays, or different numbers of rows.
+        InputError: there are no arrays, or they have different numbers of rows.
 
     >>> dataset = rx.from_arrays({"x": np.arange(5), "y": np.arange(5) ** 2}).batch(4)
     >>> for batch in dataset:
@@ -59,8 +59,8 @@ def from_arrays(arrays: _T, *others: Never) -> ArrayDataset[_T]:
     leaves, treedef = jax.tree.flatten(arrays)
     if any(map(is_key, leaves)):
         raise InputError(
-            "rx.from_arrays does not take random keys. Use `jax.random.key_data(keys)`, and "
-            "`jax.random.wrap_key_data` in the step."
+            "rx.from_arrays does not take arrays of random keys. Pass `jax.random.key_data(keys)`, and "
+            "call `jax.random.wrap_key_data` in the step."
         )
     try:
         rows = tuple(np.asarray(leaf) for leaf in to_arrays(leaves, treedef))
@@ -72,13 +72,15 @@ def from_arrays(arrays: _T, *others: Never) -> ArrayDataset[_T]:
         if array.ndim == 0:
             raise InputError(
                 f"rx.from_arrays takes arrays with one row for each example, but {name} is the single "
-                f"number {array}. Make a list of numbers an array with np.asarray."
+                f"number {array}. Convert a list of numbers to an array with np.asarray."
             )
     sizes = {array.shape[0] for array in rows}
     if len(sizes) > 1:
         pairs = zip(leaf_names(treedef), rows, strict=True)
         listing = ", ".join(f"{name} has {array.shape[0]}" for name, array in pairs)
-        raise InputError(f"rx.from_arrays takes arrays with one number of rows, but {listing}.")
+        raise InputError(
+            f"rx.from_arrays takes arrays that all have the same number of rows, but {listing}."
+        )
     return ArrayDataset(rows, treedef)
 
 
@@ -87,8 +89,8 @@ def from_arrays(arrays: _T, *others: Never) -> ArrayDataset[_T]:
 class ArrayDataset(GivesSource, Generic[_T]):
     """Rows of arrays as a dataset; made by `rx.from_arrays`.
 
-    The methods return a new dataset, so that they can be written one after the other, in the order
-    shuffle, repeat, batch, or shuffle, batch, repeat.
+    Each method returns a new dataset, so calls can be chained: shuffle, repeat, batch, or shuffle, batch,
+    repeat.
 
     >>> dataset = rx.from_arrays(np.arange(6)).shuffle(seed=1).batch(4)
     >>> [batch.tolist() for batch in dataset]
@@ -110,10 +112,10 @@ class ArrayDataset(GivesSource, Generic[_T]):
         return f"<ArrayDataset of {shapes}{shuffled}{batched}>"
 
     def shuffle(self, *, seed: int = 0) -> ArrayDataset[_T]:
-        """Give the examples in a random order, another one for every epoch.
+        """Shuffle the examples, in a different order for every epoch.
 
         Args:
-            seed: the same seed gives the same orders, in every process and on any number of replicas.
+            seed: the same seed gives the same orders in every process and on any number of replicas.
 
         >>> examples = rx.from_arrays(np.arange(3)).shuffle(seed=2).repeat(2).batch(3)
         >>> [batch.tolist() for batch in examples]
@@ -121,21 +123,21 @@ class ArrayDataset(GivesSource, Generic[_T]):
         """
         if self._batch_size is not None or self._epochs != 1:
             raise InputError(
-                "ArrayDataset.shuffle comes before repeat and batch: every epoch is shuffled as a whole, "
-                "and batches are made of the shuffled examples."
+                "Call ArrayDataset.shuffle before repeat and batch: it shuffles the examples of a whole "
+                "epoch, and batches are made from the shuffled examples."
             )
         if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
             raise InputError(f"ArrayDataset.shuffle(seed={seed!r}): pass an integer that is not negative.")
         return dataclasses.replace(self, _seed=int(seed))
 
     def repeat(self, count: int | None = None) -> ArrayDataset[_T]:
-        """Go over the examples several times in one pass.
+        """Repeat the examples, so that one pass covers several epochs.
 
-        Before `batch`, batches run on from one epoch into the next; after it, each epoch ends with its own
-        partial batch.
+        If called before `batch`, a batch can span two epochs. If called after it, each epoch ends with its
+        own partial batch.
 
         Args:
-            count: how many times; None is without end.
+            count: how many times; None repeats forever.
 
         >>> rows = rx.from_arrays(np.arange(3))
         >>> [batch.tolist() for batch in rows.repeat(2).batch(2)]
@@ -144,17 +146,19 @@ class ArrayDataset(GivesSource, Generic[_T]):
         [[0, 1], [2], [0, 1], [2]]
         """
         if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 0):
-            raise InputError(f"ArrayDataset.repeat({count!r}): pass a number of epochs, or None for ever.")
+            raise InputError(
+                f"ArrayDataset.repeat({count!r}): pass a number of epochs, or None to repeat forever."
+            )
         if self._epochs != 1:
-            raise InputError("ArrayDataset.repeat was called before; call it once.")
+            raise InputError("ArrayDataset.repeat was called twice; call it once.")
         return dataclasses.replace(self, _epochs=count, _across_epochs=self._batch_size is None)
 
     def batch(self, batch_size: int, drop_remainder: bool = False) -> ArrayDataset[_T]:
-        """Put examples together into batches, for all replicas together.
+        """Combine examples into global batches, to be split over all replicas.
 
         Args:
-            batch_size: how many examples a batch has.
-            drop_remainder: leave out a last batch that would be smaller.
+            batch_size: the number of examples in a batch.
+            drop_remainder: drop the last batch if it is smaller.
 
         >>> [batch.tolist() for batch in rx.from_arrays(np.arange(5)).batch(2, drop_remainder=True)]
         [[0, 1], [2, 3]]
@@ -163,13 +167,13 @@ class ArrayDataset(GivesSource, Generic[_T]):
             raise InputError(f"ArrayDataset.batch({batch_size!r}): pass a batch size of at least 1.")
         if self._batch_size is not None:
             raise InputError(
-                f"ArrayDataset.batch was called before, with {self._batch_size}; call it once."
+                f"ArrayDataset.batch was called twice, first with {self._batch_size}; call it once."
             )
         return dataclasses.replace(self, _batch_size=int(batch_size), _drop_remainder=bool(drop_remainder))
 
     @property
     def element_spec(self) -> Any:
-        """What an example looks like; of a dataset that was put into batches, a batch.
+        """The shapes and dtypes of an example or, after `batch`, of a batch.
 
         >>> rx.from_arrays(np.ones((6, 2), np.float32)).batch(4).element_spec
         TensorSpec(shape=(None, 2), dtype=float32)
@@ -199,25 +203,25 @@ class ArrayDataset(GivesSource, Generic[_T]):
             yield batch.unchanged()
 
     def source(self) -> Source:
-        """What a strategy reads; raises if the examples were not put into batches."""
+        """The source that a strategy reads; raises if `batch` was not called."""
         if self._batch_size is None:
             raise InputError(
-                f"{self!r} gives single examples. Put them into batches, for all replicas together, with "
+                f"{self!r} gives single examples. Combine them into batches for all replicas with "
                 ".batch(global_batch_size)."
             )
         return _ArraySource(self)
 
-    # The order of examples. Epochs are counted over all passes, so that looping twice over a dataset gives
-    # the same as looping once over one that repeats twice.
+    # Epochs are counted over all passes, so that two loops over a dataset give the same examples as one
+    # loop over a dataset that repeats twice.
 
     @property
     def num_rows(self) -> int:
-        """How many examples there are."""
+        """The number of examples."""
         return self._rows[0].shape[0]
 
     @property
     def _cardinality(self) -> int:
-        """How many batches one pass gives, or examples if they were not put into batches."""
+        """The number of batches in a pass or, before `batch` is called, of examples."""
         rows, passes, size = self.num_rows, self._epochs, self._batch_size or 1
         if rows == 0 or passes == 0:
             return 0
@@ -229,7 +233,7 @@ class ArrayDataset(GivesSource, Generic[_T]):
         return passes * (rows // size if self._drop_remainder else -(-rows // size))
 
     def order(self, epoch: int) -> np.ndarray | None:
-        """The rows of an epoch in their order; None if they are not shuffled."""
+        """The shuffled row numbers of an epoch; None if the dataset is not shuffled."""
         if self._seed is None:
             return None
         order = np.arange(self.num_rows, dtype=np.int32 if self.num_rows < 2**31 else np.int64)
@@ -273,7 +277,7 @@ class _ArrayReader(Reader):
         self._empty = cardinality == 0
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Arrays need no closing."""
 
     def _read(self) -> Batch:
         dataset, size = self._dataset, self._dataset._batch_size
@@ -291,7 +295,7 @@ class _ArrayReader(Reader):
         if not spans or (size > 0 and dataset._drop_remainder and self._at_end()):
             raise StopIteration
         if size > 0 and dataset._drop_remainder:
-            return self._read()  # the rest of an epoch is left out, and the next one begins
+            return self._read()  # drop the rest of this epoch and begin the next one
         return _ArrayBatch(dataset, [(self._order(epoch), a, b) for epoch, a, b in spans])
 
     def _at_end(self) -> bool:
@@ -310,18 +314,18 @@ class _ArrayReader(Reader):
     def _seek(self, position: dict[str, Any]) -> None:
         epoch, offset = int(position["epoch"]), int(position["offset"])
         if epoch < 0 or offset < 0:
-            raise InputError(f"The position {position!r} is before the beginning.")
+            raise InputError(f"The position {position!r} has a negative epoch or offset.")
         if offset >= max(self._dataset.num_rows, 1):
             raise InputError(
                 f"The position is after {offset} examples of an epoch, but the dataset has only "
-                f"{self._dataset.num_rows}: it is not the dataset that the position was saved from."
+                f"{self._dataset.num_rows}. Restore a position with the dataset that it was saved from."
             )
         self._epoch, self._offset = epoch, offset
 
 
 @final
 class _ArrayBatch(Batch):
-    """Rows that are gathered when they are taken."""
+    """Rows that are gathered only when they are asked for."""
 
     def __init__(self, dataset: ArrayDataset[Any], spans: list[tuple[np.ndarray | None, int, int]]) -> None:
         self._rows, self.treedef, self._spans = dataset._rows, dataset._treedef, spans
@@ -341,12 +345,12 @@ class _ArrayBatch(Batch):
         return [_gathered(array, wanted) for array in self._rows]
 
     def unchanged(self) -> Any:
-        """All rows, with their own dtypes."""
+        """All rows, with the dtypes of the user's arrays."""
         wanted = self._wanted(0, self._num_rows)
         return self.treedef.unflatten(array[wanted] for array in self._rows)
 
     def _wanted(self, start: int, stop: int) -> slice | np.ndarray:
-        """Which rows of the arrays: a slice if they lie together."""
+        """Which rows of the arrays to take: a slice if they are contiguous, otherwise indices."""
         parts: list[slice | np.ndarray] = []
         before = 0
         for order, first, last in self._spans:

@@ -1,9 +1,8 @@
-"""A batch: a structure of arrays with one row for each example, of which any rows can be taken.
+"""A batch: a structure of arrays with one row for each example.
 
-Rows that are taken belong to the caller: nobody changes their memory afterwards, so they can be handed to
-a device that reads them later or, on CPU, goes on using them. Readers that reuse their buffers are common,
-and JAX copies in the background; so rows of foreign arrays are copied here, into memory that is aligned as
-JAX likes it, which makes this the only copy.
+`Batch.rows` returns memory that does not change afterwards. JAX copies host memory to a device in the
+background, and a CPU device may even alias it, while many readers reuse their buffers. So rows of a
+reader's arrays are copied here, into aligned memory that a CPU device can alias: there is no second copy.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ __all__ = [
     "to_arrays",
 ]
 
-_ALIGNMENT = 64  # bytes: what XLA wants to use host memory as it is
+_ALIGNMENT = 64  # bytes; XLA aliases host memory only if it is aligned like this
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """An uninitialised array that the CPU device can use without copying it."""
+    """An uninitialised array that a CPU device can alias."""
     dtype = np.dtype(dtype)
     size = math.prod(shape) * dtype.itemsize
     memory = np.empty(size + _ALIGNMENT, np.uint8)
@@ -47,7 +46,7 @@ def aligned_empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
 
 
 def is_numeric(array: Any) -> bool:
-    """Whether `array` can be on a device: not text, bytes or Python objects."""
+    """Whether `array` can be placed on a device: text, bytes and Python objects can't."""
     if isinstance(array, jax.Array):
         return True
     return array.dtype.kind in "biufc" or (
@@ -56,52 +55,51 @@ def is_numeric(array: Any) -> bool:
 
 
 def device_dtype(array: Any) -> Any:
-    """The dtype that JAX gives an array: 32 bits wide unless 64 were asked for, in native byte order."""
+    """The dtype of an array on a device: 32 bits unless JAX is in 64-bit mode, in native byte order."""
     if is_key(array):
         return array.dtype
     return jax.dtypes.canonicalize_dtype(array.dtype.newbyteorder("="))
 
 
 class Batch(abc.ABC):
-    """Rows to take from, and what they look like."""
+    """A structure of arrays whose rows can be taken."""
 
     treedef: Any
     """The structure."""
     num_rows: int | None
-    """How many examples; None for an element without a batch axis."""
+    """The number of examples; None for an element without a batch axis."""
 
     @property
     @abc.abstractmethod
     def leaves(self) -> Sequence[Any]:
-        """The arrays, or arrays with other rows that are like them."""
+        """Arrays with the dtypes and trailing shapes of the batch; their rows may be others."""
 
     @abc.abstractmethod
     def detached(self) -> Batch:
-        """This batch in memory that the reader will not use again."""
+        """This batch in memory that the reader will not reuse."""
 
     @abc.abstractmethod
     def rows(self, start: int, stop: int, *, aligned: bool = False) -> list[Any]:
-        """The rows `start` to `stop` of every array, on the host, in memory that nobody else changes.
+        """The rows `start` to `stop` of every array, in memory that does not change afterwards.
 
         Args:
             start: the first row.
-            stop: the one after the last.
-            aligned: copy them to where the CPU device can use them as they are. It would make a copy
-                itself otherwise, and take longer over it.
+            stop: the row after the last.
+            aligned: copy into memory that a CPU device can alias. Otherwise the device makes a copy itself,
+                which takes longer.
         """
 
 
 @final
 class WholeBatch(Batch):
-    """A batch that a reader has read as a whole.
+    """A batch whose arrays a reader has returned.
 
     Args:
         structure: the arrays.
-        private: nobody changes them afterwards, so they need not be copied.
+        private: whether the arrays never change, so that they need not be copied.
     """
 
     def __init__(self, structure: Any, *, private: bool) -> None:
-        """Look at what arrived."""
         leaves, self.treedef = jax.tree.flatten(structure, is_leaf=_is_distributed)
         self._leaves = to_arrays(leaves, self.treedef)
         self._private = private
@@ -110,18 +108,16 @@ class WholeBatch(Batch):
 
     @property
     def leaves(self) -> Sequence[Any]:
-        """The arrays."""
         return self._leaves
 
     def detached(self) -> Batch:
-        """A copy, unless nobody changes the arrays anyway."""
         if self._private:
             return self
         copies = [leaf if isinstance(leaf, jax.Array) else leaf.copy() for leaf in self._leaves]
         return WholeBatch(self.treedef.unflatten(copies), private=True)
 
     def rows(self, start: int, stop: int, *, aligned: bool = False) -> list[Any]:
-        """The rows `start` to `stop`; of an element without a batch axis, all of it."""
+        """The rows `start` to `stop`, or the whole element if it has no batch axis."""
         copied = aligned or not self._private
         if self.num_rows is None:
             return [taken(leaf, copied) for leaf in self._leaves]
@@ -129,7 +125,7 @@ class WholeBatch(Batch):
 
 
 def taken(part: Any, copied: bool) -> Any:
-    """A part of an array with the dtype that it has on a device; in memory of its own if `copied`."""
+    """A part of an array, converted to its dtype on a device, and copied if `copied`."""
     if isinstance(part, jax.Array):
         return part
     if not is_numeric(part):
@@ -144,21 +140,20 @@ def taken(part: Any, copied: bool) -> Any:
 
 
 def check_range(array: np.ndarray, dtype: Any) -> None:
-    """Raise if whole numbers would change when they become fewer bits wide."""
+    """Raise if integers do not fit into the smaller `dtype`."""
     if array.dtype.kind not in "iu" or array.dtype.itemsize <= dtype.itemsize or not array.size:
         return
     limits = np.iinfo(dtype)
     low, high = array.min(), array.max()
     if low < limits.min or high > limits.max:
         raise InputError(
-            f"{array.dtype} numbers from {low} to {high} do not fit into the {dtype} that JAX makes of "
-            "them. "
-            'Call `jax.config.update("jax_enable_x64", True)` first, or make them smaller.'
+            f"{array.dtype} numbers from {low} to {high} do not fit into {dtype}, to which JAX converts "
+            'them. Call `jax.config.update("jax_enable_x64", True)` first, or use smaller numbers.'
         )
 
 
 def leaf_names(treedef: Any) -> list[str]:
-    """What to call the leaves of a structure in messages."""
+    """The names of the leaves of a structure, for messages."""
     paths, _ = jax.tree_util.tree_flatten_with_path(treedef.unflatten(range(treedef.num_leaves)))
     return [f"element{jax.tree_util.keystr(path)}" for path, _ in paths]
 
@@ -168,20 +163,20 @@ def _is_distributed(value: Any) -> bool:
 
 
 def to_arrays(leaves: Sequence[Any], treedef: Any) -> list[Any]:
-    """`leaves` as JAX or NumPy arrays; raises for what is no array."""
+    """Convert `leaves` to JAX or NumPy arrays; raises for anything that is not an array."""
     arrays = list(map(_to_array, leaves))
     for i, array in enumerate(arrays):
         if isinstance(array, np.ndarray) and array.dtype.names is not None:
             raise InputError(
-                f"{leaf_names(treedef)[i]} has the dtype {array.dtype}, with fields, which can't be on a "
-                "device. Make a dict of arrays of it, one for each field."
+                f"{leaf_names(treedef)[i]} has the structured dtype {array.dtype}, which devices do not "
+                "support. Convert it to a dict with one array for each field."
             )
     for i, array in enumerate(arrays):
         if array is None:
             raise InputError(
-                f"{leaf_names(treedef)[i]} is not an array but {_described(leaves[i])}. A batch is an "
-                "array with one row for each example, or a structure (tuple, list, dict, ...) of such "
-                "arrays; make them with np.asarray or np.stack."
+                f"{leaf_names(treedef)[i]} is not an array, but of type {_described(leaves[i])}. A batch "
+                "is an array with one row for each example, or a structure (tuple, list, dict, ...) of "
+                "such arrays; make them with np.asarray or np.stack."
             )
     return arrays
 
@@ -202,7 +197,7 @@ def _to_array(leaf: Any) -> Any:
 
 
 def _on_one_device(array: jax.Array) -> jax.Array:
-    """`array`, of which any rows can be taken without communication."""
+    """`array` on one device, where slicing it needs no communication."""
     if not array.is_fully_addressable:
         raise InputError(
             f"An array of shape {array.shape} is spread over several processes, so it can't be split. "
@@ -214,18 +209,18 @@ def _on_one_device(array: jax.Array) -> jax.Array:
 
 def _from_torch(tensor: Any, torch: Any) -> np.ndarray:
     tensor = tensor.detach().cpu()
-    if tensor.dtype is torch.bfloat16:  # NumPy has it from JAX, and torch can't make it
+    if tensor.dtype is torch.bfloat16:  # a NumPy dtype of JAX's, which torch does not convert to
         return tensor.view(torch.int16).numpy().view(jnp.bfloat16)
     return tensor.numpy()
 
 
 def _described(leaf: Any) -> str:
     text = repr(leaf)
-    return f"a {type(leaf).__name__}: {text if len(text) < 60 else text[:57] + '...'}"
+    return f"{type(leaf).__name__}: {text if len(text) < 60 else text[:57] + '...'}"
 
 
 def spec_of(batch: Batch) -> Any:
-    """The structure of a batch with specs in place of arrays; the number of rows is left open."""
+    """The structure of a batch with specs in place of arrays; the number of rows is not part of them."""
     specs = [
         TensorSpec((None, *leaf.shape[1:]) if batch.num_rows is not None else leaf.shape, leaf.dtype)
         for leaf in batch.leaves

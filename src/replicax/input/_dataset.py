@@ -36,16 +36,15 @@ _State = TypeVar("_State")
 
 @final
 class Target:
-    """Where batches go: the devices of a strategy, and its part of the input.
+    """Where batches go: the devices of a strategy, and this process's part of the input.
 
     Args:
         mesh: the devices.
         pipeline: which replicas this process feeds.
-        committed: whether the strategy keeps values on its devices.
+        committed: whether values are committed to the devices.
     """
 
     def __init__(self, mesh: ReplicaMesh, pipeline: Pipeline, *, committed: bool) -> None:
-        """Say where."""
         self.mesh, self.pipeline, self.committed = mesh, pipeline, committed
 
 
@@ -53,8 +52,8 @@ class Target:
 class DistributedDataset(Generic[_Batch]):
     """Batches for the replicas of a strategy; made by `strategy.distribute_dataset`.
 
-    Loop over it as often as you like. Each batch has the structure of the dataset's, with per-replica
-    values in place of arrays, on the replicas' devices; with one replica, plain arrays.
+    You can loop over it any number of times. A batch has the structure of the dataset's batches, with
+    per-replica values on the replicas' devices in place of arrays; with one replica, plain arrays.
 
     >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
     >>> dataset = strategy.distribute_dataset(rx.from_arrays(jnp.arange(10.0)).batch(4))
@@ -77,7 +76,6 @@ class DistributedDataset(Generic[_Batch]):
         layout: dict[str, Any],
         cardinality: int,
     ) -> None:
-        """Made by a strategy."""
         self._target, self._options, self._plan = target, options, plan
         self._sources, self._num_parts = sources, num_parts
         self._open_stream, self._layout = open_stream, layout
@@ -93,16 +91,16 @@ class DistributedDataset(Generic[_Batch]):
     def epoch(self, number: int) -> DistributedIterator[_Batch]:
         """One pass over the dataset in the order of epoch `number`, counted from 0.
 
-        Loops over a dataset count epochs themselves. Give the number where a loop begins in the middle, in
-        a program that goes on after epoch 3, say, or where the dataset is distributed in the loop. The
-        passes after this one are counted on from it.
+        `for batch in dataset` counts the epochs itself. Pass the number if a program resumes at a later
+        epoch, or if the dataset is distributed inside the loop over epochs. Later passes are counted from
+        this one.
 
         Args:
-            number: which epoch; of a dataset with `repeat(n)`, which pass of n epochs.
+            number: the epoch; with `repeat(n)`, a pass of n epochs.
 
         Raises:
-            InputError: the order is not a function of the number, as it is for `rx.from_arrays` and
-                `rx.from_files`: other datasets have an order of their own.
+            InputError: the number does not determine the order. It does so for `rx.from_arrays` and
+                `rx.from_files`; other datasets have an order of their own.
 
         >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
         >>> dataset = strategy.distribute_dataset(rx.from_arrays(np.arange(4)).shuffle(seed=1).batch(4))
@@ -148,7 +146,7 @@ class DistributedDataset(Generic[_Batch]):
 
     @property
     def _any_thread(self) -> bool:
-        """Whether threads may take turns: not if pipelines exchange messages, which can't be sent twice."""
+        """Whether threads may take turns. Not if pipelines exchange messages: those can't be sent twice."""
         alone = self._plan.policy is AutoShardPolicy.DATA or self._target.pipeline.num_pipelines == 1
         return alone and all(source.any_thread for source in self._sources)
 
@@ -157,7 +155,7 @@ class DistributedDataset(Generic[_Batch]):
 
     @property
     def _full_size(self) -> int | None:
-        """How many examples a replica gets of a full batch, if that is known beforehand."""
+        """The number of examples that a replica gets from a full batch, if known without reading."""
         size = self._sources[0].batch_size
         return None if size is None else -(-size // self._num_parts)
 
@@ -173,7 +171,7 @@ class DistributedDataset(Generic[_Batch]):
 
     @property
     def cardinality(self) -> int:
-        """How many batches one pass gives; -1 (`rx.INFINITE_CARDINALITY`) for ever, -2 if not known.
+        """The number of batches in a pass; -1 (`rx.INFINITE_CARDINALITY`) if endless, -2 if unknown.
 
         >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
         >>> strategy.distribute_dataset(rx.from_arrays(np.arange(10)).batch(4)).cardinality
@@ -183,13 +181,13 @@ class DistributedDataset(Generic[_Batch]):
 
     @functools.cached_property
     def element_spec(self) -> Any:
-        """What a batch looks like; as `input_signature` of `rx.function` it says what a step takes.
+        """The shapes and dtypes of a batch, which `rx.function` takes as an `input_signature`.
 
-        The number of examples is None unless all batches are sure to have the same. Where the dataset
-        does not say it beforehand, the first batch is read to find out.
+        The number of examples is None unless all batches have the same. If the dataset does not describe
+        its batches, the first one is read.
 
         Raises:
-            InputError: there is no batch to find out from.
+            InputError: the dataset has no batches.
 
         >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
         >>> dataset = strategy.distribute_dataset(rx.from_arrays(jnp.ones((6, 3))).batch(2))
@@ -207,12 +205,12 @@ class DistributedDataset(Generic[_Batch]):
             with enter_default():
                 first = source.peek()
             if first is None:
-                raise InputError("The dataset has no batches, so there is no telling what they look like.")
+                raise InputError("The dataset has no batches, so their shapes and dtypes are unknown.")
             spec = spec_of(first)
         return jax.tree.map(self._of_replicas, spec)
 
     def _of_replicas(self, spec: TensorSpec) -> Any:
-        """The spec of a batch as that of a value of the replicas."""
+        """The spec of a per-replica value, from the spec of an array of a global batch."""
         rows = spec.shape[0] if spec.shape else None
         if rows is not None:
             even = rows % self._num_parts == 0 and not self._may_run_dry
@@ -228,18 +226,18 @@ class DistributedDataset(Generic[_Batch]):
 
     @property
     def _may_run_dry(self) -> bool:
-        """Whether some replicas may have to do with an empty batch at the end."""
+        """Whether some replicas may get an empty batch at the end."""
         pipeline = self._target.pipeline
         dealt = self._num_parts < pipeline.num_replicas or pipeline.num_pipelines > 1
         shared = self._plan.policy is AutoShardPolicy.DATA
         return dealt and not shared and self._cardinality != INFINITE_CARDINALITY
 
     def reduce(self, initial_state: _State, reduce_func: Callable[[_State, _Batch], _State]) -> _State:
-        """Go over the batches with a running result.
+        """Combine all batches into one result, one batch at a time.
 
         Args:
-            initial_state: what to begin with.
-            reduce_func: called with the result so far and a batch; returns the next result.
+            initial_state: the first result.
+            reduce_func: called with the result so far and a batch; returns the new result.
 
         >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
         >>> dataset = strategy.distribute_dataset(rx.from_arrays(np.arange(8)).batch(4))
@@ -264,13 +262,13 @@ class DistributedDataset(Generic[_Batch]):
 def distribute_dataset(
     dataset: Any, target: Target, options: InputOptions | None
 ) -> DistributedDataset[Any]:
-    """`dataset`, whose batches are for all replicas, split over the replicas of `target`."""
+    """Split the global batches of `dataset` over the replicas of `target`."""
     chosen = _checked_options(options)
     _refuse_distributed(dataset)
     if chosen.replication_mode is InputReplicationMode.PER_REPLICA:
         raise InputModeError(
             "InputReplicationMode.PER_REPLICA is for strategy.distribute_datasets_from_function, which can "
-            "make a dataset for each replica; here there is one dataset for all."
+            "make a dataset for each replica. strategy.distribute_dataset has one dataset for all replicas."
         )
     pipeline = target.pipeline
     shard = share(find_source(dataset), pipeline, chosen.auto_shard_policy)
@@ -294,7 +292,7 @@ def _layout(pipeline: Pipeline) -> dict[str, Any]:
 
 
 def _cardinality(batches: int, policy: AutoShardPolicy, pipeline: Pipeline, options: InputOptions) -> int:
-    """The number of steps, if the number of batches tells."""
+    """The number of steps, if it follows from the number of batches."""
     if options.partial_batch == "drop" and batches > 0:
         return UNKNOWN_CARDINALITY
     if policy is AutoShardPolicy.DATA or batches == INFINITE_CARDINALITY:
@@ -308,14 +306,15 @@ def _cardinality(batches: int, policy: AutoShardPolicy, pipeline: Pipeline, opti
 def distribute_datasets_from_function(
     dataset_fn: Callable[[InputContext], Any], target: Target, options: InputOptions | None
 ) -> DistributedDataset[Any]:
-    """The datasets that `dataset_fn` makes, whose batches are for one replica each."""
+    """Deal the batches of the datasets that `dataset_fn` returns; each batch is for one replica."""
     chosen = _checked_options(options)
     if not callable(dataset_fn):
         raise TypeError(f"distribute_datasets_from_function takes a function, got {dataset_fn!r}.")
     if chosen.auto_shard_policy not in (AutoShardPolicy.AUTO, AutoShardPolicy.OFF):
         raise InputError(
-            f"InputOptions(auto_shard_policy={chosen.auto_shard_policy.name}) has no meaning for datasets "
-            "that a function makes for each process: shard them there, by context.input_pipeline_id."
+            f"InputOptions(auto_shard_policy={chosen.auto_shard_policy.name}) does not apply to "
+            "distribute_datasets_from_function. Shard the dataset in your function, by "
+            "context.input_pipeline_id."
         )
     per_replica = chosen.replication_mode is InputReplicationMode.PER_REPLICA
     _check_placement(chosen, per_replica)
@@ -350,7 +349,7 @@ def distribute_datasets_from_function(
 
 def _refuse_distributed(dataset: Any) -> None:
     if isinstance(dataset, DistributedDataset | DistributedIterator):
-        raise NotADatasetError("The dataset is distributed already; distribute the original dataset.")
+        raise NotADatasetError("The dataset is already distributed; distribute the original dataset.")
 
 
 def _contexts(pipeline: Pipeline, per_replica: bool) -> list[InputContext]:
@@ -391,8 +390,8 @@ def _check_placement(options: InputOptions, per_replica: bool) -> None:
         return
     if per_replica and options.fetch_to_device is not False:
         raise InputError(
-            "InputOptions(place_dataset_on_device=True) with PER_REPLICA needs fetch_to_device=False: a "
-            "dataset on the device has nothing to fetch."
+            "InputOptions(place_dataset_on_device=True) with PER_REPLICA needs fetch_to_device=False: "
+            "batches of a dataset on the device need not be fetched."
         )
     if not per_replica:
         raise InputError(

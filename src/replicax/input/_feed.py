@@ -77,7 +77,6 @@ class Feed:
     """
 
     def __init__(self, producer: Producer, buffer_size: int, *, any_thread: bool) -> None:
-        """Nothing is made until the first item is asked for."""
         self.box: list[Any] = []
         self._shared = _Shared(producer)
         self._buffer_size, self._any_thread = buffer_size, any_thread
@@ -85,7 +84,7 @@ class Feed:
         self._thread_started = False
         self._closed = False
         self._left = time.perf_counter()
-        self._away = 0.0  # how long the consumer lately stayed away
+        self._away = 0.0  # the recent time between calls of the consumer
 
     def peek(self) -> Any:
         """The next item, which stays in `box` until the caller deletes it from there.
@@ -133,7 +132,7 @@ class Feed:
             if not acquired[0] or not shared.ready.empty():
                 return False
             start = time.perf_counter()
-            # In a copy of the context, in which an interrupt may leave behind what it likes.
+            # In a copy of the context: an interrupt may leave context variables changed.
             self.box.extend(map(contextvars.copy_context().run, (shared.producer.make,)))
             shared.note_time(start)
             return True
@@ -142,7 +141,7 @@ class Feed:
                 shared.lock.release()
 
     def _wake(self, number: int) -> bool:
-        """Have the thread make items until there were `number`; False if the feed was closed."""
+        """Let the thread make items up to this number; False if the feed is closed."""
         if not self._thread_started:
             if self._closed:
                 return False
@@ -153,7 +152,7 @@ class Feed:
         return True
 
     def close(self) -> None:
-        """End the thread and close the dataset; raises what goes wrong in that."""
+        """End the thread and close the dataset; raises if closing the dataset fails."""
         self._closed = True
         shared = self._shared
         if not self._has_thread():
@@ -169,16 +168,16 @@ class Feed:
             raise error
 
     def _has_thread(self) -> bool:
-        """Whether there is a thread to stop; if not, none will begin to work any more."""
+        """Whether a thread has to be stopped. If not, none will start working from now on."""
         shared, deadline = self._shared, time.monotonic() + _CLOSING_SECONDS
-        while self._thread_started and shared.thread is None and time.monotonic() < deadline:
-            time.sleep(1e-4)  # it is just being started
+        while self._thread_started and not shared.claimed and time.monotonic() < deadline:
+            time.sleep(1e-4)  # it is starting
         with shared.claim:
             shared.claimed = True
         return shared.thread is not None
 
     def drop(self) -> None:
-        """Close where no caller could catch an error: it is logged."""
+        """Close, and log errors instead of raising them."""
         try:
             self.close()
         except Exception:
@@ -194,25 +193,29 @@ class _Shared:
         self.lock = threading.Lock()  # held while an item is made
         self.wake: queue.SimpleQueue[int | None] = queue.SimpleQueue()  # None stops the thread
         self.ready: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self.seconds = 0.0  # how long making an item lately took
+        self.seconds = 0.0  # the recent time to make an item
         self.claim = threading.Lock()
-        self.claimed = False  # whether it is decided which thread, if any, makes items
+        self.claimed = False  # whether a thread has begun to make items, or none may
         self.thread: threading.Thread | None = None
         self.stopped = False
         self.closing_error: Exception | None = None
 
     def note_time(self, start: float) -> None:
-        """Take account of an item that was begun at `start`."""
         self.seconds += (time.perf_counter() - start - self.seconds) / 2
 
 
-def _start_thread(*arguments: Any) -> None:
-    threading.Thread(target=_produce, args=arguments, name="replicax-input", daemon=True).start()
+def _start_thread(shared: _Shared, settings: ThreadSettings) -> None:
+    try:
+        arguments = shared, settings
+        threading.Thread(target=_produce, args=arguments, name="replicax-input", daemon=True).start()
+    except RuntimeError as error:  # too many threads
+        shared.claimed = True
+        shared.ready.put(_Failed(error, error.__traceback__))
 
 
 def _produce(shared: _Shared, settings: ThreadSettings) -> None:
     with shared.claim:
-        if shared.claimed:  # an interrupted call has started a thread already, or the feed was closed
+        if shared.claimed:  # an interrupted call has started a thread before, or the feed is closed
             if shared.thread is None:
                 shared.ready.put(None)  # for a consumer that waits
             return
@@ -231,9 +234,9 @@ def _produce(shared: _Shared, settings: ThreadSettings) -> None:
 
 
 def _fill(shared: _Shared, number: int) -> bool:
-    """Make items until there were `number`; False if no more will be made.
+    """Make items up to this number; False if no more will be made.
 
-    While the consumer makes an item itself there is nothing to do: it wakes the thread afterwards.
+    If the consumer is making an item itself, it wakes the thread afterwards.
     """
     while shared.lock.acquire(blocking=False):
         try:

@@ -1,6 +1,6 @@
 """`rx.from_files`: a list of files and a function that reads one of them.
 
-This is the source whose files several pipelines can share out (`AutoShardPolicy.FILE`).
+Several pipelines can read different files (`AutoShardPolicy.FILE`).
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ def from_files(paths: _Path | Sequence[_Path], reader: Callable[[str], Any]) -> 
     r"""A dataset of the examples in files, one file after the other.
 
     Args:
-        paths: the files, or a pattern such as "data/*.npz", whose files are taken in alphabetical order.
-        reader: called with the path of a file; returns its examples: something to iterate over, or with
-            a length and an index (a Grain source such as `grain.sources.ArrayRecordDataSource`), which
-            makes it possible to continue in the middle of a file without reading up to there. Without
-            `.batch` the reader gives batches itself.
+        paths: the files, or a pattern such as "data/*.npz", which is expanded in alphabetical order.
+        reader: called with the path of a file; returns its examples as an iterable, or as an object with
+            `__len__` and `__getitem__` (such as `grain.sources.ArrayRecordDataSource`), which can be
+            resumed in the middle of a file without reading up to there. Without
+            `.batch`, the reader returns batches.
 
     Raises:
-        MissingFilesError: there are no such files.
+        MissingFilesError: a file does not exist, or no file matches the pattern.
 
     >>> import pathlib, tempfile
     >>> folder = pathlib.Path(tempfile.mkdtemp())
@@ -57,7 +57,7 @@ def from_files(paths: _Path | Sequence[_Path], reader: Callable[[str], Any]) -> 
         found = [os.fspath(path) for path in paths]
         missing = [path for path in found if not os.path.exists(path)]
         if missing:
-            raise MissingFilesError(f"rx.from_files: these files are not there: {', '.join(missing)}.")
+            raise MissingFilesError(f"rx.from_files: these files do not exist: {', '.join(missing)}.")
         if not found:
             raise MissingFilesError("rx.from_files got an empty list of files.")
     return FileDataset(tuple(found), reader)
@@ -78,11 +78,11 @@ class FileDataset(GivesSource):
     drop_remainder: bool = False
 
     def batch(self, batch_size: int, drop_remainder: bool = False) -> FileDataset:
-        """Put examples together into batches, for all replicas together; they run on across files.
+        """Combine examples into global batches, to be split over all replicas. A batch can span files.
 
         Args:
-            batch_size: how many examples a batch has.
-            drop_remainder: leave out a last batch that would be smaller.
+            batch_size: the number of examples in a batch.
+            drop_remainder: drop the last batch if it is smaller.
 
         >>> numbers = rx.from_files([__file__], lambda path: range(5)).batch(2, drop_remainder=True)
         >>> [batch.tolist() for batch in numbers]
@@ -91,7 +91,9 @@ class FileDataset(GivesSource):
         if isinstance(batch_size, bool) or not isinstance(batch_size, int | np.integer) or batch_size < 1:
             raise InputError(f"FileDataset.batch({batch_size!r}): pass a batch size of at least 1.")
         if self.batch_size is not None:
-            raise InputError(f"FileDataset.batch({self.batch_size}) was called before; call it once.")
+            raise InputError(
+                f"FileDataset.batch was called twice, first with {self.batch_size}; call it once."
+            )
         return dataclasses.replace(self, batch_size=int(batch_size), drop_remainder=bool(drop_remainder))
 
     def __len__(self) -> int:
@@ -116,7 +118,7 @@ class FileDataset(GivesSource):
             reader.close()
 
     def source(self) -> Source:
-        """What a strategy reads."""
+        """The source that a strategy reads."""
         return _FileSource(self)
 
 
@@ -142,7 +144,7 @@ class _FileSource(Source):
 
 @final
 class _FileReader(Reader):
-    """Goes through files, and in each through its examples, which it may put together into batches."""
+    """Reads file after file, example by example, and combines examples into batches."""
 
     def __init__(self, dataset: FileDataset) -> None:
         super().__init__()
@@ -172,13 +174,13 @@ class _FileReader(Reader):
         except StopIteration as error:  # not the end of the examples
             raise RuntimeError(f"The reader of rx.from_files raised StopIteration for {path}.") from error
         if isinstance(examples, np.ndarray) and examples.ndim == 0:
-            examples = examples[None]  # what np.loadtxt makes of a file with one number
+            examples = examples[None]  # np.loadtxt returns a scalar for a file with one number
         if hasattr(examples, "__len__") and hasattr(examples, "__getitem__"):
             self._check_length(start, min(start, len(examples)), path)
             return (examples[i] for i in range(start, len(examples)))
         if not isinstance(examples, Iterable):
             raise NotADatasetError(
-                f"The reader given to rx.from_files must return examples to iterate over; for {path!r} it "
+                f"The reader given to rx.from_files must return an iterable of examples; for {path!r} it "
                 f"returned {examples!r}."
             )
         iterator = iter(examples)
@@ -188,8 +190,8 @@ class _FileReader(Reader):
     def _check_length(self, start: int, found: int, path: str) -> None:
         if found < start:
             raise InputError(
-                f"The position is after {start} examples of {path}, which now has only {found}. The files "
-                "must be those that the position was saved from."
+                f"The position is after {start} examples of {path}, which has only {found}. Restore a "
+                "position with the files that it was saved from."
             )
 
     def _read(self) -> Batch:
@@ -199,7 +201,7 @@ class _FileReader(Reader):
         examples = []
         while len(examples) < size:
             try:
-                # A copy: the reader may use its buffers again.
+                # Copy: the reader may reuse its buffers.
                 examples.append(jax.tree.map(np.array, self._next_example()))
             except StopIteration:
                 break
@@ -232,6 +234,6 @@ def _stacked(examples: list[Any]) -> Any:
         return jax.tree.map(lambda *rows: np.stack([np.asarray(row) for row in rows]), *examples)
     except ValueError as error:
         raise InputError(
-            f"Examples can't be put together into a batch of {len(examples)}, since they differ in "
-            f"structure or shape: {error}"
+            f"Examples can't be combined into a batch of {len(examples)}, since they differ in structure "
+            f"or shape: {error}"
         ) from error

@@ -11,7 +11,7 @@ from replicax.input._source import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Re
 
 __all__ = ["grain_source"]
 
-# Grain's length of a dataset that repeats for ever.
+# Grain reports at least this length for a dataset that repeats forever.
 _ENDLESS = 2**60
 
 
@@ -46,7 +46,7 @@ class _DatasetSource(Source):
 
 
 def _filters(dataset: Any) -> bool:
-    """Whether some elements are left out, which the length does not tell."""
+    """Whether elements are filtered out, which the length does not account for."""
     return "Filter" in type(dataset).__name__ or any(map(_filters, dataset.parents))
 
 
@@ -82,7 +82,7 @@ class _LoaderSource(Source):
 
 @final
 class _LoaderReader(Reader):
-    """Like `_DatasetReader`, with states that are bytes and no way to close."""
+    """Like `_DatasetReader`, but states are bytes and the iterator has no `close`."""
 
     def __init__(self, iterator: Any) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Things that are easy to get wrong and give no error: the log tells the user once."""
+"""Warnings, logged once, about input that works but is slow or not what the user meant."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ __all__ = ["RepeatedOrder", "UnevenBatches"]
 
 _logger = logging.getLogger("replicax")
 
-_NUM_UNEVEN = 3  # in a row: more than the partial batch at the end of an epoch
-_NUM_BEGUN = 3  # as often as that, reading has begun in the same order by mistake
+_NUM_UNEVEN = 3  # in a row; one is the partial batch at the end of an epoch
+_NUM_BEGUN = 3  # passes in the same order; two can be a look at the first batch, and training
 
 
 @final
@@ -22,11 +22,10 @@ class UnevenBatches:
     _warned: ClassVar[set[tuple[int, int]]] = set()  # batch size, number of replicas
 
     def __init__(self) -> None:
-        """No batch has been seen yet."""
         self._count, self._told = 0, False
 
     def note(self, sizes: tuple[int, ...]) -> None:
-        """Take account of a batch with these numbers of examples, one for each replica."""
+        """Count a batch, given its number of examples for each replica."""
         if len(set(sizes)) == 1:
             self._count = 0
             return
@@ -51,19 +50,18 @@ class UnevenBatches:
 
 @final
 class RepeatedOrder:
-    """Warns when a shuffled dataset is distributed again and so begins again with its first order.
+    """Warns when a shuffled dataset is distributed again, so that its orders begin again with the first.
 
     Args:
         anchor: an object that lives as long as the data.
-        key: everything else that decides the order, and the replicas that get the examples.
+        key: the seed, and the devices that get the examples.
     """
 
-    # By what is read: a reference to the anchor, how often it was begun, whether it was read to the end.
+    # By id of the anchor and key: a reference to the anchor, the number of passes, whether one has ended.
     _known: ClassVar[dict[tuple[int, Hashable], list[Any]]] = {}
     _warned: ClassVar[bool] = False
 
     def __init__(self, anchor: Any, key: Hashable) -> None:
-        """Look up what has been read before."""
         self._key = (id(anchor), key)
         entry = self._known.get(self._key)
         if entry is None or entry[0]() is not anchor:
@@ -72,18 +70,18 @@ class RepeatedOrder:
         self._entry = entry
 
     def begin(self) -> None:
-        """The first batch is being read."""
+        """Count a pass; call this before its first batch."""
         self._entry[1] += 1
         if RepeatedOrder._warned or not (self._entry[2] or self._entry[1] >= _NUM_BEGUN):
             return
         RepeatedOrder._warned = True
         _logger.warning(
-            "A shuffled dataset was distributed again, and its first epoch has the same order as the first "
-            "epoch before. Call strategy.distribute_dataset once, before the loop over epochs: every loop "
-            "over the result has another order. Or choose the order by number: "
+            "A shuffled dataset was distributed again, so its examples come in the same order as before. "
+            "Call strategy.distribute_dataset once, before the loop over epochs: each loop over the result "
+            "has a different order. Or choose the order by number: "
             "`for batch in strategy.distribute_dataset(dataset).epoch(epoch)`."
         )
 
     def end(self) -> None:
-        """The last batch has been read."""
+        """Remember that a pass was read to the end."""
         self._entry[2] = True

@@ -33,7 +33,6 @@ class HostBatches:
     """
 
     def __init__(self, target: Target) -> None:
-        """Nothing has been split yet."""
         self._target = target
         self._placer = Placer(target.mesh, on_device=True, committed=target.committed)
         self._uneven = UnevenBatches()
@@ -92,11 +91,11 @@ def _check_options(partial_batch: Any, batch_size: Any) -> None:
 
 
 def _check_batch(batch: Any, mesh: ReplicaMesh) -> None:
-    """Raise for what is not a structure of ordinary arrays."""
+    """Raise if `batch` is a dataset, is distributed, or is being traced."""
     if is_transforming():
         raise InputError(
-            f"{_CALL} was called while JAX traces (in rx.function or jax.jit). Call it before the step, "
-            "and pass its result to the step as an argument."
+            f"{_CALL} was called inside a traced function (rx.function or jax.jit). Call it before the "
+            "step, and pass its result to the step as an argument."
         )
     if isinstance(batch, GivesSource | DistributedDataset | DistributedIterator):
         raise InputError(
@@ -111,7 +110,9 @@ def _check_batch(batch: Any, mesh: ReplicaMesh) -> None:
 def _already_distributed(value: DistributedValues, mesh: ReplicaMesh) -> str:
     kind = type(value).__name__
     if value.mesh is None or value.mesh == mesh:
-        return f"{_CALL} got a {kind}, which is distributed already. Pass it to strategy.run as it is."
+        return (
+            f"{_CALL} got a {kind}, which is already distributed. Pass it to strategy.run without change."
+        )
     return (
         f"{_CALL} got a {kind} of another strategy, with the replicas of {value.mesh}; this one has "
         f"{mesh}. Distribute the batch that it was made from, or gather it first with its own strategy: "

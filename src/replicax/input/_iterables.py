@@ -1,6 +1,6 @@
 """Sources that are plain Python: re-iterables, functions that return iterators, one-shot iterators.
 
-Their position is a number of batches, and they get to it by reading up to it.
+A position is a number of batches. Seeking reads and drops as many.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ __all__ = ["FunctionSource", "IterableSource", "IteratorSource", "refuse_arrays"
 
 
 def refuse_arrays(dataset: Any) -> None:
-    """Raise for arrays, and structures of them, which can be iterated over but are no batches."""
+    """Raise for arrays and structures of arrays, which are iterable but are not datasets."""
     rows = isinstance(dataset, tuple) and any(is_array(part) for part in dataset)
     if is_array(dataset) or isinstance(dataset, Mapping) or rows:
         raise NotADatasetError(
-            f"A {type(dataset).__name__} is no dataset: for the rows of arrays use "
-            "`rx.from_arrays(arrays).batch(global_batch_size)`; batches go into a list."
+            f"An object of type {type(dataset).__name__} is not a dataset. For the rows of arrays use "
+            "`rx.from_arrays(arrays).batch(global_batch_size)`; for a few batches, a list of them; for one "
+            "batch, strategy.distribute_batch."
         )
 
 
@@ -37,7 +38,7 @@ class _IteratorReader(Reader):
         return WholeBatch(next(self._iterator), private=False)
 
     def close(self) -> None:
-        """Let a generator run its `finally` blocks; drop any other iterator."""
+        """Close a generator, which runs its `finally` blocks; drop any other iterator."""
         close = getattr(self._iterator, "close", None)
         self._iterator = iter(())
         if callable(close):
@@ -46,22 +47,19 @@ class _IteratorReader(Reader):
 
 @final
 class IterableSource(Source):
-    """Anything that can be iterated over again and again."""
+    """Anything that can be iterated over repeatedly, or has a length and an index."""
 
     def __init__(self, iterable: Any) -> None:
-        """Read from `iterable`, or from something with a length and an index."""
         self._iterable = iterable
 
     @property
     def cardinality(self) -> int:
-        """The length, if it has one."""
         try:
             return len(self._iterable)
         except (TypeError, NotImplementedError):
             return UNKNOWN_CARDINALITY
 
     def open(self, number: int) -> Reader:
-        """Begin again."""
         if isinstance(self._iterable, Iterable):
             return _IteratorReader(iter(self._iterable))
         sequence: Any = self._iterable  # by index, up to its length
@@ -70,20 +68,18 @@ class IterableSource(Source):
 
 @final
 class FunctionSource(Source):
-    """A function that returns a fresh iterator each time."""
+    """A function that returns a new iterator each time."""
 
     def __init__(self, function: Callable[[], Iterable[Any]]) -> None:
-        """Read from what `function` returns."""
         self._function = function
 
     def open(self, number: int) -> Reader:
-        """Call the function."""
         batches = self._function()
         refuse_arrays(batches)
         if not isinstance(batches, Iterable):
             raise NotADatasetError(
-                f"A function that is given as a dataset must return something to iterate over, a fresh one "
-                f"for every pass; {self._function!r} returned {batches!r}."
+                f"A function that is given as a dataset must return a new iterable for every pass; "
+                f"{self._function!r} returned {batches!r}."
             )
         return _IteratorReader(iter(batches))
 
@@ -93,47 +89,43 @@ class IteratorSource(Source):
     """An iterator or generator, which can be read once."""
 
     def __init__(self, iterator: Iterator[Any]) -> None:
-        """Read from `iterator`."""
         self._iterator = iterator
         self._peeked: list[Batch] = []
         self._spec: Any = None
         self._opened = False
 
     def open(self, number: int) -> Reader:
-        """Take the iterator; the second time there is none."""
         if self._opened:
             raise InputError(
-                f"This dataset was made from {self._iterator!r}, which can be read only once, and a second "
-                "pass over it was begun. Give something that can be iterated over again (a list, a "
-                "DataLoader, ...) or a function that returns a fresh iterator: `lambda: my_generator()`."
+                f"This dataset was made from {self._iterator!r}, which can be read only once, but a second "
+                "pass over it was begun. Pass something that can be iterated over repeatedly (a list, a "
+                "DataLoader, ...) or a function that returns a new iterator: `lambda: my_generator()`."
             )
         self._opened = True
         return _OnceReader(self)
 
     def spec(self) -> Any:
-        """What the first batch looked like, if it has been read."""
+        """The spec of the first batch, if it has been read."""
         return self._spec
 
     def peek(self) -> Batch | None:
-        """The first batch, which is kept for the pass."""
+        """The first batch, which the pass will return too."""
         if not self._peeked and not self._opened:
             with contextlib.suppress(StopIteration):
                 self._peeked.append(self.next_batch().detached())
         return self._peeked[0] if self._peeked else None
 
     def next_batch(self) -> Batch:
-        """The next batch of the iterator."""
         batch = WholeBatch(next(self._iterator), private=False)
         if self._spec is None:
             self._spec = spec_of(batch)
         return batch
 
     def take_peeked(self) -> Batch | None:
-        """The batch that was only looked at."""
+        """The batch that `peek` has read, once."""
         return self._peeked.pop() if self._peeked else None
 
     def close(self) -> None:
-        """Let a generator run its `finally` blocks."""
         _IteratorReader(self._iterator).close()
 
 

@@ -1,4 +1,4 @@
-"""`DistributedIterator`: one pass over a distributed dataset, read ahead in the background."""
+"""`DistributedIterator`: one pass over a distributed dataset."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class InputStats:
     """How long steps waited for input.
 
     Args:
-        steps: how many batches were handed out.
-        examples: how many examples those had, on all replicas.
-        first_wait_seconds: how long the first batch took, when nothing could be ready.
-        wait_seconds: how long the others were waited for.
+        steps: the number of batches returned.
+        examples: the number of examples in them, over all replicas.
+        first_wait_seconds: the wait for the first batch, which can't be read ahead.
+        wait_seconds: the wait for all later batches.
         seconds: the time from the first batch to the last.
 
     >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -52,7 +52,7 @@ class InputStats:
 
     @property
     def wait_fraction(self) -> float:
-        """The part of the time, after the first batch, that was spent waiting."""
+        """The fraction of the time after the first batch that was spent waiting."""
         return self.wait_seconds / self.seconds if self.seconds > 0 else 0.0
 
     def __str__(self) -> str:
@@ -65,7 +65,7 @@ class InputStats:
 
 @final
 class OptionalBatch(Generic[_Batch]):
-    """A batch, or nothing; what `get_next_as_optional` returns.
+    """A batch or nothing: what `get_next_as_optional` returns.
 
     >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
     >>> iterator = iter(strategy.distribute_dataset([]))
@@ -74,7 +74,6 @@ class OptionalBatch(Generic[_Batch]):
     """
 
     def __init__(self, batches: list[_Batch]) -> None:
-        """Of at most one batch."""
         self._batches = batches
 
     def has_value(self) -> bool:
@@ -84,7 +83,7 @@ class OptionalBatch(Generic[_Batch]):
     def get_value(self) -> _Batch:
         """The batch; raises `InputError` if there is none."""
         if not self._batches:
-            raise InputError("There was no batch left; ask `has_value()` first.")
+            raise InputError("There is no batch; call `has_value()` first.")
         return self._batches[0]
 
     def __repr__(self) -> str:
@@ -93,11 +92,11 @@ class OptionalBatch(Generic[_Batch]):
 
 @final
 class DistributedIterator(Generic[_Batch]):
-    """Gives the batches of a distributed dataset, one after the other; made by `iter(dataset)`.
+    """Returns the batches of a distributed dataset one by one; made by `iter(dataset)`.
 
-    Batches are read and moved to the devices in the background. An error of the reader is raised by the
-    step that would have used the batch. Closing (or dropping) an iterator ends the reading; it can also be
-    used in a `with` block.
+    Batches are read and moved to the devices in the background. If reading fails, the call that would have
+    returned the batch raises the error. Reading ends when the iterator is closed or dropped, or at the end
+    of a `with` block.
 
     >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
     >>> iterator = iter(strategy.distribute_dataset(rx.from_arrays(np.arange(4.0)).batch(4)))
@@ -112,7 +111,6 @@ class DistributedIterator(Generic[_Batch]):
     """
 
     def __init__(self, this_pass: Pass, on_restore: Callable[[int], None]) -> None:
-        """Nothing is read before the first batch is asked for."""
         self._pass = this_pass
         self._on_restore = on_restore
         self._number, self._order = this_pass.number, this_pass.order
@@ -140,7 +138,7 @@ class DistributedIterator(Generic[_Batch]):
         thread = threading.get_ident()
         asked = time.perf_counter()
         with self._lock:
-            if thread not in self._claimed:  # an interrupted call of this thread may have claimed a batch
+            if thread not in self._claimed:  # an interrupted call may have left a batch there
                 made = self._feed.peek()
                 if made is None:
                     self._after_last()
@@ -148,8 +146,8 @@ class DistributedIterator(Generic[_Batch]):
                 self._claimed[thread] = made
                 del self._feed.box[0]
         got = time.perf_counter()
-        # Nothing is called from here on. An exception that a signal handler raises arrives before, and then
-        # the next call returns this batch, or when the batch has been returned.
+        # No calls from here on: an exception that a signal handler raises arrives either before this point,
+        # and then the next call returns this batch, or after the batch has been returned.
         made = self._claimed[thread]
         if self._began is None:
             self._began, self._first_wait = got, got - asked
@@ -172,16 +170,16 @@ class DistributedIterator(Generic[_Batch]):
 
     def _check_context(self) -> None:
         if self._closed:
-            raise InputError("This iterator was closed; begin another pass with iter(dataset).")
+            raise InputError("This iterator is closed; begin another pass with iter(dataset).")
         if has_strategy() and not in_cross_replica_context():
             raise InputError(
-                "next(iterator) was called in a replica function, which would give every replica another "
-                "batch. Call it outside: strategy.run(replica_fn, args=(next(iterator),))."
+                "next(iterator) was called in a replica function, where every replica would get a "
+                "different global batch. Call it outside: strategy.run(replica_fn, args=(next(iterator),))."
             )
         if is_transforming():
             raise InputError(
-                "next(iterator) was called while JAX traces (in rx.function or jax.jit), which would make "
-                "this one batch a constant of the program. Loop outside, and pass the batch as an "
+                "next(iterator) was called inside a traced function (rx.function or jax.jit), where the "
+                "batch would become a constant of the program. Call it outside, and pass the batch as an "
                 "argument: `for batch in dataset: step(batch)`."
             )
 
@@ -189,7 +187,7 @@ class DistributedIterator(Generic[_Batch]):
         """The next batch, like `next(iterator)`.
 
         Raises:
-            OutOfRangeError: there is none left.
+            OutOfRangeError: there are no more batches.
 
         >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
         >>> iterator = iter(strategy.distribute_dataset(rx.from_arrays(np.arange(2)).batch(2)))
@@ -199,8 +197,8 @@ class DistributedIterator(Generic[_Batch]):
         for batch in self:  # not `next(self)`: an interrupt could come after the call and lose the batch
             return batch
         raise OutOfRangeError(
-            "The dataset has no more batches. Begin another pass with iter(dataset), ask with "
-            "get_next_as_optional() whether there is one, or let the dataset repeat()."
+            "The dataset has no more batches. Begin another pass with iter(dataset), call "
+            "get_next_as_optional() if there may be none, or repeat() the dataset."
         )
 
     def get_next_as_optional(self) -> OptionalBatch[_Batch]:
@@ -220,17 +218,17 @@ class DistributedIterator(Generic[_Batch]):
 
     @property
     def element_spec(self) -> Any:
-        """What the batches look like; as the dataset's."""
+        """The shapes and dtypes of a batch; the same as the dataset's `element_spec`."""
         return self._pass.element_spec()
 
     def state(self) -> dict[str, Any]:
-        """The position after the last batch that was handed out, whatever has been read ahead.
+        """The position after the last batch that was returned; batches read ahead do not count.
 
-        It holds numbers and strings only, so it can be written as JSON. It does not depend on the number
-        of replicas, nor on that of pipelines unless they read different data (FILE, OFF, a dataset_fn).
+        It can be written as JSON. It does not depend on the number of replicas, nor on the number of
+        pipelines unless they read different data (FILE, OFF, a dataset_fn).
 
         Returns:
-            A dictionary for `restore`. Its entry "examples" is the number of examples so far.
+            A dictionary for `restore`. Its entry "examples" is the number of examples returned so far.
 
         >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
         >>> iterator = iter(strategy.distribute_dataset(rx.from_arrays(np.arange(10)).batch(4)))
@@ -249,17 +247,17 @@ class DistributedIterator(Generic[_Batch]):
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go to a position that `state()` gave, of this dataset or an equal one, on any strategy.
+        """Continue at a position that `state()` returned for this dataset or an equal one, on any strategy.
 
-        Exact and quick for `rx.from_arrays`, `rx.from_files` and Grain. Other datasets are read up to the
-        position, which is exact if they give the same batches again. The passes after this one are numbered
-        on from it, so that a dataset that shuffles goes on with the right order.
+        This is exact and fast for `rx.from_arrays`, `rx.from_files` and Grain. Other datasets are read up
+        to the position, which is exact if they give the same batches again. Later passes are counted from
+        the restored one, so that a shuffled dataset continues with the right order.
 
         Args:
             state: what `state()` returned.
 
         Raises:
-            InputError: the position is of another kind of dataset or way of sharing it.
+            InputError: the position is from another kind of dataset, or from another sharding policy.
 
         >>> dataset = rx.from_arrays(np.arange(12)).batch(4)
         >>> two = rx.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -291,17 +289,17 @@ class DistributedIterator(Generic[_Batch]):
             or not all(name in state and isinstance(state[name], kind) for name, kind in kinds.items())
             or min(state["pass"], state["examples"]) < 0
         ):
-            raise InputError(f"iterator.restore takes what iterator.state() returned, got {state!r}.")
+            raise InputError(f"iterator.restore takes the result of iterator.state(), got {state!r}.")
         for name, wanted in self._pass.layout.items():
             if state.get(name) != wanted:
                 raise InputError(
-                    f"The position was saved with {name} = {state.get(name)!r}, and here it is {wanted!r}. "
-                    "A position fits any number of replicas and pipelines if all go through the same "
-                    "batches (AutoShardPolicy.DATA); where they read different data it fits the same ones."
+                    f"The position was saved with {name} = {state.get(name)!r}, but here it is {wanted!r}. "
+                    "A position fits any number of replicas and pipelines if all pipelines read the same "
+                    "batches (AutoShardPolicy.DATA). Otherwise the numbers must be equal."
                 )
 
     def stats(self) -> InputStats:
-        """How many batches there were, and how long they were waited for.
+        """The number of batches returned, and how long steps waited for them.
 
         >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
         >>> iterator = iter(strategy.distribute_dataset(rx.from_arrays(np.arange(8)).batch(4)))
@@ -320,14 +318,14 @@ class DistributedIterator(Generic[_Batch]):
         )
 
     def close(self) -> None:
-        """Stop reading, and end the background thread.
+        """Stop reading and end the background thread.
 
         >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
         >>> iterator = iter(strategy.distribute_dataset([np.arange(4)]))
         >>> iterator.close()
         >>> next(iterator)
         Traceback (most recent call last):
-        replicax.errors.InputError: This iterator was closed; begin another pass with iter(dataset).
+        replicax.errors.InputError: This iterator is closed; begin another pass with iter(dataset).
         """
         self._closed = True
         self._finalizer.detach()

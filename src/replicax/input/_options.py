@@ -1,4 +1,4 @@
-"""What a user can say about input: options, the sharding policy, and what a dataset function is told."""
+"""Options of input, sharding policies, and the context that a dataset function receives."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PartialBatch = Literal["exact", "pad", "drop", "error"]
 class AutoShardPolicy(enum.Enum):
     """How several input pipelines (one for each process) share a dataset.
 
-    With one pipeline there is nothing to share, and every policy gives the same batches.
+    With one pipeline, every policy gives the same batches.
 
     >>> rx.AutoShardPolicy.DATA
     <AutoShardPolicy.DATA: 2>
@@ -29,12 +29,12 @@ class AutoShardPolicy(enum.Enum):
     AUTO = 0
     """FILE if there are at least as many files as pipelines, otherwise DATA."""
     FILE = 1
-    """Every pipeline reads some of the files, and makes its replicas' part of each global batch of them."""
+    """Every pipeline reads some of the files, and makes its replicas' part of each batch from them."""
     DATA = 2
-    """Every pipeline goes through all global batches and keeps its replicas' rows: the order of examples is
-    that of one pipeline."""
+    """Every pipeline goes through all global batches and keeps its replicas' rows. The order of examples is
+    the same as with one pipeline."""
     HINT = 3
-    """The dataset says itself where it is sharded: `tf.data` with `SHARD_HINT`."""
+    """A `tf.data` dataset is sharded where it contains `SHARD_HINT`."""
 
 
 class InputReplicationMode(enum.Enum):
@@ -47,18 +47,18 @@ class InputReplicationMode(enum.Enum):
     PER_WORKER = "PER_WORKER"
     """Once for each process; its replicas take batches from the one dataset in turn."""
     PER_REPLICA = "PER_REPLICA"
-    """Once for each replica, which has the dataset for itself."""
+    """Once for each replica, which reads a dataset of its own."""
 
 
 @final
 @dataclasses.dataclass(frozen=True)
 class InputContext:
-    """What a dataset function is told about the part of the input that it makes.
+    """Describes to a dataset function which part of the input it makes.
 
     Args:
-        num_input_pipelines: how many datasets are made, over all processes.
-        input_pipeline_id: which of them this is.
-        num_replicas_in_sync: how many replicas run together.
+        num_input_pipelines: the number of datasets that are made, over all processes.
+        input_pipeline_id: the number of this dataset, counted from 0.
+        num_replicas_in_sync: the number of replicas that run together.
 
     >>> context = rx.InputContext(num_input_pipelines=2, input_pipeline_id=1, num_replicas_in_sync=4)
     >>> context.get_per_replica_batch_size(64)
@@ -73,22 +73,22 @@ class InputContext:
         """The batch size of one replica.
 
         Args:
-            global_batch_size: that of all replicas together.
+            global_batch_size: the batch size of all replicas together.
 
         Raises:
-            InputError: it does not divide by the number of replicas.
+            InputError: it is not a multiple of the number of replicas.
 
         >>> rx.InputContext(num_replicas_in_sync=4).get_per_replica_batch_size(10)
         Traceback (most recent call last):
-        replicax.errors.InputError: A global batch size of 10 does not divide by 4 replicas; 8 and 12 do.
+        replicax.errors.InputError: A global batch size of 10 is not divisible by 4 replicas; use 8 or 12.
         """
         size, rest = divmod(global_batch_size, self.num_replicas_in_sync)
         if rest:
             count = self.num_replicas_in_sync
-            below = f"{size * count} and " if size else ""
+            below = f"{size * count} or " if size else ""
             raise InputError(
-                f"A global batch size of {global_batch_size} does not divide by {count} replicas; "
-                f"{below}{(size + 1) * count} {'do' if size else 'does'}."
+                f"A global batch size of {global_batch_size} is not divisible by {count} replicas; "
+                f"use {below}{(size + 1) * count}."
             )
         return size
 
@@ -116,25 +116,25 @@ class InputOptions:
     """How a dataset is distributed.
 
     Args:
-        fetch_to_device: move batches to the replicas' devices ahead of the step; None means True. False
-            leaves them in host memory, as NumPy arrays.
+        fetch_to_device: whether to move batches to the replicas' devices ahead of the step; None means
+            True. False leaves them in host memory, as NumPy arrays.
         replication_mode: how often `distribute_datasets_from_function` calls its function.
-        place_dataset_on_device: TensorFlow's other way to say that batches should be on the devices; it
-            needs `PER_REPLICA` and `fetch_to_device=False`.
+        place_dataset_on_device: TensorFlow's other option for batches on the devices; it needs
+            `PER_REPLICA` and `fetch_to_device=False`.
         per_replica_buffer_size: how many batches are read ahead, by a background thread. 0 reads each batch
             only when it is asked for.
         partial_batch: what to do with a batch that does not give every replica the full number of examples,
             most often the last one.
 
-            - "exact" gives every replica its true rows: sizes differ by at most one, and where there are
-              fewer rows than replicas some get none.
-            - "pad" fills up with rows that do not count, so that all steps have one shape;
-              `rx.get_replica_context().example_mask` tells which rows count, and reductions over axis 0
-              leave the others out.
-            - "drop" leaves the batch out.
+            - "exact" gives every replica its true rows: sizes differ by at most one, and some replicas get
+              no rows if there are fewer rows than replicas.
+            - "pad" adds rows that do not count, so that all steps have the same shapes;
+              `rx.get_replica_context().example_mask` is True for the rows that count, and reductions over
+              axis 0 ignore the others.
+            - "drop" skips the batch.
             - "error" raises.
         auto_shard_policy: how several pipelines share the dataset.
-        **aliases: the same options in TensorFlow's spelling, `experimental_fetch_to_device` and so on.
+        **aliases: the same options under TensorFlow's names, `experimental_fetch_to_device` and so on.
 
     >>> options = rx.InputOptions(experimental_fetch_to_device=False, partial_batch="drop")
     >>> options.fetch_to_device, options.partial_batch
@@ -158,7 +158,6 @@ class InputOptions:
         auto_shard_policy: AutoShardPolicy | str = AutoShardPolicy.AUTO,
         **aliases: Any,
     ) -> None:
-        """Check the options, and take those in TensorFlow's spelling."""
         given = {
             "fetch_to_device": fetch_to_device,
             "replication_mode": replication_mode,
@@ -173,7 +172,7 @@ class InputOptions:
                 raise TypeError(f"InputOptions has no option {alias!r}; it has {names}.")
             name = _ALIASES[alias]
             if given[name] != _DEFAULTS[name] and given[name] != value:
-                raise InputError(f"InputOptions got {name} and {alias}, two spellings of one option.")
+                raise InputError(f"InputOptions got both {name} and {alias}, which are the same option.")
             given[name] = value
         given["replication_mode"] = _member(InputReplicationMode, given["replication_mode"])
         given["auto_shard_policy"] = _member(AutoShardPolicy, given["auto_shard_policy"])
@@ -195,8 +194,8 @@ class InputOptions:
             )
         if self.partial_batch == "pad" and not self.on_device:
             raise InputError(
-                "InputOptions(partial_batch='pad', fetch_to_device=False): a padded batch and its mask are "
-                "made on the devices. Leave fetch_to_device out."
+                "InputOptions(partial_batch='pad', fetch_to_device=False): a padded batch and its mask "
+                "must be on the devices. Leave fetch_to_device out."
             )
 
     @property
@@ -211,8 +210,10 @@ class InputOptions:
 
 
 def _member(kind: type[enum.Enum], value: Any) -> Any:
-    """`value` as a member of an enum: itself, or its name; also TensorFlow's enum of the same name."""
+    """The member of an enum that `value` is or names; also for TensorFlow's enum of the same name."""
     name = value if isinstance(value, str) else getattr(value, "name", None)
     if not isinstance(value, kind) and name not in kind.__members__:
-        raise InputError(f"{value!r} is no {kind.__name__}; there are {', '.join(kind.__members__)}.")
+        raise InputError(
+            f"{value!r} is not an {kind.__name__}; choose one of {', '.join(kind.__members__)}."
+        )
     return value if isinstance(value, kind) else kind[str(name)]

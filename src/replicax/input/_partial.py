@@ -1,4 +1,4 @@
-"""What becomes of a partial batch: one that does not give every replica the full number of examples."""
+"""Partial batches: those that do not give every replica the full number of examples."""
 
 from __future__ import annotations
 
@@ -13,34 +13,31 @@ __all__ = ["PartialBatches"]
 
 @final
 class PartialBatches:
-    """Lets steps pass, pads them, leaves them out or complains, as `mode` says.
+    """Decides whether a step is used, padded, dropped or an error.
 
     Args:
         mode: "exact", "pad", "drop" or "error".
-        batch_size: how many examples a full batch has, if that is known; otherwise the first one tells.
-        num_parts: over how many replicas it is split.
+        batch_size: the number of examples in a full batch; if None, that of the first batch.
+        num_parts: the number of replicas that a batch is split over.
     """
 
     def __init__(self, mode: PartialBatch, batch_size: int | None, num_parts: int) -> None:
-        """Nothing has been seen yet."""
         self._mode = mode
         self._num_parts = num_parts
         self.batch_size = batch_size
-        self._num_steps = 0
 
     @property
     def _full_size(self) -> int:
-        """How many examples a replica gets of a full batch."""
+        """The number of examples that a replica gets from a full batch."""
         return -(-(self.batch_size or 0) // self._num_parts)
 
     @property
     def padded_size(self) -> int | None:
-        """How many rows every replica gets; None if they get as many as there are examples."""
+        """The number of rows that every replica gets; None if batches are not padded."""
         return self._full_size if self._mode == "pad" else None
 
     def keep(self, step: Step) -> bool:
-        """Whether to use `step`; raises if it must not be."""
-        self._num_steps += 1
+        """Whether to use `step`; raises if that is an error."""
         rows = [piece.batch.num_rows for piece in step.pieces]
         if self._mode == "exact" or None in rows:
             return True
@@ -59,17 +56,17 @@ class PartialBatches:
         what = f"A batch has {rows} examples for {count} {'replica' if count == 1 else 'replicas'}"
         if max(step.sizes) > full:
             return (
-                f"{what}, and a full one {full} for each. With partial_batch={self._mode!r} all batches "
-                "must have one size; use 'exact' or 'pad' if they differ."
+                f"{what}, but a full one has {full} for each. With partial_batch={self._mode!r} all "
+                "batches must have the same size; use 'exact' or 'pad' if sizes differ."
             )
         if self.batch_size and self.batch_size % self._num_parts:
             smaller = self.batch_size // self._num_parts * self._num_parts
             sizes = f"{smaller} or {smaller + self._num_parts}" if smaller else str(self._num_parts)
             return (
-                f"{what}, which do not divide evenly, so with partial_batch={self._mode!r} no batch could "
-                f"be used. Choose a batch size such as {sizes}, or partial_batch='exact' or 'pad'."
+                f"{what}, which does not divide evenly, so with partial_batch={self._mode!r} no batch "
+                f"could be used. Choose a batch size such as {sizes}, or partial_batch='exact' or 'pad'."
             )
         return (
-            f"{what}, where {full} for each make a full batch, and partial_batch='error' was asked for. "
-            "Leave such batches out with 'drop', use them as they are with 'exact', or fill up with 'pad'."
+            f"{what}, where a full batch has {full} for each, and the options say partial_batch='error'. "
+            "Use 'drop' to skip such batches, 'exact' to use them unchanged, or 'pad' to fill them up."
         )

@@ -1,6 +1,6 @@
-"""An input pipeline: the part of the input that one process reads, for its replicas.
+"""An input pipeline: the part of the input that one process reads for its replicas.
 
-With one process there is one pipeline, and all replicas are its own.
+With one process there is one pipeline, which feeds all replicas.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from replicax.topology import ReplicaMesh
 __all__ = ["Exchange", "Pipeline", "split_sizes"]
 
 Exchange = Callable[[str, int, Any, Callable[[], bool]], list[Any]]
-"""`exchange(topic, number, message, cancelled)`: the messages of all pipelines, which number theirs from 0.
+"""`exchange(topic, number, message, cancelled)` sends a message and returns those of all pipelines.
 
-It waits for them until `cancelled()`, and raises then.
+Messages are numbered from 0. It waits for the others, and raises as soon as `cancelled()` is true.
 """
 
-# How long a pipeline waits for the others' next step: they may be compiling theirs.
+# How long a pipeline waits for the others' next step: they may be compiling.
 _PATIENCE_SECONDS = 1800.0
 
 
 def split_sizes(num_rows: int, num_parts: int) -> list[int]:
-    """How many rows each part gets: sizes differ by at most one, the larger ones first."""
+    """The number of rows of each part: sizes differ by at most one, larger ones first."""
     size, rest = divmod(num_rows, num_parts)
     return [size + (i < rest) for i in range(num_parts)]
 
@@ -37,9 +37,9 @@ class Pipeline:
     """One of the pipelines of a strategy.
 
     Args:
-        pipeline_id: which one.
-        replicas: the replicas that each pipeline feeds.
-        exchange: how pipelines tell each other what they have, where they read different data.
+        pipeline_id: the number of this pipeline.
+        replicas: for each pipeline, the replicas that it feeds.
+        exchange: sends messages between pipelines that read different data.
     """
 
     pipeline_id: int
@@ -66,12 +66,12 @@ class Pipeline:
 
     @property
     def num_pipelines(self) -> int:
-        """How many pipelines there are."""
+        """The number of pipelines."""
         return len(self.replicas)
 
     @property
     def num_replicas(self) -> int:
-        """How many replicas they feed together."""
+        """The number of replicas that all pipelines feed."""
         return sum(map(len, self.replicas))
 
     @property
@@ -80,11 +80,11 @@ class Pipeline:
         return self.replicas[self.pipeline_id]
 
     def new_topic(self) -> str:
-        """A name for one pass over a dataset, the same in all processes if they begin the same passes."""
+        """A name for a pass over a dataset, equal in all processes that begin the same passes."""
         return f"replicax/input/{next(self._topics)}"
 
     def tell(self, topic: str, number: int, message: Any, cancelled: Callable[[], bool]) -> list[Any]:
-        """What all pipelines have to say in their step `number`; every one of them must call this."""
+        """Exchange messages for step `number`; every pipeline must call this."""
         if self.num_pipelines == 1:
             return [message]
         assert self.exchange is not None

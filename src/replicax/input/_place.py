@@ -1,7 +1,7 @@
-"""From host to devices: the arrays of a step as values of the strategy's replicas.
+"""From host to devices: makes per-replica values from the rows of a step.
 
-An even step becomes one global array for each leaf, made of this process's rows alone. Uneven ones become
-one array for each replica.
+If all replicas have the same number of rows, each leaf becomes one global array, to which this process
+contributes its own rows. Otherwise each leaf becomes one array for each replica.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ __all__ = ["Placer"]
 
 @final
 class Placer:
-    """Puts steps where a strategy wants them.
+    """Places the rows of steps on the devices of a strategy.
 
     Args:
         mesh: the strategy's devices.
-        on_device: False leaves the arrays in host memory.
-        committed: False lets JAX move a single replica's arrays to other devices.
+        on_device: whether to place the arrays on the devices, or leave them in host memory.
+        committed: whether the arrays of a single replica are committed to its device.
     """
 
     def __init__(self, mesh: ReplicaMesh, *, on_device: bool, committed: bool) -> None:
-        """Remember where to."""
         self._mesh = mesh
         self._on_device, self._committed = on_device, committed
         self._single = mesh.num_replicas == 1
-        # For CPU devices, so that they need not; on the host, so that the rows are the user's to change.
+        # CPU devices alias the copy. In host memory, users may change the rows.
         self._copied = not on_device or mesh.platform == "cpu"
         self._masks: dict[tuple[int, ...], PerReplica] = {}
 
     def place(self, step: Step, padded_size: int | None) -> Any:
-        """The structure of values that a user gets for `step`."""
+        """The structure of values for `step`, padded to `padded_size` rows for each replica if not None."""
         first = step.pieces[0].batch
         if padded_size is None and not step.is_even and not self._mesh.is_local:
             raise InputError(
-                f"A batch gives the replicas of several processes {step.sizes} examples. Different numbers "
-                "are not supported across processes; use InputOptions(partial_batch='pad') or 'drop'."
+                f"A batch gives the replicas of several processes {step.sizes} examples. Across processes "
+                "all replicas need the same number; use partial_batch='pad' or a batch size that divides "
+                "evenly."
             )
         if padded_size is not None and first.num_rows is not None:
             leaves = self._padded(step, padded_size)
@@ -59,7 +59,7 @@ class Placer:
         return first.treedef.unflatten(leaves)
 
     def _rows(self, first: Piece, last: Piece | None = None) -> list[Any]:
-        """The rows from the first of `first` to the last of `last`, pieces of one batch."""
+        """The rows from the start of `first` to the end of `last`, which are pieces of one batch."""
         rows = first.batch.rows(first.start, (last or first).stop, aligned=self._copied)
         return rows if self._on_device else [np.asarray(row) for row in rows]
 
@@ -85,7 +85,6 @@ class Placer:
         return [self._assembled(list(parts)) for parts in zip(*by_replica, strict=True)]
 
     def _assembled(self, parts: list[Any]) -> PerReplica:
-        """One value of which each replica has its part."""
         if self._on_device and all(map(is_numeric, parts)):
             parts = [self._mesh.place(part, i) for i, part in enumerate(parts)]
         return PerReplica(parts, mesh=self._mesh)
@@ -105,7 +104,7 @@ class Placer:
         return [PerReplica.from_global(array, mesh, scalar=False).with_mask(mask) for array in arrays]
 
     def _mask(self, sizes: tuple[int, ...], size: int) -> PerReplica:
-        """Which rows count; full batches, and partial ones of one size, share theirs."""
+        """The mask for these numbers of examples; equal masks are placed once."""
         key = (size, *sizes)
         mask = self._masks.get(key)
         if mask is None:
@@ -121,13 +120,13 @@ def _check_paddable(batch: Batch) -> None:
     for name, leaf in zip(leaf_names(batch.treedef), batch.leaves, strict=True):
         if is_key(leaf) or not is_numeric(leaf):
             raise InputError(
-                f"partial_batch='pad' can't fill up {name}, an array of {leaf.dtype}. Leave it out of the "
-                "dataset, or use partial_batch='exact'."
+                f"partial_batch='pad' can't pad {name}, an array of {leaf.dtype}. Remove it from the "
+                "batch, or use partial_batch='exact'."
             )
 
 
 def _are_contiguous(pieces: Sequence[Piece]) -> bool:
-    """Whether the pieces are rows of one batch, one after the other, and there are any."""
+    """Whether the pieces are consecutive rows of one batch, and not all empty."""
     batch, end = pieces[0].batch, pieces[0].start
     if batch.num_rows is None or pieces[-1].stop == end:
         return False
@@ -139,11 +138,11 @@ def _are_contiguous(pieces: Sequence[Piece]) -> bool:
 
 
 def _filled_up(pieces: Sequence[Piece], size: int) -> list[Any]:
-    """The rows of all pieces, each filled up to `size` with rows of the batch, which are surely valid."""
+    """The rows of all pieces, each padded to `size` with copies of true rows, which are valid input."""
     by_piece = [piece.batch.rows(piece.start, piece.stop) for piece in pieces]
     spare: list[Any] | None = None
     if not all(piece.size for piece in pieces):
-        # Of the batch, not of the pieces: this process may have no rows of it at all.
+        # From the batch, not from a piece: this process may have no rows of the batch.
         spare = next((piece.batch.rows(0, 1) for piece in pieces if piece.batch.num_rows), None)
     columns = []
     names = leaf_names(pieces[0].batch.treedef)
@@ -152,8 +151,8 @@ def _filled_up(pieces: Sequence[Piece], size: int) -> list[Any]:
         shapes = {array.shape[1:] for array in arrays}
         if len(shapes) > 1:
             raise InputError(
-                f"partial_batch='pad' can't put rows of {name}, of the shapes {sorted(shapes)}, into one "
-                "array. Bring examples to one shape before, or use partial_batch='exact'."
+                f"partial_batch='pad' can't combine rows of {name} of the shapes {sorted(shapes)} into one "
+                "array. Give all examples the same shape, or use partial_batch='exact'."
             )
         column = aligned_empty((len(pieces) * size, *arrays[0].shape[1:]), device_dtype(arrays[0]))
         for j, array in enumerate(arrays):

@@ -1,4 +1,4 @@
-"""The plan of a distributed dataset: who reads what, to be printed and checked."""
+"""The plan of a distributed dataset: which pipeline reads what. It can be printed and checked."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class PipelinePlan:
     Args:
         replicas: the replicas that it feeds.
         files: the files that it reads; empty if it reads the whole dataset.
-        rows: where in every full batch its rows begin and end; None if it takes all rows that it reads, or
-            the batch size is not known.
+        rows: start and stop of its rows in every full batch; None if it uses all rows that it reads, or if
+            the batch size is unknown.
 
     >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
     >>> strategy.distribute_dataset(rx.from_arrays(np.arange(8)).batch(4)).plan().pipelines[0].rows
@@ -39,12 +39,12 @@ class InputPlan:
     """How pipelines share a dataset; printed, it is a table.
 
     Args:
-        asked: the policy that was asked for.
-        policy: the one that is used.
+        asked: the policy in the options.
+        policy: the policy that is used.
         reason: why they differ, if they do.
         pipelines: what each pipeline reads.
         files: all files of the dataset.
-        batch_size: the rows of a full batch, if known.
+        batch_size: the number of rows in a full batch, if known.
 
     >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
     >>> print(strategy.distribute_dataset(rx.from_arrays(np.arange(8)).batch(4)).plan())
@@ -62,9 +62,8 @@ class InputPlan:
     def check(self) -> None:
         """Raise `InputError` unless every file or row is read by exactly one pipeline.
 
-        With the policy OFF all is read by all, as asked for, and there is nothing to check. Where neither
-        files nor the batch size are known beforehand, the rule itself (rows are split, in order) is all
-        there is to say.
+        With the policy OFF every pipeline reads everything, so there is nothing to check; nor is there if
+        neither the files nor the batch size are known before reading.
 
         >>> plan = rx.MirroredStrategy(["CPU:0"]).distribute_dataset([np.arange(4)]).plan()
         >>> plan.check()
@@ -85,7 +84,7 @@ class InputPlan:
     def _check_rows(self, batch_size: int) -> None:
         spans = [pipeline.rows for pipeline in self.pipelines]
         if any(span is None for span in spans):
-            return  # replicas of a pipeline that do not lie together
+            return  # the replicas of a pipeline are not consecutive
         end = 0
         for start, stop in sorted(span for span in spans if span is not None and span[0] < span[1]):
             if start != end:
@@ -97,7 +96,7 @@ class InputPlan:
     def __str__(self) -> str:
         title = f"{self.policy.name}: {_MEANING[self.policy]}"
         if self.reason:
-            title += f" ({self.asked.name} was asked for, but {self.reason})"
+            title += f" (instead of {self.asked.name}: {self.reason})"
         return "\n".join([title, *(self._line(i) for i in range(len(self.pipelines)))])
 
     def _line(self, index: int) -> str:
@@ -119,7 +118,7 @@ _MEANING = {
     AutoShardPolicy.OFF: "every pipeline reads everything",
     AutoShardPolicy.FILE: "every pipeline reads its own files",
     AutoShardPolicy.DATA: "every pipeline goes through all batches and keeps its replicas' rows",
-    AutoShardPolicy.HINT: "the dataset is sharded where it says so itself",
+    AutoShardPolicy.HINT: "the dataset is sharded at its SHARD_HINT",
 }
 
 
@@ -132,7 +131,7 @@ def _replicas(ids: tuple[int, ...]) -> str:
 
 
 def rows_of(pipeline: Pipeline, index: int, batch_size: int) -> tuple[int, int] | None:
-    """The rows of a full batch that a pipeline keeps, if they lie together."""
+    """The rows of a full batch that a pipeline keeps, if they are contiguous."""
     sizes = split_sizes(batch_size, pipeline.num_replicas)
     ids = pipeline.replicas[index]
     if ids != tuple(range(ids[0], ids[-1] + 1)):

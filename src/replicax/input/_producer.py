@@ -1,4 +1,4 @@
-"""One pass over a dataset as a producer of batches: opens the dataset, reads, splits and places."""
+"""Makes the batches of one pass: opens the dataset, then reads, splits and places batch after batch."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ class Pass:
 
     Args:
         open: begins a pass, given its number and a topic.
-        new_topic: the name of the next pass in messages between pipelines.
-        layout: what a position depends on besides the data, as JSON.
-        element_spec: describes the batches.
+        new_topic: returns the name of the next pass in messages between pipelines.
+        layout: what a position depends on besides the data; can be written as JSON.
+        element_spec: returns the shapes and dtypes of the batches.
         placer: puts batches on the devices.
         partial_batches: makes the rule for partial batches, given the size of a full batch if it is known.
         buffer_size: how many batches to read ahead.
-        any_thread: whether a pass may be read by several threads in turn, and any position be sought.
+        any_thread: whether several threads may read in turn, and seek to any position.
         number: which pass this is.
-        uneven: takes note of batches that do not divide evenly.
-        order: takes note of a first pass over shuffled data; None for any other.
+        uneven: warns about batches that do not divide evenly.
+        order: warns about shuffled orders that repeat; only for a first pass.
     """
 
     open: Callable[[int, str], Stream]
@@ -90,9 +90,8 @@ class PassProducer:
     """
 
     def __init__(self, this_pass: Pass, number: int, mark: Mark) -> None:
-        """The dataset is opened with the first batch."""
         self._pass, self._number = this_pass, number
-        self._topic = this_pass.new_topic()  # here: processes agree on the order of the user's calls
+        self._topic = this_pass.new_topic()  # in the user's thread: its order is the same in all processes
         self._mark = mark
         self._stream: Stream | None = None
         self._partial = this_pass.partial_batches(mark.batch_size)
@@ -105,15 +104,16 @@ class PassProducer:
 
     def make(self) -> Made | None:
         """The next batch; None after the last."""
-        if self._incomplete:  # an exception ended the last call, wherever it was: read from the mark again
+        if self._incomplete:  # an exception ended the last call: read again from the last mark
             self.close()
             self._partial = self._pass.partial_batches(self._mark.batch_size)
         self._incomplete = True
         with enter_default():
             made = self._next()
         if made is None:
+            self._incomplete = False
             return None
-        # Nothing is called between these stores and the return, so no interrupt can separate them.
+        # No calls from here on, so no interrupt can come between these stores and the return.
         self._mark, self._incomplete = made.mark, False
         return made
 
@@ -135,7 +135,7 @@ class PassProducer:
         try:
             stream = self._stream = self._pass.open(self._number, self._topic)
         except StopIteration as error:  # not the end of the batches
-            raise RuntimeError("The dataset raised StopIteration when a pass was begun.") from error
+            raise RuntimeError("The dataset raised StopIteration at the beginning of a pass.") from error
         if self._mark.position is not None:
             stream.seek(self._mark.position)
         return stream

@@ -1,4 +1,4 @@
-"""Which source a dataset is, found without importing the library that it is from."""
+"""Finds the source for a dataset, without importing the library that the dataset comes from."""
 
 from __future__ import annotations
 
@@ -40,24 +40,24 @@ def find_source(dataset: Any) -> Source:
         function: Any = dataset
         _check_callable(function)
         return FunctionSource(function)
-    raise NotADatasetError(f"{dataset!r} is no dataset. A strategy distributes {_KINDS}.")
+    raise NotADatasetError(f"{dataset!r} is not a dataset. A strategy distributes {_KINDS}.")
 
 
 def _is_sequence(dataset: Any) -> bool:
-    """Whether Python's old protocol for iteration works: a torch Dataset, for one."""
+    """Whether it can be read by index up to its length, as a torch Dataset."""
     return hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
 
 
 def _refuse(dataset: Any) -> None:
-    """Raise for what can be iterated over, but hardly means batches."""
+    """Raise for iterables whose elements are hardly batches."""
     refuse_arrays(dataset)
     others = str | bytes | bytearray | set | frozenset | DistributedValues | np.generic | type
     if isinstance(dataset, others):
-        raise NotADatasetError(f"{dataset!r} is no dataset. A strategy distributes {_KINDS}.")
+        raise NotADatasetError(f"{dataset!r} is not a dataset. A strategy distributes {_KINDS}.")
 
 
 def _check_callable(function: Any) -> None:
-    """Raise if a function that should return batches needs arguments."""
+    """Raise if a function that is given as a dataset needs arguments."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):

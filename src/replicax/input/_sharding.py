@@ -1,4 +1,4 @@
-"""Which policy is used to share a dataset between pipelines, and what this one reads then."""
+"""Chooses the policy by which pipelines share a dataset, and what this pipeline reads."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Shard:
     plan: InputPlan
 
     def stream(self, number: int, topic: str) -> Stream:
-        """Begin a pass, which pipelines call `topic` among themselves."""
+        """Begin a pass; pipelines exchange messages about it under `topic`."""
         reader: Reader = self.source.open(number)
         if self.plan.policy is AutoShardPolicy.DATA:
             return SplitStream(reader, self.pipeline)
@@ -54,7 +54,7 @@ def share(source: Source, pipeline: Pipeline, asked: AutoShardPolicy) -> Shard:
         return _of_files(source, pipeline, asked)
     except NoFiles as reason:
         if asked is AutoShardPolicy.FILE:
-            _logger.warning("AutoShardPolicy.FILE was asked for, but %s; DATA is used instead.", reason)
+            _logger.warning("AutoShardPolicy.DATA is used instead of FILE: %s.", reason)
         return _of_rows(source, pipeline, asked, str(reason))
 
 
@@ -80,9 +80,9 @@ def _of_files(source: Source, pipeline: Pipeline, asked: AutoShardPolicy) -> Sha
 def _of_hints(source: Source, pipeline: Pipeline) -> Shard:
     if not isinstance(source, TfDataSource):
         raise InputError(
-            "AutoShardPolicy.HINT is for a tf.data.Dataset that says "
-            "`.shard(tf.data.experimental.SHARD_HINT, ...)` where it is to be sharded. Shard other "
-            "datasets by hand in strategy.distribute_datasets_from_function, or use DATA."
+            "AutoShardPolicy.HINT is for a tf.data.Dataset that contains "
+            "`.shard(tf.data.experimental.SHARD_HINT, ...)`. Shard other datasets yourself in "
+            "strategy.distribute_datasets_from_function, or use DATA."
         )
     try:
         own = source.of_hints(pipeline.num_pipelines, pipeline.pipeline_id)

@@ -1,7 +1,7 @@
-"""A source: where batches come from, whatever library made it.
+"""Sources of batches, one class for each kind of dataset.
 
-A `Source` can be opened any number of times (unless it says otherwise) and every `Reader` makes one pass.
-A reader knows its position, a small dictionary that can be written as JSON, and can go to one.
+A `Source` can be opened any number of times, except for one-shot iterators; each `Reader` makes one pass. A
+reader knows its position, a small dictionary that can be written as JSON, and can seek to one.
 """
 
 from __future__ import annotations
@@ -20,14 +20,13 @@ UNKNOWN_CARDINALITY = -2
 
 
 class NoFiles(Exception):
-    """A source can't be shared out by files; the message says why."""
+    """A source can't be sharded by file; the message is the reason."""
 
 
 class Reader(abc.ABC):
     """One pass over a source."""
 
     def __init__(self) -> None:
-        """At the beginning."""
         self.num_batches = 0
         self.num_examples = 0
 
@@ -44,12 +43,12 @@ class Reader(abc.ABC):
 
     @final
     def position(self) -> dict[str, Any]:
-        """Where the reader is: what it has read, and what it needs to go on from there."""
+        """The current position."""
         return {"batches": self.num_batches, "examples": self.num_examples, **self._bookmark()}
 
     @final
     def seek(self, position: dict[str, Any]) -> None:
-        """Go to a position, from the beginning."""
+        """Go to a position; call this before the first batch is read."""
         try:
             self._seek(position)
             self.num_batches, self.num_examples = position["batches"], position["examples"]
@@ -63,11 +62,11 @@ class Reader(abc.ABC):
         """The next batch; raises StopIteration after the last."""
 
     def _bookmark(self) -> dict[str, Any]:
-        """What is needed to come back here, apart from the number of batches."""
+        """What `_seek` needs, apart from the number of batches."""
         return {}
 
     def _seek(self, position: dict[str, Any]) -> None:
-        """Go to a position; a reader that knows no better reads up to it."""
+        """Go to a position; by default, by reading and dropping batches."""
         examples = 0
         for _ in range(position["batches"]):
             try:
@@ -78,54 +77,55 @@ class Reader(abc.ABC):
         if examples != position["examples"]:
             raise InputError(
                 f"The position is after {position['batches']} batches with {position['examples']} "
-                f"examples, but the dataset now has {examples} there. It must give the same batches again."
+                f"examples, but these batches now have {examples}. The dataset must give the same batches "
+                "again."
             )
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Let go of files, threads and processes."""
+        """Release files, threads and processes."""
 
 
 class Source(abc.ABC):
-    """Something that gives batches."""
+    """A dataset that can be read in passes."""
 
     batch_size: int | None = None
-    """How many rows a full batch has, if that is known without reading."""
+    """The number of rows in a full batch, if known without reading."""
     kind: str = "batches"
-    """Which other sources' positions it understands: those of its kind."""
+    """A position can be restored by a source of the same kind."""
     any_thread: bool = False
-    """Whether a pass may be read now in this thread, now in that."""
+    """Whether several threads may read a pass in turn; it must then be able to seek quickly."""
     numbered: bool = False
-    """Whether the number of a pass is all that its order depends on."""
+    """Whether the order of a pass depends on nothing but its number."""
     files: tuple[str, ...] = ()
-    """The files that it reads, if it says so."""
+    """The files that it reads, if known."""
     shuffled_by: tuple[Any, int] | None = None
-    """What decides the order of shuffled data: an object that lives as long as the data, and the seed."""
+    """For shuffled data: an object that lives as long as the data, and the seed."""
 
     @property
     def cardinality(self) -> int:
-        """How many batches one pass gives."""
+        """The number of batches in a pass."""
         return UNKNOWN_CARDINALITY
 
     @property
     def policy(self) -> AutoShardPolicy:
-        """How pipelines share it if the user does not say."""
+        """How pipelines share it by default."""
         return AutoShardPolicy.AUTO
 
     @abc.abstractmethod
     def open(self, number: int) -> Reader:
-        """Begin a pass; `number` counts the passes, for sources that shuffle anew for each."""
+        """Begin a pass. Sources that shuffle use its `number` to choose the order."""
 
     def spec(self) -> Any:
-        """What a batch looks like, as a structure of specs; None if only reading one can tell."""
+        """The shapes and dtypes of a batch; None if they are unknown before reading."""
         return None
 
     def of_files(self, num_shards: int, index: int) -> Source:
         """This source with every `num_shards`-th of its files, from `index`; raises `NoFiles`."""
-        raise NoFiles("this kind of dataset does not say which files it reads")
+        raise NoFiles("the files that this kind of dataset reads are unknown")
 
     def peek(self) -> Batch | None:
-        """The first batch of a pass, which a later pass gives too; None if there is none."""
+        """The first batch, read without affecting later passes; None if there is none."""
         reader = self.open(0)
         try:
             return reader.read()
@@ -136,8 +136,8 @@ class Source(abc.ABC):
 
 
 class GivesSource(abc.ABC):
-    """A dataset that knows how it is read."""
+    """A dataset with a source of its own."""
 
     @abc.abstractmethod
     def source(self) -> Source:
-        """What a strategy reads."""
+        """The source that a strategy reads."""

@@ -1,9 +1,9 @@
 """From batches to steps: which rows each replica gets.
 
-There are two rules. Where every pipeline goes through the same batches, a step is one global batch, split
-over all replicas (`SplitStream`). Where pipelines read different data, each deals its own batches to its
-own replicas in turn, whole or in parts (`DealtStream`); then they tell each other what they have, so that
-one that has run dry takes part with empty batches until all have.
+There are two rules. If every pipeline goes through the same batches, a step is one global batch, split over
+all replicas (`SplitStream`). If pipelines read different data, each deals its own batches to its own
+replicas in turn, whole or in parts (`DealtStream`). Pipelines then exchange the numbers of rows before
+every step, so that a pipeline without data goes on with empty batches until all have finished.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ class Piece:
 
     @property
     def size(self) -> int:
-        """How many examples."""
+        """The number of examples."""
         return 1 if self.batch.num_rows is None else self.stop - self.start
 
 
 @final
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """What the replicas get in one step.
+    """The rows that the replicas get in one step.
 
     Args:
-        pieces: for each replica of this process its rows.
-        sizes: the numbers of examples of all replicas.
+        pieces: the rows of each replica of this process.
+        sizes: the numbers of examples of all replicas of all processes.
     """
 
     pieces: tuple[Piece, ...]
@@ -70,23 +70,23 @@ class Stream(abc.ABC):
 
     @abc.abstractmethod
     def position(self) -> Any:
-        """Where the stream is, as something that can be written as JSON."""
+        """The current position, which can be written as JSON."""
 
     @abc.abstractmethod
     def seek(self, position: Any) -> None:
-        """Go to a position, from the beginning."""
+        """Go to a position; call this before the first step."""
 
-    def cancel(self) -> None:  # noqa: B027 - most streams wait for nobody
+    def cancel(self) -> None:  # noqa: B027 - most streams do not wait
         """Stop waiting for other pipelines, from another thread."""
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Let go of what the readers hold."""
+        """Close the readers."""
 
 
 @final
 class _Checked:
-    """A reader whose batches are all like the first."""
+    """A reader that raises if a batch differs from the first in structure or dtypes."""
 
     def __init__(self, reader: Reader, *, batched: bool) -> None:
         self.reader = reader
@@ -107,18 +107,18 @@ class _Checked:
 
 
 def _dtype_kind(leaf: Any) -> Any:
-    """The dtype of an array; texts may differ in length."""
+    """The dtype of an array; strings may differ in length."""
     text = isinstance(leaf, np.ndarray) and leaf.dtype.kind in "SU"
     return leaf.dtype.type if text else leaf.dtype
 
 
 def _is_single(batch: Batch) -> bool:
-    """Whether an element without one number of rows is a single example, not a mistake."""
+    """Whether an element without a batch axis is a single example, not a mistake."""
     return any(leaf.ndim == 0 for leaf in batch.leaves)
 
 
 def why_not_a_batch(batch: Batch, what: str) -> str:
-    """What is wrong with a batch, called `what`, whose arrays do not have one number of rows."""
+    """The error message for a batch, called `what`, whose arrays have no common number of rows."""
     names = leaf_names(batch.treedef)
     if not batch.leaves:
         return f"{what} has no arrays: {_structure(batch.treedef)}."
@@ -142,22 +142,22 @@ def _structure(treedef: Any) -> str:
 
 
 def _changed(first: Any, now: Any, number: int) -> str:
-    remedy = "Batches must be alike: mend that where the dataset is made."
+    remedy = "All batches need the same structure and dtypes: fix that where the dataset is made."
     if first[0] != now[0]:
         return (
-            f"Batch {number} of the dataset has another structure than the first: {_structure(now[0])} "
+            f"Batch {number} of the dataset has a different structure than the first: {_structure(now[0])} "
             f"instead of {_structure(first[0])}. {remedy}"
         )
     for name, before, after in zip(leaf_names(now[0]), first[1], now[1], strict=True):
         if before != after:
             return (
-                f"{name} of batch {number} has the dtype {after}, and had {before} in the first. {remedy}"
+                f"{name} of batch {number} has the dtype {after}, but {before} in the first batch. {remedy}"
             )
-    return f"Batch {number} of the dataset is a single example, and the first was a batch. {remedy}"
+    return f"Batch {number} of the dataset is a single example, but the first was a batch. {remedy}"
 
 
 def split(batch: Batch, pipeline: Pipeline) -> Step:
-    """The step in which the rows of a global batch are split over all replicas of all pipelines."""
+    """Split a global batch over all replicas of all pipelines."""
     assert batch.num_rows is not None
     sizes = split_sizes(batch.num_rows, pipeline.num_replicas)
     stops = list(itertools.accumulate(sizes))
@@ -167,15 +167,13 @@ def split(batch: Batch, pipeline: Pipeline) -> Step:
 
 @final
 class SplitStream(Stream):
-    """Every batch is split over all replicas; this pipeline takes the rows of its own."""
+    """Splits every batch over all replicas; this pipeline takes its own replicas' rows."""
 
     def __init__(self, reader: Reader, pipeline: Pipeline) -> None:
-        """Split what `reader` reads."""
         self._checked = _Checked(reader, batched=True)
         self._pipeline = pipeline
 
     def next(self) -> Step | None:
-        """The next batch."""
         try:
             batch = self._checked.read()
         except StopIteration:
@@ -183,28 +181,27 @@ class SplitStream(Stream):
         return split(batch, self._pipeline)
 
     def position(self) -> Any:
-        """The reader's: the same for any number of replicas and pipelines."""
+        """The reader's position, which does not depend on the number of replicas and pipelines."""
         return self._checked.reader.position()
 
     def seek(self, position: Any) -> None:
-        """Move the reader."""
         self._checked.reader.seek(position)
 
     def close(self) -> None:
-        """Close the reader."""
         self._checked.reader.close()
 
 
 @final
 class DealtStream(Stream):
-    """Batches are cut into `num_parts` and dealt to this pipeline's replicas in turn.
+    """Cuts batches into `num_parts` and deals the parts to this pipeline's replicas in turn.
 
     Args:
         readers: one for all replicas of this pipeline, or one for each.
-        topic: what the pipelines call this pass when they tell each other about it.
-        samples: give a batch of what each reader reads, for the shape of an empty one.
-        num_parts: into how many parts a batch is cut.
-        batched: elements must be batches; otherwise they may be single examples too.
+        pipeline: this pipeline.
+        topic: the name of this pass in messages between pipelines.
+        samples: return a batch of each reader, whose shapes and dtypes an empty batch has.
+        num_parts: the number of parts that a batch is cut into.
+        batched: whether elements must be batches, not single examples.
     """
 
     def __init__(
@@ -217,7 +214,6 @@ class DealtStream(Stream):
         *,
         batched: bool = False,
     ) -> None:
-        """Deal what `readers` read."""
         self._hands = [
             _Hand(_Checked(reader, batched=batched), num_parts, sample)
             for reader, sample in zip(readers, samples, strict=True)
@@ -227,7 +223,6 @@ class DealtStream(Stream):
         self._cancelled = threading.Event()
 
     def next(self) -> Step | None:
-        """One part for each replica."""
         try:
             return self._next()
         except Exception as error:
@@ -240,7 +235,7 @@ class DealtStream(Stream):
         dealt = [hand.deal() for hand in hands]
         single = any(piece is not None and piece.batch.num_rows is None for piece in dealt)
         if single and None in dealt:
-            dealt = [None] * num_own  # single examples have no empty batch: what is left over is left out
+            dealt = [None] * num_own  # there are no empty single examples, so the last few are dropped
         message = None if not any(dealt) else [piece.size if piece else 0 for piece in dealt]
         sizes = self._agree(message, single)
         if sizes is None:
@@ -249,7 +244,7 @@ class DealtStream(Stream):
         return Step(tuple(pieces), tuple(sizes))
 
     def _agree(self, own: list[int] | None, single: bool) -> list[int] | None:
-        """The sizes of all replicas, by replica; None when no pipeline has anything left."""
+        """The sizes of all replicas; None if no pipeline has data left."""
         if self._pipeline.num_pipelines == 1:
             return own
         number, self._num_steps = self._num_steps, self._num_steps + 1
@@ -257,8 +252,8 @@ class DealtStream(Stream):
         for pipeline, (_, _, failure) in enumerate(told):
             if failure is not None:
                 raise InputError(
-                    f"Input pipeline {pipeline} failed, so there are no more steps: {failure}. Its own "
-                    "process has the traceback."
+                    f"Input pipeline {pipeline} failed, so there can be no more steps: {failure}. See its "
+                    "process for the traceback."
                 )
         left = [sizes for sizes, _, _ in told]
         if not any(left) or (None in left and any(is_single for _, is_single, _ in told)):
@@ -270,11 +265,11 @@ class DealtStream(Stream):
         return sizes
 
     def _tell_of_failure(self, error: Exception) -> None:
-        """Let the other pipelines know, which would wait for the next step of this one; wait for none."""
+        """Tell the other pipelines, which would otherwise wait for this one, without waiting for them."""
         if self._pipeline.num_pipelines == 1 or self._cancelled.is_set():
             return
         message = [None, False, f"{type(error).__name__}: {error}"]
-        with contextlib.suppress(Exception):  # nobody has to listen
+        with contextlib.suppress(Exception):  # the others may have ended
             self._pipeline.tell(self._topic, self._num_steps, message, lambda: True)
 
     def _empty(self, index: int) -> Piece:
@@ -283,27 +278,23 @@ class DealtStream(Stream):
         last = next((batch for hand in hands if (batch := hand.sample()) is not None), None)
         if last is None:
             raise InputError(
-                f"Input pipeline {self._pipeline.pipeline_id} has no batches at all while others have, so "
-                "it does not know what an empty one looks like. Give every pipeline some data: fewer "
-                "processes, more files, or AutoShardPolicy.DATA."
+                f"Input pipeline {self._pipeline.pipeline_id} has no batches, but others have some, so the "
+                "shape of an empty batch is unknown. Give every pipeline some data: fewer processes, more "
+                "files, or AutoShardPolicy.DATA."
             )
         return Piece(last, 0, 0)
 
     def position(self) -> Any:
-        """Those of all readers."""
         return [hand.position() for hand in self._hands]
 
     def seek(self, position: Any) -> None:
-        """Move all readers."""
         for hand, where in zip(self._hands, position, strict=True):
             hand.seek(where)
 
     def cancel(self) -> None:
-        """Stop waiting for other pipelines."""
         self._cancelled.set()
 
     def close(self) -> None:
-        """Close all readers."""
         for hand in self._hands:
             hand.close()
 
@@ -319,17 +310,17 @@ class _Hand:
         self._last: Batch | None = None
 
     def sample(self) -> Batch | None:
-        """A batch like those that are dealt; None if there never was one."""
+        """A batch with the shapes and dtypes of the dealt ones; None if there is none."""
         if self._last is None:
             self._last = self._sample()
         return self._last
 
     def deal(self) -> Piece | None:
-        """The next part; None if there is none."""
+        """The next part; None after the last."""
         if not self._parts:
             self._before = self._checked.reader.position()
             try:
-                # Parts of it are taken when the next one may have been read already.
+                # Detached: its last parts may be taken after the next batch was read.
                 batch = self._checked.read().detached()
             except StopIteration:
                 return None
@@ -341,7 +332,7 @@ class _Hand:
         return self._parts.popleft()
 
     def position(self) -> Any:
-        """The reader's before the batch that is being dealt, and how many parts of that are gone."""
+        """The reader's position before the current batch, and the number of its parts already dealt."""
         if not self._parts:
             return {"reader": self._checked.reader.position(), "parts": 0}
         return {"reader": self._before, "parts": self._num_parts - len(self._parts)}

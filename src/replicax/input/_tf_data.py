@@ -1,4 +1,4 @@
-"""A real `tf.data.Dataset`, read as NumPy arrays. TensorFlow is never imported here, only used if it is."""
+"""A real `tf.data.Dataset`, read as NumPy arrays. TensorFlow is used if the program has imported it."""
 
 from __future__ import annotations
 
@@ -31,14 +31,13 @@ class TfDataSource(Source):
     """A `tf.data.Dataset`."""
 
     def __init__(self, dataset: Any) -> None:
-        """Check that its elements are dense tensors."""
         self._dataset = dataset
         tensorflow = sys.modules["tensorflow"]
         for spec in tensorflow.nest.flatten(dataset.element_spec):
             if not isinstance(spec, tensorflow.TensorSpec):
                 raise InputError(
-                    f"A tf.data.Dataset with elements of {spec} can't be distributed: only dense tensors "
-                    "are arrays. Use `padded_batch`, or `.to_dense()`/`.to_tensor()` in a `map`."
+                    f"A tf.data.Dataset with elements of {spec} can't be distributed: elements must be "
+                    "dense tensors. Use `padded_batch`, or `.to_dense()`/`.to_tensor()` in a `map`."
                 )
 
     @property
@@ -49,38 +48,36 @@ class TfDataSource(Source):
 
     @property
     def cardinality(self) -> int:
-        """What TensorFlow says: it counts as we do."""
+        """TensorFlow's number, which has the same values for endless and unknown."""
         return int(self._dataset.cardinality())
 
     def open(self, number: int) -> Reader:
-        """Begin again."""
         return _TfDataReader(self._dataset)
 
     def spec(self) -> Any:
-        """What TensorFlow says."""
         tensorflow = sys.modules["tensorflow"]
 
         def convert(spec: Any) -> TensorSpec:
             dtype = np.dtype(object) if spec.dtype == tensorflow.string else spec.dtype.as_numpy_dtype
             if spec.shape.rank is None:
-                raise InputError(f"The rank of {spec} is not known; use `tf.ensure_shape` in a `map`.")
+                raise InputError(f"The rank of {spec} is unknown; call `tf.ensure_shape` in a `map`.")
             return TensorSpec(tuple(spec.shape.as_list()), dtype)
 
         return jax.tree.map(convert, self._dataset.element_spec)
 
     def of_files(self, num_shards: int, index: int) -> Source:
-        """Sharded by TensorFlow itself, which finds the files in the dataset's graph."""
+        """Let TensorFlow shard it by file: it finds the files in the dataset's graph."""
         return self._sharded(AutoShardPolicy.FILE, num_shards, index)
 
     def of_hints(self, num_shards: int, index: int) -> Source:
-        """Sharded by TensorFlow where the dataset says `SHARD_HINT`."""
+        """Let TensorFlow shard it at its `SHARD_HINT`."""
         return self._sharded(AutoShardPolicy.HINT, num_shards, index)
 
     def _sharded(self, policy: AutoShardPolicy, num_shards: int, index: int) -> Source:
         tensorflow = sys.modules["tensorflow"]
         try:
-            # Every pipeline looks at the same shard, so that all come to the same conclusion. TensorFlow
-            # notices that there are too few files only when it reads.
+            # TensorFlow notices too few files only when it reads. Every pipeline tries the same shard, so
+            # that all come to the same conclusion.
             next(iter(self._of_shard(self._dataset.take(1), policy, num_shards, 0)), None)
             return TfDataSource(self._of_shard(self._dataset, policy, num_shards, index))
         except tensorflow.errors.OpError as error:
@@ -108,7 +105,7 @@ class _TfDataReader(Reader):
 
     def _read(self) -> Batch:
         if self._iterator is None:
-            # Not before: a dataset that shuffles anew for every pass counts iterators.
+            # Not earlier: a dataset that reshuffles for every pass counts its iterators.
             self._iterator = self._dataset.as_numpy_iterator()
         return WholeBatch(next(self._iterator), private=True)
 

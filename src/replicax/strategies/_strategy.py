@@ -494,7 +494,7 @@ class Strategy(abc.ABC):
             one replica: arrays.
 
         Raises:
-            InputError: not a batch, a batch that is distributed already, or one that `partial_batch` or
+            InputError: not a batch, a batch that is already distributed, or one that `partial_batch` or
                 `batch_size` rules out.
 
         >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
