@@ -604,3 +604,23 @@ def test_a_thread_that_can_not_be_started_is_an_error(two, monkeypatch, options)
         for _ in range(2):
             with pytest.raises(RuntimeError, match="can't start new thread"):
                 next(iterator)
+
+
+def test_iterators_that_are_collected_in_any_thread_leave_no_thread_behind(two):
+    """Also in one that is just starting another, and that the module threading must not get to know."""
+
+    class Trainer:
+        pass
+
+    before, threshold = set(threading.enumerate()), gc.get_threshold()
+    try:
+        gc.set_threshold(20)
+        for _ in range(500):
+            trainer = Trainer()
+            trainer.myself, trainer.iterator = trainer, iter(two.distribute_dataset(Reader(5)))
+            next(trainer.iterator)
+            del trainer
+    finally:
+        gc.set_threshold(*threshold)
+        gc.collect()
+    assert wait_until(lambda: set(threading.enumerate()) <= before)

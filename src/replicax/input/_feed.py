@@ -36,6 +36,10 @@ _CLOSING_SECONDS = 10.0
 _HANDOVER_SECONDS = 100e-6
 
 
+# The threads that are just starting another one.
+_starters: set[int] = set()
+
+
 class Producer(Protocol):
     """What a feed takes its items from."""
 
@@ -145,8 +149,10 @@ class Feed:
         if not self._thread_started:
             if self._closed:
                 return False
+            arguments = (self._shared, ThreadSettings())
+            thread = threading.Thread(target=_produce, args=arguments, name="replicax-input", daemon=True)
             # From a thread of its own: `Thread.start` does not survive an exception in the middle of it.
-            _thread.start_new_thread(_start_thread, (self._shared, ThreadSettings()))
+            _thread.start_new_thread(_start, (thread, self._shared))
             self._thread_started = True
         self._shared.wake.put(number)
         return True
@@ -161,7 +167,9 @@ class Feed:
         shared.stopped = True
         shared.producer.cancel()
         shared.wake.put(None)
-        if shared.thread not in (None, threading.current_thread()):
+        # Garbage is collected in any thread: in this one too, or in a starter, which `join` would register.
+        here = threading.get_ident()
+        if shared.thread is not None and here != shared.thread.ident and here not in _starters:
             shared.thread.join(_CLOSING_SECONDS)
         error, shared.closing_error = shared.closing_error, None
         if error is not None:
@@ -204,13 +212,15 @@ class _Shared:
         self.seconds += (time.perf_counter() - start - self.seconds) / 2
 
 
-def _start_thread(shared: _Shared, settings: ThreadSettings) -> None:
+def _start(thread: threading.Thread, shared: _Shared) -> None:
+    _starters.add(threading.get_ident())
     try:
-        arguments = shared, settings
-        threading.Thread(target=_produce, args=arguments, name="replicax-input", daemon=True).start()
+        thread.start()
     except RuntimeError as error:  # too many threads
         shared.claimed = True
         shared.ready.put(_Failed(error, error.__traceback__))
+    finally:
+        _starters.discard(threading.get_ident())
 
 
 def _produce(shared: _Shared, settings: ThreadSettings) -> None:
