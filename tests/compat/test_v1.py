@@ -49,6 +49,19 @@ def test_they_are_the_strategies_with_more(strategy):
     assert float(v) == 1.0 + strategy.num_replicas_in_sync
 
 
+@pytest.mark.parametrize("name", ["MirroredStrategy", "StrategyExtended", "Strategy"])
+def test_no_concrete_method_is_overridden(name):
+    """Version 1 adds methods to those that it shares with the core, and changes none of them."""
+    own, *bases = getattr(v1, name).__mro__[:-1]
+    inherited = {key for base in bases for key in vars(base) if not key.startswith("_")}
+    assert not inherited & {key for key in vars(own) if not key.startswith("_")}
+
+
+def test_the_arguments_are_those_of_the_core(strategy):
+    core = getattr(rx, type(strategy).__name__)
+    assert inspect.signature(type(strategy)) == inspect.signature(core)
+
+
 def test_the_core_has_no_names_of_version_1():
     for name in (
         "make_dataset_iterator",
@@ -72,7 +85,7 @@ def test_an_iterator_goes_through_a_dataset_and_begins_again(strategy):
         first, second = iterator.get_next(), iterator.get_next()
         assert strategy.gather(first, axis=0).tolist() == [0, 1, 2, 3]
         assert strategy.gather(second, axis=0).tolist() == [4, 5, 6, 7]
-        with pytest.raises(OutOfRangeError, match=r"initialize\(\) begins another"):
+        with pytest.raises(OutOfRangeError, match=r"initialize\(\) starts another"):
             iterator.get_next()
         iterator.initialize()
     iterator.get_next()
@@ -198,7 +211,7 @@ def test_too_few_batches_for_the_steps():
 @pytest.mark.parametrize("iterations", [0, -1, 1.5, True])
 def test_how_many_steps(iterations):
     strategy = v1.MirroredStrategy(DEVICES)
-    with pytest.raises(ValueError, match="1 step or more"):
+    with pytest.raises(ValueError, match="an integer, 1 or more"):
         strategy.extended.experimental_run_steps_on_iterator(
             lambda context, batch: None, strategy.make_dataset_iterator(batches(2)), iterations=iterations
         )
@@ -223,7 +236,7 @@ def test_losses_are_summed():
 
 
 def test_names_with_a_successor_say_so_once(monkeypatch):
-    monkeypatch.setattr(_deprecation, "_already_said", set())
+    monkeypatch.setattr(_deprecation, "_already_warned", set())
     strategy = v1.MirroredStrategy(DEVICES)
     with pytest.warns(DeprecationWarning, match=r"use strategy\.distribute_dataset") as caught:
         iterator = strategy.make_dataset_iterator(batches(3))

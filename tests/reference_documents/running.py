@@ -76,7 +76,7 @@ def expect_output(documented, got):
 def run_block(case, texts, names=()):
     """Run the block `texts[-1]`, after those before it, with what `case` puts in for its placeholders."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Strategy.* is of version 1", DeprecationWarning)
+        warnings.filterwarnings("ignore", "Strategy.* belongs to version 1", DeprecationWarning)
         run = Run(texts[-1])
         run.names.update(names)
         placeholders = case.program(run)

@@ -1,1 +1,1 @@
-"""Older surfaces of `tf.distribute`, at the edge: nothing in Replicax imports them."""
+"""Older APIs of `tf.distribute`; the core does not import them."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from replicax.collectives import Communicator, DefaultAllReduce
-from replicax.strategies._strategy import Strategy
+from replicax.strategies._strategy import Answers, Strategy
 from replicax.topology import ReplicaMesh, find_device, resolve_devices
 from replicax.types import Device
 from replicax.variables import Central, Layout, VariableSpec
@@ -52,4 +52,4 @@ class CentralStorageStrategy(Strategy):
             spec.check_mean()
             return spec, central
 
-        super().__init__(communicator, choose_layout, parameter_device=device)
+        super().__init__(Answers(communicator, choose_layout, parameter_device=device))

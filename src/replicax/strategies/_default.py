@@ -11,7 +11,7 @@ from replicax.collectives import Communicator, DefaultAllReduce
 from replicax.contexts import Context, ReplicaContext, has_strategy, register_default
 from replicax.errors import ContextError
 from replicax.execution import SingleReplica
-from replicax.strategies._strategy import Strategy
+from replicax.strategies._strategy import Answers, Strategy
 from replicax.topology import ReplicaMesh, prepare_cpu_pool
 from replicax.variables import EAGER, OneDevice
 
@@ -41,7 +41,13 @@ class DefaultStrategy(Strategy):
         communicator = Communicator(ReplicaMesh([device]), DefaultAllReduce())
         layout = OneDevice(device, None)
         super().__init__(
-            communicator, lambda spec: (spec, layout), parameter_device=device, places_values=False
+            Answers(
+                communicator,
+                lambda spec: (spec, layout),
+                parameter_device=device,
+                places_values=False,
+                plain_values=True,
+            )
         )
         return getattr(self, name)
 
@@ -53,9 +59,6 @@ class DefaultStrategy(Strategy):
         if has_strategy():
             raise ContextError("The default strategy's scope can't be entered inside another strategy's.")
         return contextlib.nullcontext(self)
-
-    def _distribute(self, values: list[Any]) -> Any:
-        return values[0]
 
 
 _default = DefaultStrategy()

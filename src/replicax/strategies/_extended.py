@@ -21,7 +21,7 @@ from replicax.values import Component, Mirrored, is_array
 from replicax.variables import Variable, VariableCopy
 
 if TYPE_CHECKING:
-    from replicax.strategies._strategy import Strategy
+    from replicax.strategies._strategy import StrategyBase
 
 __all__ = ["StrategyExtended"]
 
@@ -34,7 +34,7 @@ class StrategyExtended:
     ('CPU:0', 'CPU:1')
     """
 
-    def __init__(self, container_strategy: Strategy) -> None:
+    def __init__(self, container_strategy: StrategyBase) -> None:
         """The view of `container_strategy`."""
         self._strategy = container_strategy
 

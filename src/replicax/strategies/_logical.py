@@ -24,15 +24,15 @@ from replicax.topology import REPLICA_AXIS, ReplicaMesh
 from replicax.values import is_number, map_leaves
 
 if TYPE_CHECKING:
-    from replicax.strategies._strategy import Strategy
+    from replicax.strategies._strategy import StrategyBase
 
 __all__ = ["assign", "on_all_devices", "replicate", "split"]
 
 
-def assign(strategy: Strategy, structure: Any, logical_device_id: Any) -> Any:
+def assign(strategy: StrategyBase, structure: Any, logical_device_id: Any) -> Any:
     """What `strategy.assign_to_logical_device` does."""
     _require_replica(strategy, "assign_to_logical_device")
-    if (reason := strategy._why_not_assignable()) is not None:
+    if (reason := strategy.answers.why_not_assignable) is not None:
         raise DeviceError(reason)
     count = strategy.mesh.num_logical_devices
     try:
@@ -47,13 +47,13 @@ def assign(strategy: Strategy, structure: Any, logical_device_id: Any) -> Any:
     return _annotate(strategy, structure, lambda _: PartitionSpec(), "assign_to_logical_device")
 
 
-def replicate(strategy: Strategy, structure: Any) -> Any:
+def replicate(strategy: StrategyBase, structure: Any) -> Any:
     """What `strategy.replicate_to_logical_devices` does."""
     _require_replica(strategy, "replicate_to_logical_devices")
     return _annotate(strategy, structure, lambda _: PartitionSpec(), "replicate_to_logical_devices")
 
 
-def split(strategy: Strategy, structure: Any, partition_dimensions: Any) -> Any:
+def split(strategy: StrategyBase, structure: Any, partition_dimensions: Any) -> Any:
     """What `strategy.split_to_logical_devices` does."""
     _require_replica(strategy, "split_to_logical_devices")
     partition = _checked_partition(strategy, partition_dimensions)
@@ -75,7 +75,7 @@ def on_all_devices(mesh: ReplicaMesh, local_index: int, structure: Any) -> Any:
     return map_leaves(placed, structure)
 
 
-def _require_replica(strategy: Strategy, what: str) -> None:
+def _require_replica(strategy: StrategyBase, what: str) -> None:
     here = current()
     if here.replica is not None and here.strategy is strategy:
         return
@@ -86,7 +86,7 @@ def _require_replica(strategy: Strategy, what: str) -> None:
     )
 
 
-def _checked_partition(strategy: Strategy, partition_dimensions: Any) -> tuple[int, ...]:
+def _checked_partition(strategy: StrategyBase, partition_dimensions: Any) -> tuple[int, ...]:
     count = strategy.mesh.num_logical_devices
     try:
         partition = tuple(operator.index(parts) for parts in partition_dimensions)
@@ -121,7 +121,7 @@ def _check_divisible(shape: tuple[int, ...], partition: Sequence[int]) -> None:
 
 
 def _annotate(
-    strategy: Strategy, structure: Any, spec: Callable[[tuple[int, ...]], PartitionSpec], what: str
+    strategy: StrategyBase, structure: Any, spec: Callable[[tuple[int, ...]], PartitionSpec], what: str
 ) -> Any:
     """`structure` with every array of it laid on the replica's devices as `spec` says of its shape."""
     one = strategy.mesh.num_logical_devices == 1
@@ -137,7 +137,7 @@ def _annotate(
     return map_leaves(annotated, structure)
 
 
-def _laid(strategy: Strategy, array: Any, spec: PartitionSpec) -> Any:
+def _laid(strategy: StrategyBase, array: Any, spec: PartitionSpec) -> Any:
     mesh = strategy.mesh
     if REPLICA_AXIS in jax.sharding.get_abstract_mesh().manual_axes:
         return jax.lax.with_sharding_constraint(array, spec)

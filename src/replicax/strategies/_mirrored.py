@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from replicax.collectives import Communicator, CrossDeviceOps, DefaultAllReduce
 from replicax.errors import VariableError
-from replicax.strategies._strategy import Strategy
+from replicax.strategies._strategy import Answers, Strategy
 from replicax.topology import ReplicaMesh, resolve_devices
 from replicax.types import Device, VariableSynchronization
 from replicax.variables import Layout, OnePerReplica, Replicated, VariableSpec
@@ -50,7 +50,7 @@ class MirroredStrategy(Strategy):
                 f"cross_device_ops must be an rx.CrossDeviceOps, got {type(ops).__name__} {ops!r}."
             )
         communicator = Communicator(ReplicaMesh(resolve_devices(devices)), ops)
-        super().__init__(communicator, mirrored_layouts(communicator))
+        super().__init__(Answers(communicator, mirrored_layouts(communicator)))
 
 
 def mirrored_layouts(

@@ -27,7 +27,7 @@ from replicax.collectives import (
 )
 from replicax.errors import CollectiveError, DeviceError
 from replicax.strategies._mirrored import mirrored_layouts
-from replicax.strategies._strategy import Strategy
+from replicax.strategies._strategy import Answers, Strategy
 from replicax.topology import ReplicaMesh, device_name, parse_device_name, prepare_cpu_pool
 from replicax.types import Device
 
@@ -86,14 +86,8 @@ class MultiWorkerMirroredStrategy(Strategy):
         devices = _devices_of_all(_own_devices(resolver), options.timeout_seconds)
         mesh = ReplicaMesh(devices)
         _refuse_missing_nccl(options, mesh)
-        self._resolver = resolver
         communicator = Communicator(mesh, DefaultAllReduce(), options)
-        super().__init__(communicator, mirrored_layouts(communicator))
-
-    @property
-    def cluster_resolver(self) -> ClusterResolver:
-        """The resolver that found the cluster."""
-        return self._resolver
+        super().__init__(Answers(communicator, mirrored_layouts(communicator), cluster_resolver=resolver))
 
 
 def _refuse_missing_nccl(options: CommunicationOptions, mesh: ReplicaMesh) -> None:

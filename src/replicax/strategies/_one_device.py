@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from replicax.collectives import Communicator, DefaultAllReduce
-from replicax.strategies._strategy import Strategy
+from replicax.strategies._strategy import Answers, Strategy
 from replicax.topology import ReplicaMesh, find_device
 from replicax.types import Device
 from replicax.variables import OneDevice
@@ -31,7 +29,6 @@ class OneDeviceStrategy(Strategy):
         found = find_device(device)
         communicator = Communicator(ReplicaMesh([found]), DefaultAllReduce())
         layout = OneDevice(found, communicator.mesh)
-        super().__init__(communicator, lambda spec: (spec, layout), parameter_device=found)
-
-    def _distribute(self, values: list[Any]) -> Any:
-        return values[0]
+        super().__init__(
+            Answers(communicator, lambda spec: (spec, layout), parameter_device=found, plain_values=True)
+        )

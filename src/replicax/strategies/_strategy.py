@@ -1,13 +1,14 @@
-"""`Strategy`: what every strategy offers, on top of the four answers that each one gives.
+"""`Strategy`: what all strategies share.
 
-A strategy tells its base
+Strategies differ only in a few answers, `Answers`:
 
     which devices make up the mesh, and
     how per-replica values are combined         communicator
     how a variable is laid out                  choose_layout
-    where single-copy state lives               parameter_device
+    where single-copy state is placed           parameter_device
 
-and everything else is shared: here and, for the lower-level API, in `_extended`.
+Everything else is shared: here and, for the lower-level API, in `_extended`. `StrategyBase` does the work;
+`Strategy` adds the methods that version 1 of `tf.distribute` defines differently (see `compat.v1`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import abc
 import concurrent.futures
 import contextvars
+import dataclasses
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -57,11 +59,12 @@ from replicax.variables import (
     prepare_variable,
 )
 
-__all__ = ["Strategy"]
+__all__ = ["Answers", "Strategy", "StrategyBase"]
 
 # What a function returns, or a dataset gives, has a leaf's type or a structure's. The leaf becomes a
-# `PerReplica`. The type of a structure says nothing of its leaves that could be rewritten, so it stays: right
-# in what `reduce`, `gather` and `local_results` return, and in between the leaves are per-replica values.
+# `PerReplica`. The type of a structure says nothing of its leaves that could be rewritten, so it stays:
+# right in what `reduce`, `gather` and `local_results` return, and in between the leaves are per-replica
+# values.
 _Leaf = TypeVar("_Leaf", bound=jax.Array | np.ndarray | float | complex)
 _Structure = TypeVar("_Structure")
 _T = TypeVar("_T")
@@ -77,25 +80,36 @@ _PartialBatch: TypeAlias = Literal["exact", "pad", "error"]
 _Batches: TypeAlias = Iterable[_T] | Callable[[], Iterable[_T]]
 
 
-class Strategy(abc.ABC):
-    """Where variables live, how replicas run and how they talk.
-
-    The base of all strategies; use `MirroredStrategy`, `OneDeviceStrategy` or `CentralStorageStrategy`.
+@final
+@dataclasses.dataclass(frozen=True)
+class Answers:
+    """What distinguishes one strategy from another.
 
     Args:
-        communicator: the devices, by replica, and how values are combined over them.
-        choose_layout: how a variable is laid out on them. It is given a spec and returns it, completed,
-            with a layout; it raises if the variable can't be what the spec says.
-        parameter_device: the device of state that has one copy; None if variables have one on every device.
-        places_values: whether values go to the strategy's devices, rather than wherever JAX puts them.
-
-    >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
-    >>> isinstance(strategy, rx.Strategy)
-    True
-    >>> strategy
-    MirroredStrategy(['CPU:0', 'CPU:1'])
+        communicator: the devices of each replica, and how values are combined over them.
+        choose_layout: how a variable is laid out. Returns the completed spec and the layout; raises if the
+            strategy can't have such a variable.
+        parameter_device: the device of state that has one copy; None if each replica has a copy.
+        places_values: whether values are placed on the devices of the mesh, not wherever JAX puts them.
+        plain_values: whether per-replica values are plain, because there is only one replica.
+        cluster_resolver: the resolver that found the cluster; None for strategies of one machine.
+        why_not_assignable: why values can't be assigned to a logical device; None if they can.
     """
 
+    communicator: Communicator
+    choose_layout: Callable[[VariableSpec], tuple[VariableSpec, Layout]]
+    parameter_device: Any = None
+    places_values: bool = True
+    plain_values: bool = False
+    cluster_resolver: Any = None
+    why_not_assignable: str | None = None
+
+
+class StrategyBase(abc.ABC):
+    """The methods that are the same in all versions of the API; see `Strategy`."""
+
+    answers: Answers
+    """What distinguishes this strategy from others."""
     communicator: Communicator
     """How values are combined over the replicas."""
     mesh: ReplicaMesh
@@ -109,31 +123,24 @@ class Strategy(abc.ABC):
     compiled_runs: weakref.WeakKeyDictionary[Any, Any]
     """The steps "run this function in every replica", by function; see `execution.in_replicas`."""
 
-    def __init__(
-        self,
-        communicator: Communicator,
-        choose_layout: Callable[[VariableSpec], tuple[VariableSpec, Layout]],
-        *,
-        parameter_device: Any = None,
-        places_values: bool = True,
-    ) -> None:
-        self.communicator = communicator
-        self.mesh = communicator.mesh
-        self.parameter_device = parameter_device
-        self.places_values = places_values
+    def __init__(self, answers: Answers) -> None:
+        self.answers = answers
+        self.communicator = answers.communicator
+        self.mesh = answers.communicator.mesh
+        self.parameter_device = answers.parameter_device
+        self.places_values = answers.places_values
         self.store = Store()
-        self._choose_layout = choose_layout
         self.compiled_runs: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
     def __repr__(self) -> str:
         names = [row[0] if len(row) == 1 else list(row) for row in self.mesh.device_names]
         return f"{type(self).__name__}({names})"
 
-    def __copy__(self) -> Strategy:
+    def __copy__(self) -> Self:
         """Itself: a strategy never changes."""
         return self
 
-    def __deepcopy__(self, memo: dict[int, object]) -> Strategy:
+    def __deepcopy__(self, memo: dict[int, object]) -> Self:
         """Itself: a strategy never changes, and its variables know it by identity."""
         return self
 
@@ -154,14 +161,10 @@ class Strategy(abc.ABC):
         return self.mesh.num_replicas
 
     @property
+    @final
     def cluster_resolver(self) -> Any:
         """The resolver that found the cluster; None for strategies of one machine."""
-        return None
-
-    @cached_property
-    def extended(self) -> StrategyExtended:
-        """The lower-level API, for optimizers and the like."""
-        return StrategyExtended(self)
+        return self.answers.cluster_resolver
 
     @property
     def replica_ids(self) -> tuple[jax.Array, ...]:
@@ -274,30 +277,7 @@ class Strategy(abc.ABC):
                 "RunOptions(experimental_enable_dynamic_batch_size=False) rules out."
             )
 
-    @overload
-    def reduce(self, reduce_op: ReduceOpLike, value: _Untyped, axis: _Axes) -> Any: ...
-    @overload
-    def reduce(self, reduce_op: ReduceOpLike, value: _Value, axis: _Axes) -> jax.Array: ...
-    @overload
-    def reduce(self, reduce_op: ReduceOpLike, value: _Structure, axis: _Axes) -> _Structure: ...
-    def reduce(self, reduce_op: ReduceOpLike, value: Any, axis: Any) -> Any:
-        """Combine a per-replica value into one array.
-
-        Args:
-            reduce_op: "SUM" or "MEAN".
-            value: what `run` returned, or a structure of such values. A value that is the same for all
-                replicas counts once for each of them.
-            axis: None combines element by element. An int or a tuple of ints reduces over those axes
-                inside each replica's value as well; MEAN then divides by the true number of elements, so
-                it is right for replicas with different batch sizes.
-
-        >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
-        >>> def losses():
-        ...     replica = int(rx.get_replica_context().replica_id_in_sync_group)
-        ...     return jnp.full(3 - replica, float(replica))      # 3 examples, then 2
-        >>> strategy.reduce("MEAN", strategy.run(losses), axis=0)
-        Array(0.4, dtype=float32)
-        """
+    def _reduce(self, reduce_op: ReduceOpLike, value: Any, axis: Any) -> Any:
         require_cross_replica(self, "reduce()")
         op = ReduceOp.parse(reduce_op)
         leaves, treedef = flatten_values(value)
@@ -550,9 +530,8 @@ class Strategy(abc.ABC):
         contexts = [ValueContext(i, total) for i in self.mesh.local_replica_ids]
         with enter_default():
             values = [map_leaves(_copied, value_fn(context)) for context in contexts]
-        return self._distribute(values)
-
-    def _distribute(self, values: list[Any]) -> Any:
+        if self.answers.plain_values:
+            return values[0]
         if self.mesh.num_logical_devices > 1:
             values = [_logical.on_all_devices(self.mesh, i, value) for i, value in enumerate(values)]
         return regroup_apart(values, self.mesh)
@@ -586,10 +565,6 @@ class Strategy(abc.ABC):
         Array(4., dtype=float32)
         """
         return _logical.assign(self, tensor, logical_device_id)
-
-    def _why_not_assignable(self) -> str | None:
-        """Why values can't be assigned to one device; None if they can."""
-        return None
 
     @final
     def split_to_logical_devices(self, tensor: _T, partition_dimensions: Sequence[int]) -> _T:
@@ -657,7 +632,7 @@ class Strategy(abc.ABC):
             frame = current_frame()
             with frame.creating():
                 spec, value = prepare_variable(*args, **kwargs)
-                spec, layout = self._choose_layout(spec)
+                spec, layout = self.answers.choose_layout(spec)
                 if not self.mesh.is_local:
                     value = _of_first_replica(self, value)
                 variable = Variable._make(spec, layout, self, jnp.copy(layout.place(value)))
@@ -672,14 +647,60 @@ class Strategy(abc.ABC):
     experimental_local_results = local_results
     experimental_distribute_dataset = distribute_dataset
     experimental_distribute_datasets_from_function = distribute_datasets_from_function
-    experimental_make_numpy_dataset = make_numpy_dataset
     experimental_distribute_values_from_function = distribute_values_from_function
     experimental_assign_to_logical_device = assign_to_logical_device
     experimental_split_to_logical_devices = split_to_logical_devices
     experimental_replicate_to_logical_devices = replicate_to_logical_devices
 
 
-def _of_first_replica(strategy: Strategy, value: jax.Array) -> jax.Array:
+class Strategy(StrategyBase):
+    """Where variables are placed, how replicas run and how they communicate.
+
+    The base of all strategies; use `MirroredStrategy`, `OneDeviceStrategy` or `CentralStorageStrategy`.
+
+    >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+    >>> isinstance(strategy, rx.Strategy)
+    True
+    >>> strategy
+    MirroredStrategy(['CPU:0', 'CPU:1'])
+    """
+
+    @cached_property
+    def extended(self) -> StrategyExtended:
+        """The lower-level API, for example for optimizers."""
+        return StrategyExtended(self)
+
+    @overload
+    def reduce(self, reduce_op: ReduceOpLike, value: _Untyped, axis: _Axes) -> Any: ...
+    @overload
+    def reduce(self, reduce_op: ReduceOpLike, value: _Value, axis: _Axes) -> jax.Array: ...
+    @overload
+    def reduce(self, reduce_op: ReduceOpLike, value: _Structure, axis: _Axes) -> _Structure: ...
+    @final
+    def reduce(self, reduce_op: ReduceOpLike, value: Any, axis: Any) -> Any:
+        """Combine a per-replica value into one array.
+
+        Args:
+            reduce_op: "SUM" or "MEAN".
+            value: what `run` returned, or a structure of such values. A value that is the same for all
+                replicas counts once for each of them.
+            axis: None combines element by element. An int or a tuple of ints reduces over those axes
+                inside each replica's value as well; MEAN then divides by the true number of elements, so
+                it is right for replicas with different batch sizes.
+
+        >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> def losses():
+        ...     replica = int(rx.get_replica_context().replica_id_in_sync_group)
+        ...     return jnp.full(3 - replica, float(replica))      # 3 examples, then 2
+        >>> strategy.reduce("MEAN", strategy.run(losses), axis=0)
+        Array(0.4, dtype=float32)
+        """
+        return self._reduce(reduce_op, value, axis)
+
+    experimental_make_numpy_dataset = StrategyBase.make_numpy_dataset
+
+
+def _of_first_replica(strategy: StrategyBase, value: jax.Array) -> jax.Array:
     """The first process's `value`, in all processes.
 
     A step that is being traced may create a variable. The value is sent at once, by a program that JAX does

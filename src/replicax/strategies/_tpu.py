@@ -6,11 +6,17 @@ from replicax.cluster import TPUClusterResolver, warn_of_stand_ins
 from replicax.collectives import Communicator, DefaultAllReduce
 from replicax.errors import DeviceError
 from replicax.strategies._mirrored import mirrored_layouts
-from replicax.strategies._strategy import Strategy
+from replicax.strategies._strategy import Answers, Strategy
 from replicax.topology import ReplicaMesh
 from replicax.tpu import DeviceAssignment
 
 __all__ = ["TPUStrategy"]
+
+_PARTITIONED = (
+    "assign_to_logical_device: this TPUStrategy was made with experimental_spmd_xla_partitioning=True, so "
+    "every value is for all devices. Use split_to_logical_devices or replicate_to_logical_devices, or "
+    "leave out the flag."
+)
 
 
 class TPUStrategy(Strategy):
@@ -74,21 +80,12 @@ class TPUStrategy(Strategy):
                     "smaller computation_shape, so that each replica fits on one host."
                 )
         warn_of_stand_ins(replicas[0])
-        self._resolver = resolver
-        self._spmd = bool(experimental_spmd_xla_partitioning)
         communicator = Communicator(ReplicaMesh(replicas), DefaultAllReduce())
-        super().__init__(communicator, mirrored_layouts(communicator))
-
-    @property
-    def cluster_resolver(self) -> TPUClusterResolver:
-        """The resolver that was given."""
-        return self._resolver
-
-    def _why_not_assignable(self) -> str | None:
-        if not self._spmd:
-            return None
-        return (
-            "assign_to_logical_device: this TPUStrategy was made with "
-            "experimental_spmd_xla_partitioning=True, under which every value is for all devices. Use "
-            "split_to_logical_devices or replicate_to_logical_devices, or leave the flag out."
+        super().__init__(
+            Answers(
+                communicator,
+                mirrored_layouts(communicator),
+                cluster_resolver=resolver,
+                why_not_assignable=_PARTITIONED if experimental_spmd_xla_partitioning else None,
+            )
         )

@@ -1,4 +1,4 @@
-"""`tf.compat.v1.distribute` on Replicax: the strategies with all that version 1 documents.
+"""`tf.compat.v1.distribute` on Replicax: the strategies with the documented API of version 1.
 
     from replicax.compat import v1
 
@@ -7,9 +7,9 @@
     strategy.experimental_run(replica_fn, iterator)
 
 The strategies are those of `replicax` with more methods. Version 1 built a graph and ran it in a session;
-here every call does its work at once. So `initialize()` begins a pass instead of returning an operation,
-`run_op` is None, and what a session would have returned is in the results. Names that have a successor say
-so, once each.
+here every call runs immediately. So `initialize()` starts a pass instead of returning an operation,
+`run_op` is None, and values that a session would have returned are in the results. Names that have a
+successor warn once.
 """
 
 from replicax.collectives import (

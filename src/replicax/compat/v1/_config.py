@@ -1,4 +1,4 @@
-"""A stand-in for the settings of a session, for programs that pass them to `update_config_proto`."""
+"""A replacement for the settings of a session, for programs that pass them to `update_config_proto`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["ConfigProto", "updated_config"]
 
 @final
 class ConfigProto:
-    """Settings of a TensorFlow session, kept as they are given. Replicax has no sessions to apply them to.
+    """Settings of a TensorFlow session, as attributes. They have no effect: Replicax has no sessions.
 
     >>> from replicax.compat import v1
     >>> config = v1.ConfigProto(log_device_placement=True)
@@ -20,7 +20,7 @@ class ConfigProto:
     """
 
     def __init__(self, **settings: Any) -> None:
-        """Keep `settings` as attributes."""
+        """Set `settings` as attributes."""
         vars(self).update(settings)
 
     def __repr__(self) -> str:
@@ -37,10 +37,10 @@ def _text(value: Any) -> str:
 
 
 def updated_config(config_proto: Any) -> Any:
-    """A copy of `config_proto` that keeps the state of each session to itself."""
+    """A copy of `config_proto` with `isolate_session_state` set."""
     if config_proto is None:
         raise AttributeError(
-            "update_config_proto takes a ConfigProto, which it copies and changes; got None."
+            "update_config_proto takes a ConfigProto and returns a changed copy; got None."
         )
     updated = copy.deepcopy(config_proto)
     updated.isolate_session_state = True

@@ -1,4 +1,4 @@
-"""Names that have a successor say so, the first time that each is used."""
+"""Names that have a successor warn when they are first used."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ __all__ = ["deprecated"]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
-_already_said: set[str] = set()
+_already_warned: set[str] = set()
 
 
 def deprecated(instead: str) -> Callable[[_F], _F]:
-    """Mark a method as one that `instead` has replaced."""
+    """Mark a method as replaced by `instead`."""
 
     def mark(method: Any) -> Any:
         @functools.wraps(method)
         def marked(*args: Any, **kwargs: Any) -> Any:
-            if method.__qualname__ not in _already_said:
-                _already_said.add(method.__qualname__)
+            if method.__qualname__ not in _already_warned:
+                _already_warned.add(method.__qualname__)
                 warnings.warn(
-                    f"{method.__qualname__} is of version 1: use {instead}.",
+                    f"{method.__qualname__} belongs to version 1: use {instead}.",
                     DeprecationWarning,
                     stacklevel=2,
                 )

@@ -1,4 +1,4 @@
-"""`StrategyExtended` with what only version 1 has."""
+"""`StrategyExtended` with the additional methods of version 1."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["StrategyExtended", "numpy_dataset"]
 
 @final
 class StrategyExtended(CoreStrategyExtended):
-    """The lower-level API of a strategy of version 1; get it as `strategy.extended`.
+    """The lower-level API of a version 1 strategy; get it as `strategy.extended`.
 
     >>> from replicax.compat import v1
     >>> v1.MirroredStrategy(["CPU:0", "CPU:1"]).extended.non_slot_devices([])
@@ -37,17 +37,17 @@ class StrategyExtended(CoreStrategyExtended):
         """Call `fn(context, batch)` in cross-replica context, once for each of the next batches.
 
         Args:
-            fn: a step; it runs its replicas with `strategy.run` and hands out results with
+            fn: a step; it runs the replicas with `strategy.run` and returns results with
                 `context.set_last_step_output` and `context.set_non_tensor_output`.
             iterator: from `make_dataset_iterator` or `make_input_fn_iterator`.
-            iterations: how many steps.
-            initial_loop_values: results by name, for names that no step sets.
+            iterations: the number of steps.
+            initial_loop_values: default results by name, for names that no step sets.
 
         Returns:
             The `MultiStepContext` with the results.
 
         Raises:
-            OutOfRangeError: the iterator has too few batches left; the steps before are done.
+            OutOfRangeError: the iterator has too few batches; the previous steps have run.
 
         >>> from replicax.compat import v1
         >>> strategy = v1.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -63,10 +63,10 @@ class StrategyExtended(CoreStrategyExtended):
 
 
 def numpy_dataset(numpy_input: Any, session: Any) -> ArrayDataset:
-    """A dataset of the rows of `numpy_input`; there is no session that could hold them."""
+    """A dataset of the rows of `numpy_input`; refuses a session."""
     if session is not None:
         raise ValueError(
-            f"experimental_make_numpy_dataset(session={session!r}): there are no sessions here, and arrays "
-            "are not copied into variables of one. Leave `session` out."
+            f"experimental_make_numpy_dataset(session={session!r}): there are no sessions to hold the "
+            "arrays. Leave out `session`."
         )
     return from_arrays(numpy_input)

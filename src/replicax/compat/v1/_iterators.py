@@ -1,4 +1,4 @@
-"""`InputIterator`: a distributed dataset that is begun by hand."""
+"""`InputIterator`: an iterator over a distributed dataset that is started explicitly."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["InputIterator"]
 
 @final
 class InputIterator:
-    """One pass after the other over a distributed dataset; made by `strategy.make_dataset_iterator`.
+    """Iterates over a distributed dataset, any number of times; made by `strategy.make_dataset_iterator`.
 
     >>> from replicax.compat import v1
     >>> strategy = v1.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -26,20 +26,20 @@ class InputIterator:
     """
 
     def __init__(self, dataset: DistributedDataset) -> None:
-        """Before the first pass."""
+        """Iterate over `dataset`."""
         self._dataset = dataset
         self._iterator: DistributedIterator | None = None
 
     @property
     def element_spec(self) -> Any:
-        """What a batch looks like on the replicas."""
+        """The spec of a batch on the replicas."""
         return self._dataset.element_spec
 
     def initialize(self) -> None:
-        """Begin a pass, from the first batch.
+        """Start a pass from the first batch.
 
-        With a session this was an operation to run. Here it is done when the call returns, and an iterator
-        that was never initialized begins with its first batch.
+        In version 1 this returned an operation to run. Here it takes effect immediately, and an iterator
+        that was never initialized starts at its first batch.
         """
         if self._iterator is not None:
             self._iterator.close()
@@ -49,7 +49,7 @@ class InputIterator:
         """The next batch, split over the replicas.
 
         Raises:
-            OutOfRangeError: the pass is over; `initialize` begins another.
+            OutOfRangeError: after the last batch; `initialize` starts another pass.
         """
         if self._iterator is None:
             self._iterator = iter(self._dataset)
@@ -57,5 +57,5 @@ class InputIterator:
             return next(self._iterator)
         except StopIteration:
             raise OutOfRangeError(
-                "The pass over the dataset is over; initialize() begins another."
+                "The dataset has no more batches; initialize() starts another pass."
             ) from None

@@ -1,4 +1,4 @@
-"""How a loss is to be reduced, which optimizers of version 1 asked for."""
+"""How to reduce a loss, for optimizers of version 1."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["get_loss_reduction"]
 
 
 def get_loss_reduction() -> ReduceOp:
-    """SUM: gradients are summed over the replicas, so the loss is divided by the global batch size.
+    """SUM: gradients are summed over the replicas, so divide the loss by the global batch size.
 
     >>> from replicax.compat import v1
     >>> v1.get_loss_reduction()

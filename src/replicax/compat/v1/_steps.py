@@ -1,4 +1,4 @@
-"""Several steps in one call, and the object through which they hand out results."""
+"""Several steps in one call, and the object that collects their results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["MultiStepContext", "run_steps"]
 
 @final
 class MultiStepContext:
-    """What the steps of `experimental_run_steps_on_iterator` leave behind.
+    """The results of `experimental_run_steps_on_iterator`.
 
     >>> from replicax.compat import v1
     >>> context = v1.MultiStepContext()
@@ -25,33 +25,33 @@ class MultiStepContext:
     """
 
     def __init__(self) -> None:
-        """Nothing yet."""
+        """Start without results."""
         self._last_step_outputs: dict[str, Any] = {}
         self._last_step_outputs_reduce_ops: dict[str, ReduceOp | None] = {}
         self._non_tensor_outputs: dict[str, Any] = {}
 
     @property
     def run_op(self) -> None:
-        """None: when the call returns, the steps are done, and no operation is left to run."""
+        """None: the steps have run when the call returns, and no operation is left."""
         return None
 
     @property
     def last_step_outputs(self) -> dict[str, Any]:
-        """What the last step set with `set_last_step_output`, by name."""
+        """The values of the last `set_last_step_output`, by name."""
         return self._last_step_outputs
 
     @property
     def non_tensor_outputs(self) -> dict[str, Any]:
-        """What the steps set with `set_non_tensor_output`, by name; the last one counts."""
+        """The values of the last `set_non_tensor_output`, by name."""
         return self._non_tensor_outputs
 
     def set_last_step_output(self, name: str, output: Any, reduce_op: ReduceOpLike | None = None) -> None:
-        """Keep `output` as a result of the step; the last step's remains.
+        """Store `output` as a result; later steps replace it.
 
         Args:
-            name: what to call it.
-            output: a value; in a replica function, this replica's.
-            reduce_op: "SUM" or "MEAN" combines the replicas' values into one. None keeps them apart.
+            name: the name of the result.
+            output: a value; in a replica function, the value of this replica.
+            reduce_op: "SUM" or "MEAN" combines the replicas' values. None returns a per-replica value.
         """
         op = None if reduce_op is None else ReduceOp.parse(reduce_op)
         if in_cross_replica_context():
@@ -66,7 +66,7 @@ class MultiStepContext:
         self._last_step_outputs[name] = output if op is None else strategy.reduce(op, output, axis=None)
 
     def set_non_tensor_output(self, name: str, output: Any) -> None:
-        """Keep any object as a result; set in a replica function, the last replica's remains."""
+        """Store any object as a result; in a replica function, the last replica's object is stored."""
         self._non_tensor_outputs[name] = output
 
 
@@ -80,7 +80,7 @@ def run_steps(
     """Call `fn(context, batch)` for `iterations` batches of `iterator`; returns the context."""
     if isinstance(iterations, bool) or not isinstance(iterations, int) or iterations < 1:
         raise ValueError(
-            f"experimental_run_steps_on_iterator(iterations={iterations!r}): make 1 step or more."
+            f"experimental_run_steps_on_iterator(iterations={iterations!r}): pass an integer, 1 or more."
         )
     context = MultiStepContext()
     context.last_step_outputs.update(initial_loop_values or {})
@@ -90,8 +90,8 @@ def run_steps(
                 batch = iterator.get_next()
             except OutOfRangeError as error:
                 raise OutOfRangeError(
-                    f"The iterator was at its end after {step} of {iterations} steps; initialize() begins "
-                    "another pass, and `repeat()` makes a dataset go on."
+                    f"The iterator ended after {step} of {iterations} steps. initialize() starts another "
+                    "pass, and `dataset.repeat()` makes a dataset endless."
                 ) from error
             fn(context, batch)
     _check_set(context, initial_loop_values)
@@ -99,11 +99,11 @@ def run_steps(
 
 
 def _check_set(context: MultiStepContext, initial: Mapping[str, Any] | None) -> None:
-    """Raise if the steps gave a result another structure than its initial value."""
+    """Raise if a result has another structure than its initial value."""
     for name, value in (initial or {}).items():
         got = flatten(context.last_step_outputs[name])[1]
         if got != flatten(value)[1]:
             raise ValueError(
-                f"The steps set the output {name!r} to another structure than that of its initial value: "
-                f"{got}, not {flatten(value)[1]}."
+                f"The output {name!r} has another structure than its initial value: {got}, not "
+                f"{flatten(value)[1]}."
             )

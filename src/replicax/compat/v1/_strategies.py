@@ -1,18 +1,25 @@
-"""The strategies, with the methods that only version 1 has."""
+"""The strategies with the API of version 1.
+
+Each one has the answers of a core strategy (its devices, layouts, collectives) and the methods of version
+1. It is registered as a virtual subclass of the core strategy, for `isinstance`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, final
 
 from replicax import strategies as core
+from replicax.cluster import ClusterResolver, TPUClusterResolver
+from replicax.collectives import CommunicationOptions, CrossDeviceOps
 from replicax.compat.v1._config import updated_config
 from replicax.compat.v1._deprecation import deprecated
 from replicax.compat.v1._extended import StrategyExtended, numpy_dataset
 from replicax.compat.v1._iterators import InputIterator
 from replicax.input import ArrayDataset, InputContext, InputReplicationMode
-from replicax.types import ReduceOpLike
+from replicax.tpu import DeviceAssignment
+from replicax.types import Device, ReduceOpLike
 
 __all__ = [
     "CentralStorageStrategy",
@@ -24,8 +31,11 @@ __all__ = [
 ]
 
 
-class Strategy(core.Strategy):
-    """A strategy with the surface of version 1; the base of all in this module.
+class Strategy(core.StrategyBase):
+    """A strategy with the API of version 1; the base of all strategies in this module.
+
+    Args:
+        strategy: lays variables out and combines values as this strategy does.
 
     >>> from replicax.compat import v1
     >>> strategy = v1.OneDeviceStrategy("CPU:0")
@@ -33,9 +43,13 @@ class Strategy(core.Strategy):
     (True, True)
     """
 
+    def __init__(self, strategy: core.Strategy) -> None:
+        """Use the answers of `strategy`."""
+        super().__init__(strategy.answers)
+
     @cached_property
     def extended(self) -> StrategyExtended:
-        """The lower-level API, with what only version 1 has."""
+        """The lower-level API of version 1."""
         return StrategyExtended(self)
 
     def reduce(self, reduce_op: ReduceOpLike, value: Any, axis: Any = None) -> Any:
@@ -46,11 +60,11 @@ class Strategy(core.Strategy):
         >>> strategy.reduce("SUM", strategy.run(lambda: jnp.ones(2)))
         Array([2., 2.], dtype=float32)
         """
-        return super().reduce(reduce_op, value, axis)
+        return self._reduce(reduce_op, value, axis)
 
     @deprecated("strategy.distribute_dataset(dataset) and a loop over it")
     def make_dataset_iterator(self, dataset: Any) -> InputIterator:
-        """An iterator over `dataset`, whose global batches are split over the replicas.
+        """An iterator over `dataset`; splits its global batches over the replicas.
 
         >>> from replicax.compat import v1
         >>> strategy = v1.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -69,11 +83,11 @@ class Strategy(core.Strategy):
         input_fn: Callable[[InputContext], Any],
         replication_mode: InputReplicationMode = InputReplicationMode.PER_WORKER,
     ) -> InputIterator:
-        """An iterator over datasets that `input_fn` makes, one for each process.
+        """An iterator over the datasets that `input_fn` returns, one for each process.
 
         Args:
             input_fn: called with an `InputContext`; returns a dataset whose batches are for one replica.
-            replication_mode: PER_WORKER; version 1 knows no other.
+            replication_mode: PER_WORKER, the only mode of version 1.
 
         >>> from replicax.compat import v1
         >>> strategy = v1.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -87,8 +101,8 @@ class Strategy(core.Strategy):
         """
         if replication_mode is not InputReplicationMode.PER_WORKER:
             raise ValueError(
-                f"make_input_fn_iterator(replication_mode={replication_mode!r}): here it is PER_WORKER. "
-                "strategy.distribute_datasets_from_function takes PER_REPLICA, in its InputOptions."
+                f"make_input_fn_iterator(replication_mode={replication_mode!r}): version 1 has only "
+                "PER_WORKER. For PER_REPLICA, use strategy.distribute_datasets_from_function."
             )
         return InputIterator(self.distribute_datasets_from_function(input_fn))
 
@@ -98,8 +112,8 @@ class Strategy(core.Strategy):
 
         Args:
             fn: the replica function.
-            input_iterator: from `make_dataset_iterator` or `make_input_fn_iterator`; without one, `fn` is
-                called without arguments.
+            input_iterator: from `make_dataset_iterator` or `make_input_fn_iterator`; None calls `fn`
+                without arguments.
 
         >>> from replicax.compat import v1
         >>> strategy = v1.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -114,7 +128,7 @@ class Strategy(core.Strategy):
 
         Args:
             numpy_input: an array, or a structure of arrays with one row for each example.
-            session: None. Version 1 kept the arrays in a session; here they stay where they are.
+            session: must be None: there are no sessions to hold the arrays.
 
         >>> from replicax.compat import v1
         >>> strategy = v1.OneDeviceStrategy("CPU:0")
@@ -124,58 +138,103 @@ class Strategy(core.Strategy):
         return numpy_dataset(numpy_input, session)
 
     def update_config_proto(self, config_proto: Any) -> Any:
-        """A copy of a session's settings, as this strategy needs them.
+        """A copy of a session's settings, changed as this strategy needs them.
 
-        There are no sessions here: the copy is for programs that hand it on to TensorFlow.
+        There are no sessions here: the copy is for programs that pass it on to TensorFlow.
         """
         return updated_config(config_proto)
 
 
+@core.MirroredStrategy.register
 @final
-class MirroredStrategy(Strategy, core.MirroredStrategy):
-    """`rx.MirroredStrategy` with the surface of version 1.
+class MirroredStrategy(Strategy):
+    """`rx.MirroredStrategy` with the API of version 1; the same arguments.
 
     >>> from replicax.compat import v1
     >>> v1.MirroredStrategy(["CPU:0", "CPU:1"]).num_replicas_in_sync
     2
     """
 
+    def __init__(
+        self,
+        devices: Sequence[str | Device] | None = None,
+        cross_device_ops: CrossDeviceOps | None = None,
+    ) -> None:
+        """Take the arguments of `rx.MirroredStrategy`."""
+        super().__init__(core.MirroredStrategy(devices, cross_device_ops))
 
+
+@core.OneDeviceStrategy.register
 @final
-class OneDeviceStrategy(Strategy, core.OneDeviceStrategy):
-    """`rx.OneDeviceStrategy` with the surface of version 1.
+class OneDeviceStrategy(Strategy):
+    """`rx.OneDeviceStrategy` with the API of version 1; the same arguments.
 
     >>> from replicax.compat import v1
     >>> v1.OneDeviceStrategy("CPU:0").num_replicas_in_sync
     1
     """
 
+    def __init__(self, device: str | Device) -> None:
+        """Take the arguments of `rx.OneDeviceStrategy`."""
+        super().__init__(core.OneDeviceStrategy(device))
 
+
+@core.CentralStorageStrategy.register
 @final
-class CentralStorageStrategy(Strategy, core.CentralStorageStrategy):
-    """`rx.CentralStorageStrategy` with the surface of version 1.
+class CentralStorageStrategy(Strategy):
+    """`rx.CentralStorageStrategy` with the API of version 1; the same arguments.
 
     >>> from replicax.compat import v1
     >>> v1.CentralStorageStrategy(["CPU:0", "CPU:1"], "CPU:0").num_replicas_in_sync
     2
     """
 
+    def __init__(
+        self,
+        compute_devices: Sequence[str | Device] | None = None,
+        parameter_device: str | Device | None = None,
+    ) -> None:
+        """Take the arguments of `rx.CentralStorageStrategy`."""
+        super().__init__(core.CentralStorageStrategy(compute_devices, parameter_device))
 
+
+@core.MultiWorkerMirroredStrategy.register
 @final
-class MultiWorkerMirroredStrategy(Strategy, core.MultiWorkerMirroredStrategy):
-    """`rx.MultiWorkerMirroredStrategy` with the surface of version 1.
+class MultiWorkerMirroredStrategy(Strategy):
+    """`rx.MultiWorkerMirroredStrategy` with the API of version 1; the same arguments.
 
     >>> from replicax.compat import v1
     >>> v1.MultiWorkerMirroredStrategy().extended.should_checkpoint
     True
     """
 
+    def __init__(
+        self,
+        cluster_resolver: ClusterResolver | None = None,
+        communication_options: CommunicationOptions | None = None,
+    ) -> None:
+        """Take the arguments of `rx.MultiWorkerMirroredStrategy`."""
+        super().__init__(core.MultiWorkerMirroredStrategy(cluster_resolver, communication_options))
 
+
+@core.TPUStrategy.register
 @final
-class TPUStrategy(Strategy, core.TPUStrategy):
-    """`rx.TPUStrategy` with the surface of version 1.
+class TPUStrategy(Strategy):
+    """`rx.TPUStrategy` with the API of version 1; the same arguments.
 
     >>> from replicax.compat import v1
     >>> issubclass(v1.TPUStrategy, rx.TPUStrategy)
     True
     """
+
+    def __init__(
+        self,
+        tpu_cluster_resolver: TPUClusterResolver | None = None,
+        experimental_device_assignment: DeviceAssignment | None = None,
+        experimental_spmd_xla_partitioning: bool = False,
+    ) -> None:
+        """Take the arguments of `rx.TPUStrategy`."""
+        strategy = core.TPUStrategy(
+            tpu_cluster_resolver, experimental_device_assignment, experimental_spmd_xla_partitioning
+        )
+        super().__init__(strategy)
