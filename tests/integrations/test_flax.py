@@ -550,3 +550,73 @@ def test_the_import_error_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "flax", None)
     with pytest.raises(ImportError, match=r"replicax\[flax\]"):
         importlib.import_module("replicax.integrations.flax")
+
+
+# Modules that set attributes when they are called.
+
+
+class _Sowing(nnx.Module):
+    def __init__(self, rngs):
+        self.first, self.second = nnx.Linear(2, 3, rngs=rngs), nnx.Linear(3, 1, rngs=rngs)
+        self.norm = nnx.BatchNorm(3, momentum=0.5, rngs=rngs)
+
+    def __call__(self, x):
+        hidden = self.norm(self.first(x))
+        self.sow(nnx.Intermediate, "hidden", hidden)
+        return self.second(hidden)
+
+
+class _CountingCalls(nnx.Module):
+    def __init__(self, rngs):
+        self.linear, self.calls = nnx.Linear(2, 3, rngs=rngs), 0
+
+    def __call__(self, x):
+        self.calls += 1
+        return self.linear(x)
+
+
+def _adopted(strategy, kind):
+    with strategy.scope():
+        return rx_flax.adopt(kind(nnx.Rngs(0)))
+
+
+@pytest.mark.parametrize("kind", [_Sowing, _CountingCalls])
+@pytest.mark.parametrize("num_replicas", [1, 2])
+def test_attributes_that_are_set_in_a_step_are_refused(kind, num_replicas):
+    strategy = rx.MirroredStrategy([f"CPU:{i}" for i in range(num_replicas)])
+    model, x = _adopted(strategy, kind), jnp.ones((2, 2))
+    step = rx.function(lambda: strategy.run(model, args=(x,)))
+    with pytest.raises(rx.errors.VariableError, match=rf"{kind.__name__} is changed .* `nnx.view\(model\)"):
+        step()
+    gradients = rx.grad(lambda: jnp.sum(model(x)), rx_flax.variables(model))
+    with pytest.raises(rx.errors.VariableError, match=r"is changed .* under a gradient"):
+        strategy.run(gradients)
+    assert not hasattr(model, "hidden") and getattr(model, "calls", 0) == 0
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("num_replicas", [1, 2])
+def test_intermediates_of_a_view(num_replicas, compiled):
+    strategy = rx.MirroredStrategy([f"CPU:{i}" for i in range(num_replicas)])
+    model = _adopted(strategy, _Sowing)
+    variables = rx_flax.variables(model)
+    plain = _Sowing(nnx.Rngs(0))
+    x = np.random.default_rng(0).normal(size=(4, 2)).astype(np.float32)
+
+    def replica_step(rows):
+        def loss_fn():
+            y, found = nnx.capture(nnx.view(model), nnx.Intermediate)(rows)
+            return jnp.sum(y), nnx.to_pure_dict(found)["hidden"][0]
+
+        return rx.value_and_grad(loss_fn, variables, has_aux=True)()
+
+    step = rx.function(lambda rows: strategy.run(replica_step, args=(rows,)))
+    (rows,) = strategy.distribute_dataset(rx.from_arrays(x).batch(4))
+    (_, hidden), gradients = step(rows) if compiled else strategy.run(replica_step, args=(rows,))
+    parts = np.split(x, num_replicas)
+    expected = [nnx.capture(nnx.clone(plain), nnx.Intermediate)(part)[1] for part in parts]
+    expected = [nnx.to_pure_dict(found)["hidden"][0] for found in expected]
+    np.testing.assert_allclose(strategy.gather(hidden, axis=0), np.concatenate(expected), rtol=1e-5)
+    assert len(gradients) == len(variables)
+    # The view shares the variables: statistics of the batch were written.
+    assert not np.allclose(model.norm.mean[...], plain.norm.mean[...])

@@ -198,7 +198,7 @@ def test_a_model_of_two_strategies_is_refused():
     with strategy_of_kind(3).scope():
         model = keras.Sequential([keras.Input((4,)), layer])
         model.compile("sgd", "mse")
-    with pytest.raises(rx.errors.ContextError, match="was made in the scope of another strategy"):
+    with pytest.raises(rx.errors.ContextError, match="was created in the scope of another strategy"):
         fit(model)
 
 

@@ -464,7 +464,7 @@ def test_what_was_made_outside_is_not_written_by_replicas(compiled):
         def step(write=write):
             strategy.run(lambda: (write(), None)[1])
 
-        with pytest.raises(rx.errors.ContextError, match="was made outside of that strategy's scope"):
+        with pytest.raises(rx.errors.ContextError, match="outside of that strategy's scope"):
             (rx.function(step) if compiled else step)()
     assert_same(model.get_weights(), before)
     metric.update_state([3.0])  # as without a strategy
@@ -476,7 +476,7 @@ def test_an_optimizer_from_outside_in_a_compiled_step():
     with strategy.scope():
         w = keras.Variable([1.0, 2.0])
     step = rx.function(lambda: strategy.run(lambda: optimizer.apply([w.value], [w])))
-    with pytest.raises(rx.errors.ContextError, match=r"'sgd.*/iteration' would be written in a step of"):
+    with pytest.raises(rx.errors.ContextError, match=r"'sgd.*/iteration' is written in a step of"):
         step()
     assert_same([w.value], [[1.0, 2.0]])
 
@@ -514,5 +514,5 @@ def test_without_keras(monkeypatch):
 
 def test_keras_on_another_backend(monkeypatch):
     monkeypatch.setattr("keras.backend.backend", lambda: "torch")
-    with pytest.raises(ImportError, match="KERAS_BACKEND=jax before Keras is first imported"):
+    with pytest.raises(ImportError, match="KERAS_BACKEND=jax in the environment before"):
         require_keras()

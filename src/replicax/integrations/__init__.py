@@ -1,4 +1,4 @@
-"""Other libraries under strategies, each optional: import the one that you use.
+"""Other libraries under strategies. Each is optional: import the integration that you use.
 
-Keras' integration is installed by itself when a program imports both Replicax and Keras.
+The Keras integration needs no import: it is installed when a program imports both Replicax and Keras.
 """

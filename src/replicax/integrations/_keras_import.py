@@ -1,11 +1,11 @@
 """Installs the Keras integration whenever a program imports Keras.
 
-Without the integration a Keras model that is made in `strategy.scope()` would train on one device and say
-nothing. So `import replicax` installs it if Keras is there already, and otherwise puts a finder on
-`sys.meta_path` that installs it right after `import keras`. Neither imports Keras by itself.
+Without the integration, a Keras model made in `strategy.scope()` would silently train on one device. So
+`import replicax` installs it if Keras was imported before, and otherwise adds a finder to `sys.meta_path`
+that installs it right after `import keras`. Importing Replicax never imports Keras.
 
-Keras on another backend, or in a release that the integration does not know, works as before outside of
-scopes. Inside one, making a model or a variable raises.
+Keras on another backend, or in a release with other internals, works as usual outside of scopes. Creating
+a model or a variable inside a scope raises an error.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def install_with_keras() -> None:
 
 @final
 class _KerasFinder:
-    """Finds `keras` as the other finders do, with a loader that installs the integration afterwards."""
+    """Asks the other finders for `keras` and wraps its loader, to install the integration afterwards."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -64,7 +64,7 @@ class _InstallingLoader:
         assert module.__spec__ is not None
         module.__spec__.loader = module.__loader__ = self._loader
         if "replicax.tf" in sys.modules:
-            # What stands in for TensorFlow there is JAX; Keras' own default is TensorFlow.
+            # Keras' default is TensorFlow, but to a program that uses `replicax.tf` that means JAX.
             os.environ.setdefault("KERAS_BACKEND", "jax")
         self._loader.exec_module(module)
         _install(module)
@@ -80,9 +80,7 @@ def _install(keras: ModuleType) -> None:
         _refuse_in_scopes(keras, str(error), error)
     except Exception as error:  # `import keras` must not fail in programs that use no strategies
         version = getattr(keras, "__version__", "of an unknown release")
-        reason = (
-            f"Keras {version} has other internals than Replicax knows ({error!r}). Install another release."
-        )
+        reason = f"Replicax does not support Keras {version} ({error!r}). Install another release."
         _refuse_in_scopes(keras, reason, error)
 
 
@@ -97,7 +95,7 @@ def _refusing(new: Callable[..., Any], reason: str, cause: Exception) -> Callabl
     def __new__(cls: type, *args: Any, **kwargs: Any) -> Any:
         if has_strategy():
             raise ContextError(
-                f"A Keras {cls.__name__} was made in the scope of {current().strategy!r}, which can't "
+                f"A Keras {cls.__name__} was created in the scope of {current().strategy!r}, which can't "
                 f"distribute it. {reason}"
             ) from cause
         return new(cls) if new is object.__new__ else new(cls, *args, **kwargs)

@@ -1,9 +1,9 @@
-"""Equinox models whose arrays are variables of a strategy.
+"""Equinox models under strategies: their arrays become `rx.Variable`s.
 
-An Equinox model is a structure of arrays that can be called. `adopt` makes variables of the arrays; calling
-what it returns puts their values back into the structure and calls that. Inside `rx.function` this happens
-only while the step is traced. To JAX and Equinox it is a structure of its variables, each of which they
-take for its value, so that `eqx.filter_grad` differentiates it.
+An Equinox model is a callable pytree of arrays. `adopt` turns the arrays into variables. Calling the
+adopted model puts their values into the pytree and calls that; inside `rx.function` this happens only
+while the step is traced. To JAX and Equinox the adopted model is a pytree of variables, which they treat
+as arrays, so `eqx.filter_grad` differentiates it.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ __all__ = ["AdoptedModel", "AdoptedState", "adopt", "adopt_state"]
 
 
 def adopt(model: Any, filter_spec: Any = eqx.is_inexact_array) -> AdoptedModel:
-    """An Equinox model whose arrays are variables of the strategy in scope.
+    """Turn the arrays of an Equinox model into variables of the strategy in scope.
 
     Args:
-        model: an `eqx.Module`, or any structure.
-        filter_spec: which of its leaves become variables, as of `eqx.partition`; by default all arrays of
-            floating-point numbers. The others are constants.
+        model: an `eqx.Module`, or any pytree.
+        filter_spec: which leaves become variables, as in `eqx.partition`; by default all floating-point
+            arrays. The other leaves are constants.
 
     Returns:
-        Something that is called like the model.
+        An `AdoptedModel`, which is called like the model.
 
     Raises:
-        VariableError: there is nothing to make variables of.
+        VariableError: no leaf becomes a variable.
 
     >>> import equinox as eqx
     >>> from replicax.integrations import equinox as rx_equinox
@@ -63,13 +63,13 @@ def adopt(model: Any, filter_spec: Any = eqx.is_inexact_array) -> AdoptedModel:
 
 
 def adopt_state(state: Any) -> AdoptedState:
-    """The state of an Equinox model, `eqx.nn.State`, as variables of the strategy in scope.
+    """Turn the state of an Equinox model, an `eqx.nn.State`, into variables of the strategy in scope.
 
-    Each replica keeps its own, without communication. Read outside of replica functions, floating-point
-    numbers are the mean over the replicas, and others those of the first.
+    Each replica has its own state, without communication. Reading it outside of replica functions gives the
+    mean over the replicas for floating-point arrays, and the first replica's value for others.
 
     Args:
-        state: what `eqx.nn.make_with_state` returned beside the model, or any structure of arrays.
+        state: what `eqx.nn.make_with_state` returned beside the model, or any pytree of arrays.
 
     >>> from replicax.integrations import equinox as rx_equinox
     >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -87,10 +87,9 @@ def adopt_state(state: Any) -> AdoptedState:
 @final
 @jax.tree_util.register_pytree_node_class
 class AdoptedModel:
-    """What `adopt` returns: called like the model, with the values that its variables have here."""
+    """What `adopt` returns. Call it like the model: it uses the current values of its variables."""
 
     def __init__(self, model: Any, filter_spec: Any) -> None:
-        """Make the variables."""
         arrays, self._rest = eqx.partition(model, filter_spec)
         self._adopted = self
         structure = create_variables(arrays)
@@ -98,11 +97,14 @@ class AdoptedModel:
         self.variables: list[Variable] = leaves
         """The variables, for `rx.value_and_grad` and `optimizer.apply_gradients`."""
         if not leaves:
-            raise VariableError(f"adopt found no arrays in {type(model)} that could become variables.")
+            raise VariableError(
+                f"adopt found no leaf in {type(model)} that filter_spec selects. By default it selects "
+                "floating-point arrays: pass a model that has some, or another filter_spec."
+            )
 
     @property
     def model(self) -> Any:
-        """The Equinox model, with the current values; in a replica function, with the replica's."""
+        """The Equinox model with the current values; in a replica function, the replica's."""
         arrays = [leaf.read_value() if isinstance(leaf, Variable) else leaf for leaf in self.variables]
         return eqx.combine(self._treedef.unflatten(arrays), self._rest)
 
@@ -115,24 +117,24 @@ class AdoptedModel:
         return f"<AdoptedModel of {len(self.variables)} {held}: {self._rest!r}>"
 
     def __getattr__(self, name: str) -> NoReturn:
-        rest = vars(self).get("_rest")  # not there yet in a copy that is being made
+        rest = vars(self).get("_rest")  # missing in a copy that is being created
         if name == "inference" and _has_flags(rest):
-            # Asked by `eqx.nn.inference_mode`, which would leave the model as it is and say nothing.
+            # `eqx.nn.inference_mode` asks for it, and would silently do nothing.
             raise VariableError(
-                "eqx.nn.inference_mode can't change an AdoptedModel, which is fixed but for its variables. "
-                "Use `eqx.nn.inference_mode(adopted.model)` where the model is called, in the step: it has "
-                "the values of here and now."
+                "eqx.nn.inference_mode can't change an AdoptedModel, in which only the variables change. "
+                "Call `eqx.nn.inference_mode(adopted.model)` in the step, where `adopted.model` has the "
+                "current values."
             )
         hint = f" Use `.model.{name}`: `.model` is the Equinox model." if hasattr(rest, name) else ""
         raise AttributeError(f"An AdoptedModel has no attribute {name!r}.{hint}")
 
     def tree_flatten(self) -> tuple[list[Variable], AdoptedModel]:
-        """For JAX: its variables, which JAX takes for their values."""
+        """For JAX, which sees the values of the variables."""
         return self.variables, self._adopted
 
     @classmethod
     def tree_unflatten(cls, adopted: AdoptedModel, leaves: Any) -> AdoptedModel:
-        """For JAX: the adopted model, or one of arrays (gradients, traced values) in place of variables."""
+        """For JAX: the adopted model, or one with arrays (gradients, tracers) in place of variables."""
         leaves = list(leaves)
         if all(map(operator.is_, leaves, adopted.variables)):
             return adopted
@@ -141,16 +143,15 @@ class AdoptedModel:
         return other
 
     def checkpoint_items(self) -> dict[str, Any]:
-        """What a checkpoint holds of it."""
+        """For `rx.Checkpoint`."""
         return {variable.name.removesuffix(":0"): variable for variable in self.variables}
 
 
 @final
 class AdoptedState:
-    """What `adopt_state` returns: `value` is the state here, `assign` replaces it."""
+    """What `adopt_state` returns: `value` is the current state, `assign` replaces it."""
 
     def __init__(self, state: Any) -> None:
-        """Make the variables."""
         leaves, self._treedef = jax.tree.flatten(state)
         self.variables: list[Variable] = [_own_part(leaf, f"state/{i}") for i, leaf in enumerate(leaves)]
 
@@ -167,17 +168,20 @@ class AdoptedState:
         """
         leaves, treedef = jax.tree.flatten(state)
         if treedef != self._treedef:
-            raise VariableError(f"assign got a state of another structure: {treedef}, not {self._treedef}.")
+            raise VariableError(
+                f"assign got a state of another structure. Expected {self._treedef}, got {treedef}. Pass "
+                "the state that the model returned."
+            )
         for variable, leaf in zip(self.variables, leaves, strict=True):
             variable.assign(leaf, read_value=False)
 
     def checkpoint_items(self) -> dict[str, Any]:
-        """What a checkpoint holds of it."""
+        """For `rx.Checkpoint`."""
         return {str(i): variable for i, variable in enumerate(self.variables)}
 
 
 def _has_flags(model: Any) -> bool:
-    """Whether a model has parts that know an inference mode."""
+    """Whether a part of the model has an inference mode."""
     leaves = jax.tree.leaves(model, is_leaf=lambda part: hasattr(part, "inference"))
     return any(hasattr(leaf, "inference") for leaf in leaves)
 

@@ -1,17 +1,17 @@
-"""`adopt`: every `nnx.Variable` of a model becomes a view of an `rx.Variable`.
+"""`adopt`: back every `nnx.Variable` of a model by an `rx.Variable`.
 
-NNX keeps what a variable holds in one slot, `_raw_value`, and all of its API goes through that. An adopted
-variable is the same object as before, of a class of its own in which `_raw_value` is a property: reading it
-reads an `rx.Variable`, in a replica function the replica's copy, and setting it writes one. So a model is
-called as always, submodules, views and `nnx.state` included, and nothing has to be collected or put back
-around a step: inside `rx.function` the model's code runs only while the step is traced.
+An `nnx.Variable` stores its value in one slot, `_raw_value`, which all of its API uses. `adopt` changes
+the class of the variable to one in which `_raw_value` is a property: reading it reads an `rx.Variable`,
+in a replica function the replica's copy, and setting it writes one. So the model is called as before,
+submodules, views and `nnx.state` included, and nothing has to be collected or put back around a step:
+inside `rx.function` the model's code runs only while the step is traced.
 
-What a variable becomes depends on its kind:
+The kind of variable decides its synchronization and aggregation:
 
     nnx.Param                  mirrored, trainable; written by optimizers, not in replica functions
-    random keys                mirrored; every replica reads a key of its own, folded with its id
-    nnx.metrics.MetricState    ON_READ, SUM: totals and counts of the replicas' own examples
-    other floating numbers     ON_READ, MEAN: each replica has its own, as statistics have in tf.distribute
+    random keys                mirrored; each replica reads a key that is folded with its id
+    nnx.metrics.MetricState    ON_READ, SUM: totals and counts of the replica's own examples
+    other floating-point       ON_READ, MEAN: each replica has its own, like statistics in tf.distribute
     other numbers (counts)     ON_READ, ONLY_FIRST_REPLICA
 """
 
@@ -44,16 +44,16 @@ M = TypeVar("M")
 
 
 def adopt(model: M) -> M:
-    """Make variables of the strategy in scope out of everything that a Flax NNX model holds.
+    """Turn all state of a Flax NNX model into variables of the strategy in scope.
 
     The model stays the same object and is used as before. In a replica function it reads the replica's
-    copies, and what it writes (batch statistics, counts of random streams) is written to the variables.
+    copies, and its writes (batch statistics, counts of random streams) go to the variables.
     `rx.Checkpoint(model=model)` saves it.
 
-    A random stream gives every replica keys of its own, since keys are folded with the replica's id; with
-    one replica they are those of Flax. Statistics are kept by each replica for itself and averaged when
-    they are read outside of replica functions. A variable that holds no array, and `nnx.Intermediate`s,
-    stay as they are.
+    Keys of random streams are folded with the replica's id, so every replica draws different numbers;
+    with one replica, the same as in Flax. Each replica has its own statistics, and reading them outside
+    of replica functions gives the mean. Variables without an array, and `nnx.Intermediate`s, are left
+    alone.
 
     Args:
         model: an `nnx.Module`, or any structure of them.
@@ -63,9 +63,9 @@ def adopt(model: M) -> M:
 
     Raises:
         TypeError: there is no `nnx.Variable` in `model`.
-        VariableError: one of them can't be adopted, since it holds a `jax.Ref` or only a shape, or is that
-            of an `nnx.metrics.Welford`, whose numbers can't be added up.
-        ContextError: one of them was adopted in the scope of another strategy.
+        VariableError: a variable can't be adopted, because it holds a `jax.Ref` or only a shape, or
+            belongs to an `nnx.metrics.Welford`, whose state can't be summed.
+        ContextError: a variable was adopted in the scope of another strategy.
 
     >>> from flax import nnx
     >>> from replicax.integrations import flax as rx_flax
@@ -79,7 +79,7 @@ def adopt(model: M) -> M:
     """
     found = list(_find(model))
     if not found:
-        raise TypeError(f"adopt takes a Flax NNX model, got {type(model)}, in which is no nnx.Variable.")
+        raise TypeError(f"adopt takes a Flax NNX model, got {type(model)}, which has no nnx.Variable.")
     _check_metrics(model)
     links = []
     for path, variable in found:
@@ -89,19 +89,21 @@ def adopt(model: M) -> M:
             links.append((variable, _make_link(path, variable)))
     for variable, link in links:
         object.__setattr__(variable, "__class__", _adopted_class(type(variable)))
-        _HELD.__set__(variable, link)  # past the property, which would write
+        _SLOT.__set__(variable, link)  # not through the property, which would write
     for _, part in list(nnx.iter_graph(model)):
+        if isinstance(part, nnx.Module):
+            part._pytree__state._trace_state = _AdoptedTraceState(type(part).__name__)
         if isinstance(part, nnx.RNN):
             object.__setattr__(part, "__class__", _adopted_rnn(type(part)))
     return model
 
 
 def variables(model: Any, filter: Any = nnx.Param) -> list[Variable]:
-    """The `rx.Variable`s of an adopted model, by default those of its parameters.
+    """The `rx.Variable`s of an adopted model, by default of its parameters.
 
     Args:
         model: what `adopt` returned, or a part of it.
-        filter: which: a type of `nnx.Variable`, or any filter of NNX's; `...` for all.
+        filter: a type of `nnx.Variable`, or any other filter of NNX; `...` for all variables.
 
     Returns:
         A list, for `rx.value_and_grad` and `optimizer.apply_gradients`.
@@ -121,14 +123,14 @@ def variables(model: Any, filter: Any = nnx.Param) -> list[Variable]:
     foreign = [_name(path) for path, variable, link in links if link is None and _holds_numbers(variable)]
     if foreign:
         raise VariableError(
-            f"The model holds plain Flax variables: {', '.join(foreign)}. Adopt it in the strategy's scope "
+            f"The model has plain Flax variables: {', '.join(foreign)}. Adopt it in the strategy's scope "
             "first: `with strategy.scope(): model = adopt(model)`."
         )
     return [link.variable for _, _, link in links if link is not None]
 
 
 def _find(model: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """The model's NNX variables, each once, with their places."""
+    """The model's NNX variables, each once, with their paths."""
     for path, part in nnx.iter_graph(model):
         if isinstance(part, nnx.Variable):
             yield tuple(path), part
@@ -145,12 +147,12 @@ def _holds_numbers(variable: Any) -> bool:
 def _is_adoptable(path: tuple[Any, ...], variable: Any) -> bool:
     if variable.hijax or variable.ref:
         raise VariableError(
-            f"The variable {_name(path)!r} holds its value in a jax.Ref, which a replica can't. Make the "
-            "model with `nnx.var_defaults(hijax=False, ref=False)`."
+            f"The variable {_name(path)!r} stores its value in a jax.Ref, which replicas don't support. "
+            "Create the model with `nnx.var_defaults(hijax=False, ref=False)`."
         )
     if isinstance(variable.get_raw_value(), jax.ShapeDtypeStruct):
         raise VariableError(
-            f"The variable {_name(path)!r} holds a shape and no value yet. Adopt the model when it has its "
+            f"The variable {_name(path)!r} has a shape but no value. Adopt the model when it has its "
             "values: `nnx.merge(graphdef, state)`."
         )
     return _holds_numbers(variable)
@@ -160,30 +162,30 @@ def _check_metrics(model: Any) -> None:
     for _, part in nnx.iter_graph(model):
         if isinstance(part, nnx.metrics.Welford):
             raise VariableError(
-                "adopt got an nnx.metrics.Welford, whose numbers can't be added up over the replicas. Use "
-                "nnx.metrics.Average, of the values and of their squares, or an rx.Metric of your own."
+                "adopt got an nnx.metrics.Welford, whose state can't be summed over replicas. Use "
+                "nnx.metrics.Average for the values and for their squares, or write an rx.Metric."
             )
 
 
 def _check_strategy(variable: Variable) -> None:
     if variable.distribute_strategy is not current().strategy:
         raise ContextError(
-            f"The variable {variable.name!r} was adopted in the scope of {variable.distribute_strategy!r} "
-            "already. Adopt a copy of the model: `nnx.clone(model)`."
+            f"The variable {variable.name!r} was already adopted in the scope of "
+            f"{variable.distribute_strategy!r}. Adopt a copy of the model: `nnx.clone(model)`."
         )
 
 
-# What an adopted variable holds.
+# What an adopted variable stores instead of its value.
 
 
 @final
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class _Link:
-    """In the slot of an adopted variable: where its value is kept."""
+    """Stored in the slot of an adopted variable: the `rx.Variable` with its value."""
 
     variable: Variable
     key_impl: Any = None
-    """For random keys, which variables can't hold, and whose data they hold instead: the algorithm."""
+    """The algorithm of random keys, of which the variable stores the data."""
     written_by_replicas: bool = True
 
     def read(self) -> Any:
@@ -200,9 +202,10 @@ class _Link:
         if not self.written_by_replicas and current().replica is not None and has_strategy():
             raise VariableError(
                 f"The variable {self.variable.name!r} of a Flax model is written in a replica function. "
-                "Parameters are written by `optimizer.apply_gradients` of an rx.Optimizer, and keys by "
-                "`nnx.reseed` outside. If it was nnx.remat, nnx.scan or their like, which write back all "
-                "that they were given, use them with graph_updates=False: they then write what changed."
+                "Write parameters with `apply_gradients` of an rx.Optimizer, and keys with `nnx.reseed` "
+                "outside of replica functions. If nnx.remat, nnx.scan or a similar transformation wrote "
+                "it, pass graph_updates=False: by default they write back everything, then only what "
+                "changed."
             )
         data = value if self.key_impl is None else jax.random.key_data(value)
         self.variable.assign(data, read_value=False)
@@ -224,7 +227,7 @@ def _make_link(path: tuple[Any, ...], variable: Any) -> _Link:
     if isinstance(variable, nnx.metrics.MetricState):
         total = _own_part(path, value, VariableAggregation.SUM)
         if current().replica is None:
-            total.assign(value)  # in all, where each replica began with it
+            total.assign(value)  # all replicas together, not each of them
         return _Link(total)
     floating = jnp.issubdtype(jnp.result_type(value), jnp.inexact)
     how = VariableAggregation.MEAN if floating else VariableAggregation.ONLY_FIRST_REPLICA
@@ -247,41 +250,40 @@ def _mirrored(path: tuple[Any, ...], value: Any, *, trainable: bool) -> Variable
 
 # The classes of adopted variables.
 
-_HELD: Any = nnx.Variable.__dict__["_raw_value"]
+_SLOT: Any = nnx.Variable.__dict__["_raw_value"]
 
 
 def _link_of(variable: Any) -> _Link | None:
-    held = _HELD.__get__(variable) if issubclass(type(variable), _Adopted) else None
+    held = _SLOT.__get__(variable) if issubclass(type(variable), _Adopted) else None
     return held if type(held) is _Link else None
 
 
 class _Adopted:
-    """What is different about an adopted variable; its class has also the one that it had before.
+    """Mixed into the class of an adopted variable.
 
-    Flax makes copies of variables (`nnx.clone`, `jax.tree.map` over `nnx.state`, the insides of its
-    transformations). They are of the same class, since structures of both must match, but have no link:
-    they hold a value themselves, as ever.
+    Flax copies variables (`nnx.clone`, `jax.tree.map` over `nnx.state`, inside its transformations). Copies
+    have the same class, because the structures must match, but no link: they store their own value.
     """
 
     __slots__ = ()
 
     @property
     def _raw_value(self) -> Any:
-        held = _HELD.__get__(self)
+        held = _SLOT.__get__(self)
         return held.read() if type(held) is _Link else held
 
     @_raw_value.setter
     def _raw_value(self, value: Any) -> None:
         try:
             link = _link_of(self)
-        except AttributeError:  # a copy that is being made
+        except AttributeError:  # a copy that is being created
             link = None
         if link is None:
-            _HELD.__set__(self, value)
+            _SLOT.__set__(self, value)
         else:
             link.write(value)
 
-    # Flax forbids writes in another trace than the one that made the variable. Replicax has its own rules.
+    # Flax forbids writes outside of the trace in which the variable was created. Replicax has other rules.
 
     @property
     def _can_update(self) -> bool:
@@ -296,18 +298,46 @@ class _Adopted:
         return plain._new, (self._raw_value, dict(self._var_metadata))  # pyright: ignore
 
     def checkpoint_items(self) -> dict[str, Any]:
-        """What a checkpoint holds of it."""
+        """For `rx.Checkpoint`."""
         link = _link_of(self)
         return {} if link is None else {"value": link.variable}
 
 
 @functools.cache
 def _adopted_class(kind: Any) -> Any:
-    """The class of adopted variables of a kind."""
     if issubclass(kind, _Adopted):
         return kind
     attributes = {"__slots__": (), "__module__": kind.__module__, "__qualname__": kind.__qualname__}
     return type(kind)(kind.__name__, (_Adopted, kind), attributes)
+
+
+# Modules.
+
+
+@final
+class _AdoptedTraceState(nnx.tracers.TraceState):
+    """Flax asks it before changing a module: was the module created in the current trace?"""
+
+    __slots__ = ("_module",)
+
+    def __init__(self, module: str) -> None:
+        super().__init__()
+        self._module = module
+
+    def is_valid(self) -> bool:
+        if super().is_valid():
+            return True
+        raise VariableError(
+            f"The adopted Flax module {self._module} is changed in a compiled step or under a gradient: "
+            "an attribute is set, as `self.sow` does, or the module is passed to a transformation of "
+            "NNX. It would store a traced value, which is invalid after the step. Create a view in the "
+            "step, which shares the variables: `nnx.view(model)(x)`. To get what `sow` stores, call `y, "
+            "found = nnx.capture(nnx.view(model), nnx.Intermediate)(x)` and return what you need. State "
+            "that outlives a step must be an nnx.Variable."
+        )
+
+    def __reduce__(self) -> Any:
+        return nnx.tracers.TraceState, ()
 
 
 # Recurrent networks.
@@ -315,11 +345,11 @@ def _adopted_class(kind: Any) -> Any:
 
 @functools.cache
 def _adopted_rnn(kind: Any) -> Any:
-    """The class of an adopted model's `nnx.RNN`s of a kind.
+    """The class of an adopted `nnx.RNN`.
 
-    An RNN loops with a transformation of NNX's that takes only what was made in the trace that it is called
-    in, and writes back all that it is given, parameters too. So a copy is made for each call and called,
-    and what replicas may write is taken over from it.
+    An RNN loops with a transformation of NNX that accepts only modules created in the current trace, and
+    writes back everything, parameters too. So each call runs on a copy, and only what replicas may write is
+    copied back.
     """
     if kind.__dict__.get("_is_adopted"):
         return kind

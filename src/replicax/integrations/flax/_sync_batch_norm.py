@@ -14,12 +14,12 @@ __all__ = ["SyncBatchNorm"]
 
 
 class SyncBatchNorm(nnx.BatchNorm):
-    """`nnx.BatchNorm` whose means and variances are those of the global batch.
+    """`nnx.BatchNorm` with the mean and variance of the global batch.
 
-    So a model normalizes, trains and keeps statistics as on one device, whatever the number of replicas
-    and of their examples; padding counts for nothing. It costs one `all_reduce` for each layer and call.
-    Outside of replica functions and with running averages it is `nnx.BatchNorm`, whose arguments it takes,
-    except `axis_name`.
+    A model normalizes, trains and updates its statistics as on one device, for any number of replicas and
+    of examples on them; padding is ignored. It costs one `all_reduce` per layer and call. Outside of
+    replica functions and with running averages it is `nnx.BatchNorm`. It takes the same arguments except
+    `axis_name`.
 
     >>> from flax import nnx
     >>> from replicax.integrations import flax as rx_flax
@@ -33,10 +33,10 @@ class SyncBatchNorm(nnx.BatchNorm):
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """As of `nnx.BatchNorm`."""
+        """Take the arguments of `nnx.BatchNorm`."""
         if kwargs.get("axis_name") is not None or kwargs.get("axis_index_groups") is not None:
             raise ValueError(
-                "SyncBatchNorm combines the statistics of all replicas by itself; leave out axis_name and "
+                "SyncBatchNorm always combines the statistics of all replicas. Leave out axis_name and "
                 "axis_index_groups."
             )
         super().__init__(*args, **kwargs)
@@ -46,8 +46,8 @@ class SyncBatchNorm(nnx.BatchNorm):
 
         Args:
             x: this replica's examples.
-            use_running_average: use the running averages and leave them as they are.
-            mask: which positions count, as of `nnx.BatchNorm`; padding is left out in any case.
+            use_running_average: use the running averages without updating them.
+            mask: which positions count, as in `nnx.BatchNorm`; padding never counts.
         """
         running = self.use_running_average if use_running_average is None else use_running_average
         replica = current().replica
@@ -72,7 +72,6 @@ class SyncBatchNorm(nnx.BatchNorm):
         return jnp.asarray(result, x.dtype)
 
     def _moments(self, replica: Any, x: Any, axes: tuple[int, ...], mask: Any) -> tuple[Any, Any]:
-        """Mean and variance of each feature over all replicas."""
         x = jnp.asarray(x, jnp.promote_types(jnp.result_type(x), jnp.float32))
         count = jnp.sum(jnp.broadcast_to(True if mask is None else mask, x.shape), axes, dtype=x.dtype)
 
@@ -92,7 +91,7 @@ class SyncBatchNorm(nnx.BatchNorm):
 
 
 def _without_padding(rows: Any, mask: Any, x: Any) -> Any:
-    """`mask`, without the rows of `x` that are no examples; None if all count."""
+    """`mask` without the padding rows of `x`; None if all rows count."""
     if rows is None or rows.shape[0] != x.shape[0]:
         return mask
     rows = rows.reshape(rows.shape + (1,) * (x.ndim - 1))

@@ -1,19 +1,20 @@
-"""Keras 3 under strategies: `import replicax.integrations.keras`, once, before models are made.
+"""Keras 3 under strategies. Installed when a program imports both Replicax and Keras.
 
-A model that is made in `strategy.scope()` is distributed from then on. `fit`, `evaluate` and `predict` run
-on all devices of the strategy and give the numbers of one device; in a loop of your own, its layers,
-losses, metrics and optimizers work inside `strategy.run`.
+A model created in `strategy.scope()` is distributed. `fit`, `evaluate` and `predict` run on all devices
+of the strategy and compute the same numbers as on one device. In a custom training loop, layers, losses,
+metrics and optimizers work inside `strategy.run`.
 
-    _load        Keras, on JAX, or an error that says what to do
-    _variable    a Keras variable whose value an `rx.Variable` holds
-    _layout      how batches lie on the devices
-    _models      which strategy a model has, and what `fit` and its like do about it
-    _datasets    Replicax's datasets as the input of `fit` and its like
+    _load        imports Keras and checks that it runs on JAX
+    _variable    a Keras variable backed by an `rx.Variable`
+    _layout      how batches are placed on the devices
+    _models      a model's strategy, and how `fit`, `evaluate` and `predict` use it
+    _run         the state of one such call, safe against interrupts
+    _datasets    Replicax's datasets as input of `fit`, `evaluate` and `predict`
     _layers, _losses, _optimizers
                  Keras' layers, losses and optimizers in replica functions
-    _notes       what Keras notes while a layer is called, for each replica
-    _hooks       where Keras' classes are told of all this
-    _private     what is needed of Keras' private modules
+    _notes       Keras' per-thread state, separate for each replica
+    _hooks       patches Keras' classes with all of this
+    _private     the private modules of Keras that are used
 """
 
 from replicax.integrations.keras._load import require_keras

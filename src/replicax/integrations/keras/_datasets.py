@@ -1,8 +1,8 @@
 """Replicax's own datasets as the input of `fit`, `evaluate` and `predict`.
 
-Keras asks one function for the adapter that reads its input. For what `rx.from_arrays` and `rx.from_files`
-make, and all else that is a `GivesSource` (`replicax.tf.data.Dataset` is), it gets one that reads the
-dataset's source, with or without a strategy. Batches are for all devices together.
+Keras asks one function for an adapter that reads its input. For a dataset of Replicax (any `GivesSource`:
+`rx.from_arrays`, `rx.from_files`, `replicax.tf.data.Dataset`) that function returns an adapter that reads
+the dataset's source, with or without a strategy. Batches are global: for all devices together.
 """
 
 from __future__ import annotations
@@ -23,34 +23,34 @@ from replicax.values import DistributedValues
 __all__ = ["adapting_datasets", "building_from_a_look"]
 
 _num_passes: dict[int, int] = {}
-"""How often each dataset was read, by its id: each pass over a shuffled one has an order of its own."""
+"""The number of passes over each dataset, by its id. Each pass over a shuffled one has another order."""
 
 
 def adapting_datasets(get_data_adapter: Callable[..., Any]) -> Callable[..., Any]:
-    """Keras' choice of an adapter, which knows Replicax's datasets too."""
+    """Let Keras' `get_data_adapter` accept Replicax's datasets too."""
 
     @functools.wraps(get_data_adapter)
     def choose(x: Any, y: Any = None, sample_weight: Any = None, **options: Any) -> Any:
         if isinstance(x, DistributedDataset | DistributedIterator):
             raise InputError(
-                f"Got a {type(x).__name__}, whose batches are split over the replicas already, but `fit`, "
-                "`evaluate` and `predict` split them themselves. Pass the dataset that was given to "
-                "`strategy.distribute_dataset`, with batches for all replicas together."
+                f"Got a {type(x).__name__}, whose batches are already split over the replicas, but `fit`, "
+                "`evaluate` and `predict` split batches themselves. Pass the dataset that you passed to "
+                "`strategy.distribute_dataset`, with global batches."
             )
         for value in keras.tree.flatten((x, y, sample_weight)):
             if isinstance(value, DistributedValues):
                 raise InputError(
-                    f"Got a {type(value).__name__}, which holds a value for each replica, but `fit`, "
-                    "`evaluate` and `predict` split batches themselves. Pass the whole array; "
-                    "`strategy.gather(value, axis=0)` puts it together."
+                    f"Got a {type(value).__name__}, which has a value for each replica, but `fit`, "
+                    "`evaluate` and `predict` split batches themselves. Pass the whole array: "
+                    "`strategy.gather(value, axis=0)`."
                 )
         if not isinstance(x, GivesSource):
             return get_data_adapter(x, y, sample_weight, **options)
         for name, value in {"y": y, "sample_weight": sample_weight}.items():
             if value is not None:
                 raise InputError(
-                    f"Got a dataset and `{name}`. Leave `{name}` out: a dataset gives batches (x, y) or "
-                    "(x, y, sample_weight)."
+                    f"Got both a dataset and `{name}`. Leave out `{name}`: batches of the dataset are "
+                    "(x, y) or (x, y, sample_weight)."
                 )
         return _DatasetAdapter(x, options.get("class_weight"))
 
@@ -58,7 +58,7 @@ def adapting_datasets(get_data_adapter: Callable[..., Any]) -> Callable[..., Any
 
 
 def building_from_a_look(symbolic_build: Callable[..., Any]) -> Callable[..., Any]:
-    """Keras' way to build a model from the first batch, without beginning a pass over a dataset for it."""
+    """Let Keras build a model from the first batch without starting a pass over the dataset."""
 
     @functools.wraps(symbolic_build)
     def call(self: Any, iterator: Any = None, data_batch: Any = None) -> Any:
@@ -72,7 +72,7 @@ def building_from_a_look(symbolic_build: Callable[..., Any]) -> Callable[..., An
 
 @final
 class _DatasetAdapter(_private.DataAdapter):
-    """The batches of a dataset, as Keras reads them."""
+    """Reads a dataset of Replicax for Keras."""
 
     def __init__(self, dataset: GivesSource, class_weight: Any) -> None:
         self._source, self._class_weight = dataset.source(), class_weight
@@ -85,7 +85,7 @@ class _DatasetAdapter(_private.DataAdapter):
 
     @property
     def num_batches(self) -> int | None:
-        """How many batches a pass has, if that is known."""
+        """The number of batches in a pass, if known."""
         count = self._source.cardinality
         return count if count >= 0 else None
 
@@ -102,7 +102,7 @@ class _DatasetAdapter(_private.DataAdapter):
         return None
 
     def get_jax_iterator(self) -> Iterator[Any]:
-        """One pass."""
+        """Read the batches of one pass."""
         number = _num_passes[id(self._dataset)]
         _num_passes[id(self._dataset)] += 1
         with enter_default():
@@ -118,7 +118,7 @@ class _DatasetAdapter(_private.DataAdapter):
     get_numpy_iterator = get_jax_iterator
 
     def look(self) -> Iterator[Any]:
-        """The first batch, read if it is asked for, as Keras' epochs give it."""
+        """The first batch, read on demand, in the form of Keras' epoch iterator."""
         with enter_default():
             batch = self._source.peek()
         if batch is None:
@@ -129,8 +129,8 @@ class _DatasetAdapter(_private.DataAdapter):
         if batch.num_rows is None:
             shapes = batch.treedef.unflatten(str(leaf.shape) for leaf in batch.leaves)
             raise InputError(
-                f"The dataset gives arrays with the shapes {shapes}, but those of a batch all have one row "
-                "for each example. Put examples together with `.batch(batch_size)`."
+                f"The dataset yields arrays of shapes {shapes}, but all arrays of a batch must have one "
+                "row for each example. Batch the examples with `.batch(batch_size)`."
             )
         data = batch.treedef.unflatten(batch.rows(0, batch.num_rows))
         if self._class_weight is None:
@@ -138,14 +138,14 @@ class _DatasetAdapter(_private.DataAdapter):
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         if sample_weight is not None or y is None or keras.tree.is_nested(y):
             raise InputError(
-                "Got `class_weight`, which needs a dataset that gives (x, y) with a single array y and no "
-                "sample weights. Leave `class_weight` out, and let the dataset give the weights."
+                "Got `class_weight`, which needs a dataset of (x, y) with a single array y and no sample "
+                "weights. Leave out `class_weight` and let the dataset yield (x, y, sample_weight)."
             )
         return x, y, _private.class_weight_to_sample_weights(y, self._class_weight)
 
 
 def _next(reader: Reader) -> Batch | None:
-    # The functions of a dataset run as if no strategy was in use, as they always do.
+    # A dataset's own functions always run in the default context, as if no strategy were in use.
     with enter_default():
         try:
             return reader.read()
@@ -155,6 +155,6 @@ def _next(reader: Reader) -> Batch | None:
 
 def _no_batches(dataset: Any) -> InputError:
     return InputError(
-        f"{dataset!r} has no batches. Look at what its files, filters and `take` leave of it; with "
-        "`drop_remainder` there is none if the batch size is larger than the number of examples."
+        f"{dataset!r} has no batches. Check its files, filters and `take`. With `drop_remainder`, the "
+        "batch size must not be larger than the number of examples."
     )

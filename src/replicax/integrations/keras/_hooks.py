@@ -1,8 +1,8 @@
-"""Where Keras' classes are told of strategies.
+"""Patches Keras' classes for strategies.
 
-Keras has no way to be told by what a variable shall be made, or what shall happen around `fit`. So these
-few methods of its public classes are replaced, each by one that does what it did before wherever neither
-a strategy nor a dataset of Replicax is involved.
+Keras has no extension point for how a variable is created or for what happens around `fit`. So a few
+methods of its classes are replaced. Without a strategy and without a dataset of Replicax, each
+replacement does what the original did.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _RUNS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predi
 
 
 def install() -> None:
-    """Replace the methods; once."""
+    """Replace the methods. Must be called only once."""
     keras.Variable.__new__ = staticmethod(_new_variable)
     _replace(keras.Variable, "_direct_assign", writing_outside_of_steps)
     keras.Model.__new__ = staticmethod(_remembered(keras.Model.__new__))
@@ -82,13 +82,13 @@ def install() -> None:
 
 
 def _replace(kind: Any, name: str, wrap: Callable[[Any], Any]) -> None:
-    """Wrap a method in the class that defines it: Keras asks whether a model overrides its methods."""
+    """Wrap a method in the class that defines it, because Keras checks whether a model overrides it."""
     owner = next(base for base in kind.__mro__ if name in vars(base))
     setattr(owner, name, wrap(vars(owner)[name]))
 
 
 def _new_variable(cls: type, *args: Any, **kwargs: Any) -> Any:
-    # Without arguments it is a copy or unpickled, and gets its attributes from elsewhere.
+    # Copying and unpickling call this without arguments and set the attributes afterwards.
     distributed = cls is keras.Variable and (args or kwargs) and has_strategy()
     return object.__new__(DistributedVariable if distributed else cls)
 
@@ -103,7 +103,7 @@ def _remembered(new: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _checkpoint_items(self: Any) -> dict[str, Any]:
-    """What a checkpoint holds of a layer, an optimizer or a metric: its variables, by their place."""
+    """What a checkpoint saves of a layer, an optimizer or a metric: its variables, by their place."""
     run = running.get()
     if run is not None:
         run.model.jax_state_sync()  # during `fit` the values are elsewhere; Keras' callbacks do the same

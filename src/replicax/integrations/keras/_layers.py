@@ -1,7 +1,7 @@
-"""Keras' layers in replica functions: batch normalization on a replica without examples.
+"""Batch normalization on a replica without examples.
 
-The last batch of an epoch may have fewer rows than there are replicas. The mean of no rows is not a number,
-and would stay in the moving averages for ever.
+The last batch of an epoch may have fewer rows than there are replicas. The mean of zero rows is NaN,
+which would stay in the moving averages forever.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["normalizing_some_rows"]
 
 
 def normalizing_some_rows(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Batch normalization that uses its averages, and leaves them alone, if a replica has no rows."""
+    """Let `BatchNormalization.call` use its averages, without updating them, if there are no rows."""
 
     @functools.wraps(call)
     def call_some(self: Any, inputs: Any, training: Any = None, mask: Any = None) -> Any:

@@ -1,9 +1,8 @@
-"""How batches lie on the devices of a strategy.
+"""How batches are placed on the devices of a strategy.
 
-XLA's partitioner runs Keras' training step as the program for one device that it is, over the whole batch.
-A batch is split over the devices, row by row, and XLA adds the communication that the program needs: for
-sums of gradients, for the statistics of batch normalization, for metrics. A batch that can't be split
-evenly is on every device as a whole: the same program, and the same numbers.
+XLA partitions Keras' own single-device training step over the whole batch. The rows of a batch are split
+over the devices, and XLA adds the communication that gradients, batch normalization and metrics need. A
+batch that does not divide evenly is replicated: every device computes all of it, with the same numbers.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ __all__ = ["StrategyLayout"]
 
 
 class StrategyLayout(keras.distribution.DataParallel):
-    """What Keras is told about a strategy while a model runs."""
+    """A strategy as a Keras distribution, for the duration of `fit`, `evaluate` or `predict`."""
 
     def __init__(self, mesh: ReplicaMesh, *, split: bool) -> None:
-        """On all devices of `mesh`, also where a replica has several; whether batches are split at all."""
+        """Use all devices of `mesh`, even if a replica has several. `split=False` replicates batches."""
         devices = list(mesh.mesh.devices.flat)
         grid = keras.distribution.DeviceMesh((len(devices),), [REPLICA_AXIS], devices)
         super().__init__(device_mesh=grid, auto_shard_dataset=False)
@@ -35,7 +34,7 @@ class StrategyLayout(keras.distribution.DataParallel):
             self._split = NamedSharding(mesh.mesh, PartitionSpec(mesh.mesh.axis_names))
 
     def place(self, value: Any) -> Any:
-        """An array of a batch on the devices. Every process has the whole batch."""
+        """Place an array of a batch on the devices. Every process passes the whole batch."""
         if value is None:
             return None
         if self._mesh.must_wait:

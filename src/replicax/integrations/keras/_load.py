@@ -1,4 +1,4 @@
-"""Keras, if it is there and runs on JAX."""
+"""Imports Keras and checks that it runs on JAX."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def require_keras() -> Any:
     if keras.backend.backend() != "jax":
         raise ImportError(
             f"Replicax needs Keras on JAX, but Keras runs on {keras.backend.backend()}. Set "
-            "KERAS_BACKEND=jax before Keras is first imported."
+            "KERAS_BACKEND=jax in the environment before Keras is first imported."
         )
-    if getattr(keras.config, "is_nnx_enabled", bool)():  # older releases have no such thing
+    if getattr(keras.config, "is_nnx_enabled", bool)():  # older releases lack it
         raise ImportError(
-            "Keras was told to make Flax variables (KERAS_NNX_ENABLED), which a strategy can't lay out. "
-            "Unset that variable."
+            "KERAS_NNX_ENABLED is set, so Keras creates Flax variables, which a strategy can't place. "
+            "Unset it."
         )
     return keras

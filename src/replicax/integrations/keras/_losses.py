@@ -1,7 +1,7 @@
-"""Keras' losses in replica functions: an average is divided by the number of replicas too.
+"""Keras' losses in replica functions: an average is also divided by the number of replicas.
 
-So the replicas' losses add up to that of the global batch, as Keras does it under `tf.distribute`, if all
-replicas have the same number of examples; `rx.compute_average_loss` is right for any numbers.
+The replicas' losses then add up to the loss of the global batch, as with Keras under `tf.distribute`, if
+all replicas have equally many examples. `rx.compute_average_loss` is exact for any numbers of examples.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ def _num_replicas() -> int:
 
 
 def scale_loss_for_distribution(value: Any) -> Any:
-    """An average over this replica's examples, as its part of the average over those of all replicas."""
+    """Turn a replica's average into its share of the average over all replicas."""
     num_replicas = _num_replicas()
     return value if num_replicas == 1 else value / num_replicas
 
 
 def unscale_loss_for_distribution(value: Any) -> Any:
-    """What it was before."""
+    """Undo `scale_loss_for_distribution`."""
     num_replicas = _num_replicas()
     return value if num_replicas == 1 else value * num_replicas

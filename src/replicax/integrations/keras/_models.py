@@ -1,4 +1,4 @@
-"""Which strategy a model has, and how its `fit`, `evaluate` and `predict` run under it."""
+"""The strategy of a model, and how `fit`, `evaluate` and `predict` run under it."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _strategies: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
 def remember(model: Any) -> None:
-    """Take note of the strategy in whose scope a model is made."""
+    """Record the strategy in whose scope a model is created."""
     if has_strategy():
         _strategies[model] = current().strategy
 
 
 def strategy_of(model: Any) -> Any:
-    """The strategy that `model.fit` and its like use here; None if they are Keras' own.
+    """The strategy that `fit`, `evaluate` and `predict` of a model use; None without one.
 
-    It is the one in whose scope the model was made. A model that was made outside of any becomes that of
-    the scope in which it is first trained, evaluated or used to predict.
+    It is the strategy in whose scope the model was created. A model created outside of any scope gets the
+    strategy of the scope in which it first runs.
 
     Args:
         model: a Keras model.
@@ -52,7 +52,7 @@ def strategy_of(model: Any) -> Any:
 
 
 def in_scope(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method of models that runs in the scope of the model's strategy, wherever it is called."""
+    """Let a method of a model run in the scope of the model's strategy, wherever it is called."""
 
     @functools.wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -67,7 +67,7 @@ def in_scope(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def on_all_devices(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method of models that runs Keras' own program on all devices of the model's strategy."""
+    """Let a method of a model run Keras' own program on all devices of the model's strategy."""
 
     @functools.wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -75,7 +75,7 @@ def on_all_devices(method: Callable[..., Any]) -> Callable[..., Any]:
         if strategy is None or _is_running(self):
             return method(self, *args, **kwargs)
         _check_place(self, strategy, method.__name__)
-        # Keras wants what it predicts as NumPy arrays: of other processes' parts it could not make any.
+        # Keras converts predictions to NumPy, which is impossible for parts in other processes.
         split = strategy.mesh.is_local or not method.__name__.startswith("predict")
         run = Run(self, StrategyLayout(strategy.mesh, split=split))
 
@@ -88,17 +88,17 @@ def on_all_devices(method: Callable[..., Any]) -> Callable[..., Any]:
                 finally:
                     self.jax_state_sync()
 
-        # A context of its own ends with the call, whatever an interrupt prevents.
+        # In a copied context nothing has to be reset afterwards, so an interrupt can't leave it set.
         return contextvars.copy_context().run(in_run)
 
     return call
 
 
 def moving_what_was_built(symbolic_build: Callable[..., Any]) -> Callable[..., Any]:
-    """Keras' building of a model at the beginning of a run.
+    """Let Keras' `_symbolic_build` also move new variables to the strategy.
 
-    Only then `compile` is carried out, and the model has the metrics that it was given, which may have been
-    made outside of the scope.
+    Metrics passed to `compile` become part of the model only here, and may have been created outside of the
+    scope.
     """
 
     @functools.wraps(symbolic_build)
@@ -111,23 +111,23 @@ def moving_what_was_built(symbolic_build: Callable[..., Any]) -> Callable[..., A
 
 
 def _check_place(model: Any, strategy: Any, name: str) -> None:
-    """Raise unless a method of a model of `strategy` may be called here."""
     here, what = current(), f"`{name}` of the Keras model {model.name!r}"
     if has_strategy() and here.strategy is not strategy:
         raise ContextError(
-            f"{what}, which was made in the scope of {strategy!r}, was called under another strategy, "
-            f"{here.strategy!r}. Only one strategy can be in use at a time: call it outside of that one's "
-            "scope, or save the model and load it there."
+            f"{what}, which was created in the scope of {strategy!r}, was called under another strategy, "
+            f"{here.strategy!r}. Only one strategy can be in use at a time: call it outside of that "
+            "strategy's scope, or save the model and load it there."
         )
     if has_strategy() and here.replica is not None:
         raise ContextError(
-            f"{what} was called in a replica function, but it is for all replicas together. Call it "
-            "outside; in a step of your own, call the model: `model(x, training=True)`."
+            f"{what} was called in a replica function, but it runs on all replicas at once. Call it "
+            "outside. In a replica function, call the model itself: `model(x, training=True)`."
         )
     if is_transforming():
         raise ContextError(
-            f"{what} was called in a function that is being compiled or differentiated, but it compiles by "
-            "itself. Call it outside; in a step of your own, call the model: `model(x, training=True)`."
+            f"{what} was called in a function that is being compiled or differentiated, but it compiles "
+            "its own program. Call it outside. In a step, call the model itself: `model(x, "
+            "training=True)`."
         )
 
 
@@ -142,9 +142,9 @@ def _variables_of(model: Any) -> list[Any]:
 
 
 def _move(model: Any, strategy: Any) -> None:
-    """Let the strategy have all that was made outside of its scope: an optimizer, or all of the model."""
+    """Move variables that were created outside of the scope, say an optimizer's, to the strategy."""
     moved = [move(variable, strategy) for variable in _variables_of(model)]
     if any(moved):
-        # They were compiled for where the variables were before.
+        # They were compiled for the variables' previous devices.
         model.train_function = model.test_function = model.predict_function = None
     _strategies[model] = strategy

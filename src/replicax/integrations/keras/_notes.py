@@ -1,8 +1,8 @@
-"""What Keras notes while a layer is called, for each replica.
+"""Keras' state of the current call, separate for each replica.
 
-Replicas take turns in one thread, and one may wait for the others in the middle of a layer or of a loss.
-What Keras keeps for the thread (which layer is called, whether it trains, in which precision) or in the
-layer (losses of `add_loss` and of activity regularizers) would then be another replica's when it goes on.
+Eager replicas take turns in one thread, and one may have to wait in the middle of a layer or a loss. When
+it continues, the state that Keras stores per thread (the current layer, training mode, precision) or in
+the layer (losses of `add_loss` and of activity regularizers) would be another replica's.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _NAMES = (
     "stateless_scope",
     "symbolic_scope",
 )
-"""Of the state that Keras has for a thread, that which says what is being called."""
+"""The parts of Keras' per-thread state that describe the current call."""
 
 _notes: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
-"""By what a replica meets the others with: every run makes a new one for each replica."""
+"""By merge point: every `run` creates a new one for each replica."""
 
 
 def _notes_here() -> dict[Any, Any] | None:
@@ -37,7 +37,7 @@ def _notes_here() -> dict[Any, Any] | None:
 
 
 def getting_notes(get: Callable[..., Any]) -> Callable[..., Any]:
-    """`get_global_attribute`, which in a replica function knows what this replica calls."""
+    """Let Keras' `get_global_attribute` return the state of this replica, and of this `Run`."""
 
     @functools.wraps(get)
     def call(name: str, default: Any = None, set_to_default: bool = False) -> Any:
@@ -47,7 +47,7 @@ def getting_notes(get: Callable[..., Any]) -> Callable[..., Any]:
         if notes is None:
             return get(name, default, set_to_default)
         if name not in notes:
-            around = get(name)  # what holds where `strategy.run` was called
+            around = get(name)  # the state where `strategy.run` was called
             notes[name] = list(around) if isinstance(around, list) else around
         if notes[name] is None and set_to_default:
             notes[name] = default
@@ -57,7 +57,7 @@ def getting_notes(get: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def setting_notes(set_: Callable[..., Any]) -> Callable[..., Any]:
-    """`set_global_attribute`, likewise."""
+    """Let Keras' `set_global_attribute` set the state of this replica."""
 
     @functools.wraps(set_)
     def call(name: str, value: Any) -> None:
@@ -78,8 +78,8 @@ def _get_losses(layer: Any) -> Any:
 def _set_losses(layer: Any, losses: Any) -> None:
     vars(layer)["_losses"] = losses
     if (notes := _notes_here()) is not None:
-        notes["losses", id(layer)] = []  # those of a layer that had the same id and is gone
+        notes["losses", id(layer)] = []  # not those of a deleted layer with the same id
 
 
 losses_of_layers = property(_get_losses, _set_losses)
-"""What `Layer._losses` becomes: what `add_loss` was given, in a replica function by this replica."""
+"""Replaces `Layer._losses`: in a replica function, the losses that this replica added."""

@@ -1,4 +1,4 @@
-"""Keras' optimizers in replica functions: gradients are added up first, and one update is made for all."""
+"""Keras' optimizers in replica functions: they sum the replicas' gradients and update once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["adding_mirrored_slots", "reducing_first"]
 
 
 def reducing_first(apply: Callable[..., Any]) -> Callable[..., Any]:
-    """`optimizer.apply`, which in a replica function adds the replicas' gradients, as TensorFlow does."""
+    """Let `optimizer.apply` sum the replicas' gradients in a replica function, as TensorFlow does."""
 
     @functools.wraps(apply)
     def call(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
@@ -28,7 +28,7 @@ def reducing_first(apply: Callable[..., Any]) -> Callable[..., Any]:
         if isinstance(self, keras.optimizers.LossScaleOptimizer):
             raise NotImplementedError(
                 "keras.optimizers.LossScaleOptimizer can't be applied in a replica function: on JAX it "
-                "works in `model.fit` only. Use `rx.Optimizer(..., loss_scale=rx.DynamicLossScale())`."
+                "works only in `model.fit`. Use `rx.Optimizer(..., loss_scale=rx.DynamicLossScale())`."
             )
         variables = None if trainable_variables is None else list(trainable_variables)
         chosen = [i for i, gradient in enumerate(grads) if gradient is not None]
@@ -54,7 +54,7 @@ def _apply_once(
 
 
 def adding_mirrored_slots(add_variable: Callable[..., Any]) -> Callable[..., Any]:
-    """`optimizer.add_variable`, whose variables are equal on all replicas unless Keras says otherwise."""
+    """Let `optimizer.add_variable` create variables that are equal on all replicas by default."""
 
     @functools.wraps(add_variable)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:

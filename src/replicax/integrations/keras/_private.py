@@ -1,17 +1,17 @@
-"""What Replicax needs of Keras' private modules, and why there is no public way.
+"""The private modules of Keras that Replicax uses, and why.
 
-* `global_state`: Keras notes in state of the *thread* which layer is being called, and whether it trains.
-  Eager replicas take turns in one thread, also in the middle of a layer (`all_reduce`, a variable that is
-  written), so each must have notes of its own.
-* `in_stateless_scope`: inside of a `keras.StatelessScope` a variable must not be written; the class is
-  public, but whether one is open is not.
-* `trainer`: the module of the trainer on JAX. Its `_distribute_data` puts a batch on the devices. A
-  `keras.distribution.Distribution` is asked for layouts once an epoch, for the first batch; so the last
-  batch, which is often smaller, could not have another one.
-* `loss`: the module of losses. Two of its functions say what becomes of an average in a replica; they know
-  TensorFlow's strategies only.
-* `data_adapters`, `DataAdapter`, `class_weight_to_sample_weights`: an adapter reads the input of `fit` and
-  its like, validation data too, and one function of the module chooses it. It takes no new kinds of input.
+* `global_state`: Keras stores *per thread* which layer is being called and whether it trains. Eager
+  replicas take turns in one thread, even in the middle of a layer (`all_reduce`, writing a variable), so
+  each needs its own state.
+* `in_stateless_scope`: inside a `keras.StatelessScope` variables must not be written. The class is
+  public, but not the test whether one is open.
+* `trainer`: the module of the JAX trainer. Its `_distribute_data` places a batch on the devices. A
+  `keras.distribution.Distribution` is asked for layouts only for the first batch of an epoch, so it could
+  not place a smaller last batch differently.
+* `loss`: the module of losses. Two of its functions scale an average in a replica, but only for
+  TensorFlow's strategies.
+* `data_adapters`, `DataAdapter`, `class_weight_to_sample_weights`: an adapter reads the input of `fit`,
+  `evaluate` and `predict`. One function of the module chooses the adapter, and can't be extended.
 """
 
 from __future__ import annotations

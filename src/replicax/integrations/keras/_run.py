@@ -1,10 +1,11 @@
-"""One call of `fit`, `evaluate` or `predict`, and the state that its steps pass on.
+"""The state of one call of `fit`, `evaluate` or `predict`, safe against interrupts.
 
-Keras' programs take the values of all variables as donated arrays and return new ones, which Keras writes
-back to the variables at the end of an epoch. An exception out of a signal handler, such as Ctrl-C, may come
-between any two lines: after a step has used up the old arrays and before Keras has stored the new ones.
-Therefore the result of a step goes into `Run.results` within the C call that runs it. Keras' own write-back
-reads it from there. If that is interrupted too, the next access to a variable completes it.
+A step of Keras takes the values of all variables as donated arrays and returns new ones, which Keras
+writes back to the variables at the end of an epoch. An exception from a signal handler, such as Ctrl-C,
+can arrive between any two lines: also after a step has consumed the old arrays and before Keras has
+stored the new ones. Therefore each step's result is appended to `Run.results` by the same C call that
+runs the step, and written back from there. If the write-back is interrupted too, the next access to a
+variable completes it.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ class Run:
 
     Args:
         model: the model.
-        layout: what Keras is told about the devices.
+        layout: the distribution that Keras uses meanwhile.
     """
 
     def __init__(self, model: Any, layout: Any) -> None:
         self.model = model
         self.layout = layout
         self.results: list[Any] = []
-        """The last entry is what the last step returned: outputs, and lists of arrays like `taken`."""
+        """The last entry is the result of the last step: its outputs, and lists of arrays like `_taken`."""
         self._taken: Sequence[Sequence[Any]] = ()
         self._thread = threading.get_ident()
 
@@ -48,14 +49,14 @@ class Run:
         return running.get() is not self and self._thread == threading.get_ident()
 
     def take(self, groups: Sequence[Sequence[Any]]) -> tuple[list[Any], ...]:
-        """The values of groups of variables, for a program that donates them."""
+        """The values of groups of variables, to be donated."""
         self.give_back()
         self.model._jax_state = None
         self._taken = groups
         return tuple([variable._lend(self) for variable in group] for group in groups)
 
     def give_back(self) -> None:
-        """Write the last step's arrays to their variables; after an interrupt it can be called again."""
+        """Write the arrays of the last step to their variables. After an interrupt, call it again."""
         if self.results:
             _, state = self.results[-1]
             for group, arrays in zip(self._taken, state, strict=bool(self._taken)):
@@ -71,7 +72,7 @@ class Run:
 
 
 def keeping_results(make_function: Callable[..., Any]) -> Callable[..., Any]:
-    """`Model._make_function`, whose steps leave their result in the current `Run`."""
+    """Let `Model._make_function` make steps that store their result in the current `Run`."""
 
     @functools.wraps(make_function)
     def call(self: Any, step_function: Any, *args: Any, **kwargs: Any) -> Any:
@@ -86,8 +87,8 @@ def keeping_results(make_function: Callable[..., Any]) -> Callable[..., Any]:
             if key in seen or not hasattr(step_function, "lower"):
                 results.extend(map(step_function, [state], [data]))
             else:
-                # The first call runs Python after the arrays were donated. Tracing and compiling before
-                # that can be interrupted.
+                # JAX's first call of a program runs Python code after the arrays were donated. Tracing and
+                # compiling take longer, so they happen before, where they can be interrupted.
                 step_function.lower(state, data).compile()
                 with _signals_deferred():
                     results.extend(map(step_function, [state], [data]))
@@ -101,7 +102,7 @@ def keeping_results(make_function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def taking_state(get_jax_state: Callable[..., Any]) -> Callable[..., Any]:
-    """`Model._get_jax_state`, which collects the arguments of a step."""
+    """Let `Model._get_jax_state` take the variables' values for the current `Run`."""
 
     @functools.wraps(get_jax_state)
     def call(self: Any, *args: Any, purge_model_variables: bool = False, **kinds: bool) -> Any:
@@ -115,7 +116,7 @@ def taking_state(get_jax_state: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def syncing_state(jax_state_sync: Callable[..., Any]) -> Callable[..., Any]:
-    """`Model.jax_state_sync`, which writes the arrays of the last step to the variables."""
+    """Let `Model.jax_state_sync` write back the results of the current `Run`."""
 
     @functools.wraps(jax_state_sync)
     def call(self: Any) -> None:
@@ -124,14 +125,14 @@ def syncing_state(jax_state_sync: Callable[..., Any]) -> Callable[..., Any]:
             jax_state_sync(self)
             return
         if not run.results:
-            jax_state_sync(self)  # a model that makes its own train function leaves the arrays elsewhere
+            jax_state_sync(self)  # for a model with its own `make_train_function`
         run.give_back()
 
     return call
 
 
 def placing_state(get_state_sharding_spec: Callable[..., Any]) -> Callable[..., Any]:
-    """`Model._get_state_sharding_spec`: during a run all variables are replicated."""
+    """Let `Model._get_state_sharding_spec` return replicated shardings, without reading the variables."""
 
     @functools.wraps(get_state_sharding_spec)
     def call(self: Any) -> Any:
@@ -167,9 +168,9 @@ def _signature(data: Any) -> Any:
 
 @contextlib.contextmanager
 def _signals_deferred() -> Iterator[None]:
-    """A `with` block during which Python's signal handlers wait. They run when it ends."""
+    """Defer Python's signal handlers to the end of a `with` block."""
     if threading.current_thread() is not threading.main_thread():
-        yield  # handlers run in the main thread only
+        yield  # Python runs signal handlers only in the main thread
         return
     handlers: dict[int, Any] = {
         number: handler
@@ -190,7 +191,8 @@ def _signals_deferred() -> Iterator[None]:
             signal.signal(number, receive)
         yield
     finally:
-        deferring = False  # from here on a handler may raise: one that is not restored is still called
+        # From here on a restored handler may raise. `receive` calls those that are not yet restored.
+        deferring = False
         for number, handler in handlers.items():
             signal.signal(number, handler)
         for number in deferred:

@@ -1,18 +1,18 @@
-"""Keras variables that a strategy lays out.
+"""Keras variables that are backed by an `rx.Variable`.
 
-A variable that Keras makes while a strategy is in scope is a `DistributedVariable`: to Keras a variable
-like any other, but its value is that of an `rx.Variable`. So in a replica function it is the replica's
-copy, and writing it follows the rules of the strategy. While `fit` or its like runs, Keras wants arrays
-for a program of its own; it gets them as they lie on all devices.
+A variable that Keras creates in a strategy's scope is a `DistributedVariable`. Keras uses it like any
+other, but its value is that of an `rx.Variable`: in a replica function it reads the replica's copy, and
+writes follow the strategy's rules. During `fit`, `evaluate` and `predict`, Keras' own program takes the
+value as an array that is replicated on all devices.
 
-What Keras does not say about a variable is decided here:
+Synchronization and aggregation depend on the use of the variable:
 
     trainable                            mirrored; only an optimizer writes it
-    metrics                              ON_READ, SUM: Keras says so itself
+    metrics                              ON_READ, SUM, as Keras specifies
     slots and counters of optimizers     mirrored, ONLY_FIRST_REPLICA: written once for all replicas
-    averages of batch normalization,     ON_READ, MEAN: a replica writes its own without communication, and
-    other numbers that layers keep       reading outside of replicas gives the mean, as in TensorFlow
-    random seeds, other whole numbers    ON_READ, ONLY_FIRST_REPLICA
+    averages of batch normalization,     ON_READ, MEAN: each replica writes its own without communication;
+    other floating-point state           reading outside of replicas gives the mean, as in TensorFlow
+    random seeds, other integers         ON_READ, ONLY_FIRST_REPLICA
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _SEED = "seed_generator_state"
 
 
 class DistributedVariable(keras.Variable):
-    """A Keras variable of a strategy: what Keras makes inside of `strategy.scope()`.
+    """A Keras variable that was created in `strategy.scope()`.
 
     >>> import keras
     >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -69,7 +69,7 @@ class DistributedVariable(keras.Variable):
 
     @property
     def replicax_variable(self) -> Variable:
-        """The variable that holds the value: what `rx.value_and_grad` and `rx.Optimizer` work with.
+        """The `rx.Variable` with the value, for `rx.value_and_grad` and `rx.Optimizer`.
 
         >>> import keras
         >>> with rx.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
@@ -83,7 +83,7 @@ class DistributedVariable(keras.Variable):
         self._was_read = True
         return self._variable
 
-    # The value. `_value` is where Keras stores it; None means that there is none, or that a run has it.
+    # The value. Keras reads and writes `_value`. None means that there is none, or that a `Run` took it.
 
     @property
     def _value(self) -> Any:
@@ -93,7 +93,7 @@ class DistributedVariable(keras.Variable):
         try:
             return self._read(self._variable)
         except TracingError:
-            # Keras traces by itself, to find shapes or for a scan: it gets today's value, as always.
+            # Keras traces functions itself, to infer shapes or for a scan. It gets the current value.
             with at_trace(eval_trace):
                 return self._read(self._variable)
 
@@ -107,7 +107,7 @@ class DistributedVariable(keras.Variable):
             self._borrower = None
 
     def _lend(self, run: Run) -> Any:
-        """The value for a program that donates it: an array that nothing else refers to."""
+        """The value, as an array that can be donated: nothing else refers to it."""
         assert self._variable is not None
         array = _on_all_devices(self._variable)
         if self._was_read:
@@ -120,7 +120,7 @@ class DistributedVariable(keras.Variable):
         return array
 
     def _give_back(self, array: Any) -> None:
-        """Take over what a run has returned, or the value from before if it has returned nothing."""
+        """End a loan with the new value, or with the old one if `array` is None."""
         assert self._variable is not None
         if array is None:
             if not _on_all_devices(self._variable).is_deleted():
@@ -129,7 +129,7 @@ class DistributedVariable(keras.Variable):
             self._value = array
 
     def _end_loan(self) -> bool:
-        """Take the value back from a run that is over; False if it still runs."""
+        """Take the value back from a `Run` that is over. False if it is not over."""
         if self._borrower is None:
             return True
         if not self._borrower.is_over:
@@ -150,7 +150,7 @@ class DistributedVariable(keras.Variable):
         return value if offset is None else value + offset
 
     def _replica_offset(self) -> Any:
-        """What makes a replica draw other random numbers than the first one, added to the seed."""
+        """Added to the seed, so that replicas draw different random numbers."""
         if not self._path.endswith(_SEED) or not self._in_replica():
             return None
         if self._distribute_strategy.num_replicas_in_sync == 1:
@@ -163,20 +163,20 @@ class DistributedVariable(keras.Variable):
         return here.replica is not None and here.strategy is self._distribute_strategy
 
     def assign_add(self, value: Any) -> Any:
-        """Add `value`; in a replica function, what all replicas add, as the aggregation says."""
+        """Add `value`. In a replica function, combine the replicas' values as the aggregation says."""
         if not self._in_replica() or in_stateless_scope():
             return super().assign_add(value)
         value = self._convert_to_tensor(value, dtype=self._dtype)
         return self.replicax_variable.assign_add(value)
 
     def assign_sub(self, value: Any) -> Any:
-        """Subtract `value`; in a replica function, what all replicas subtract."""
+        """Subtract `value`, combined over the replicas like in `assign_add`."""
         if not self._in_replica() or in_stateless_scope():
             return super().assign_sub(value)
         value = self._convert_to_tensor(value, dtype=self._dtype)
         return self.replicax_variable.assign_sub(value)
 
-    # Making it. These are the methods in which variables of Keras' backends differ.
+    # Creation: the methods in which the variables of Keras' backends differ.
 
     def _initialize(self, value: Any) -> None:
         self._shape = self._validate_shape(value.shape)
@@ -187,7 +187,7 @@ class DistributedVariable(keras.Variable):
 
     def _convert_to_tensor(self, value: Any, dtype: Any = None) -> Any:
         if self._variable is None and isinstance(value, int | float | np.ndarray | np.generic):
-            # A first value such as 0 must not become part of the program that is being traced.
+            # Keep an initial value such as 0 out of the program that is being traced.
             with at_trace(eval_trace):
                 return super()._convert_to_tensor(value, dtype)
         return super()._convert_to_tensor(value, dtype)
@@ -220,12 +220,12 @@ class DistributedVariable(keras.Variable):
         return VariableSynchronization.ON_READ, VariableAggregation.ONLY_FIRST_REPLICA
 
     def _constrained(self, value: Any) -> Any:
-        """What an `rx.Optimizer` makes of a new value; Keras' own apply the constraint themselves."""
+        """For an `rx.Optimizer`. Keras' own optimizers apply the constraint themselves."""
         return value if self._constraint is None else self._constraint(value)
 
 
 def _on_all_devices(variable: Variable) -> Any:
-    """The value as Keras' own programs take it: the same on every device of the strategy."""
+    """The value, replicated on all devices of the strategy."""
     if variable.layout.on_mesh and not variable.layout.differs:
         cell = variable.held()
         assert isinstance(cell, Mirrored)
@@ -234,16 +234,17 @@ def _on_all_devices(variable: Variable) -> Any:
 
 
 def writing_outside_of_steps(direct_assign: Callable[..., Any]) -> Callable[..., Any]:
-    """How Keras writes variables of its own: not by each replica, and not by compiled steps."""
+    """Let plain Keras variables refuse writes in a strategy's replica functions and compiled steps."""
 
     @functools.wraps(direct_assign)
     def call(self: Any, value: Any) -> None:
         here = current()
         if has_strategy() and (here.replica is not None or is_tracer(value)):
             raise ContextError(
-                f"The Keras variable {self.path!r} would be written in a step of {here.strategy!r}, but it "
-                "was made outside of that strategy's scope, so it has no copies on the replicas. Make the "
-                "model, its optimizer, its metrics and its seed generators inside `with strategy.scope():`."
+                f"The Keras variable {self.path!r} is written in a step of {here.strategy!r}, but was "
+                "created outside of that strategy's scope, so it has no copies on the replicas. Create "
+                "the model, its optimizer, its metrics and its seed generators inside `with "
+                "strategy.scope():`."
             )
         direct_assign(self, value)
 
@@ -251,12 +252,12 @@ def writing_outside_of_steps(direct_assign: Callable[..., Any]) -> Callable[...,
 
 
 def move(variable: Any, strategy: Any) -> bool:
-    """Let `strategy` lay out a variable that was made outside of its scope; whether it was."""
+    """Move a variable that was created outside of the strategy's scope; returns whether it was."""
     if isinstance(variable, DistributedVariable):
         if variable._distribute_strategy is not strategy:
             raise ContextError(
-                f"The Keras variable {variable.path!r} was made in the scope of another strategy, "
-                f"{variable._distribute_strategy!r}, and can't be used by this {strategy!r}. Make the "
+                f"The Keras variable {variable.path!r} was created in the scope of another strategy, "
+                f"{variable._distribute_strategy!r}, and can't be used by {strategy!r}. Create the "
                 "model, its optimizer and its metrics in scopes of one strategy, or save the model and "
                 "load it in the other scope."
             )
@@ -264,7 +265,7 @@ def move(variable: Any, strategy: Any) -> bool:
     if type(variable) is not keras.Variable:
         raise ContextError(
             f"The Keras variable {variable.path!r} is a {type(variable).__name__}, but {strategy!r} can "
-            "distribute only keras.Variable itself. Make it as a keras.Variable."
+            "distribute only keras.Variable itself. Create it as a keras.Variable."
         )
     moved: Any = object.__new__(DistributedVariable)
     attributes = {**variable.__dict__, "_layout": None, "_distribute_strategy": strategy}
