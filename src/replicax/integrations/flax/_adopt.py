@@ -33,6 +33,7 @@ from replicax.variables import Variable
 
 try:
     from flax import nnx
+    from flax.nnx.tracers import TraceState
 except ImportError as error:
     raise ImportError(
         "replicax.integrations.flax needs Flax, which is optional: pip install 'replicax[flax]'."
@@ -315,7 +316,7 @@ def _adopted_class(kind: Any) -> Any:
 
 
 @final
-class _AdoptedTraceState(nnx.tracers.TraceState):
+class _AdoptedTraceState(TraceState):
     """Flax asks it before changing a module: was the module created in the current trace?"""
 
     __slots__ = ("_module",)
@@ -337,7 +338,7 @@ class _AdoptedTraceState(nnx.tracers.TraceState):
         )
 
     def __reduce__(self) -> Any:
-        return nnx.tracers.TraceState, ()
+        return TraceState, ()
 
 
 # Recurrent networks.

@@ -1,8 +1,8 @@
-"""The places of Keras' variables in a checkpoint, which are known before the variables exist.
+"""The paths of Keras' variables in a checkpoint, which are known before the variables exist.
 
-A layer has a place in its model, and a variable has a number in its layer. So a checkpoint that was
-restored before a model was built can give each variable its value when Keras creates it, also inside of a
-step. Names would not do: Keras numbers them, so those of the same model differ from program to program.
+A path consists of a layer's index in its model and a variable's index in its layer. So if a checkpoint is
+restored before a model is built, each variable gets its value when Keras creates it, even inside a step.
+Names would not work: Keras numbers them, so the same model has other names in another program.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = [
 
 
 def checkpoint_items(thing: Any) -> dict[str, Any]:
-    """The variables and parts of a layer, an optimizer or a metric, by their place in it."""
+    """The variables and parts of a layer, an optimizer or a metric, by their path in it."""
     if isinstance(thing, keras.Layer):
         layers = [x for x in thing._layers if not isinstance(x, keras.layers.InputLayer)]
         variables = {
@@ -50,7 +50,7 @@ def checkpoint_items(thing: Any) -> dict[str, Any]:
 
 
 def checkpoint_items_by_number(self: Any) -> dict[str, Any]:
-    """The variables as checkpoints of earlier versions call them."""
+    """The variables by their names in checkpoints of earlier versions."""
     items = {str(i): _replicax_variable(v) for i, v in enumerate(self.variables)}
     return {place: v for place, v in items.items() if v is not None}
 
@@ -61,18 +61,18 @@ def may_grow(self: Any) -> bool:
 
 
 def _replicax_variable(variable: Any) -> Any:
-    """The variable in which a Keras variable has its value; None if it has none yet."""
+    """The `rx.Variable` of a Keras variable; None if it has no value yet."""
     if not isinstance(variable, DistributedVariable):
         raise CheckpointError(
-            f"The Keras variable {variable.path!r} was made outside of `strategy.scope()`, so an "
-            "rx.Checkpoint can't hold it. Make and build the model and its optimizer in a scope, or "
+            f"The Keras variable {variable.path!r} was created outside of `strategy.scope()`, so an "
+            "rx.Checkpoint can't save it. Create and build the model and its optimizer in a scope, or "
             "use `model.save_weights`."
         )
     return None if variable._variable is None else variable.replicax_variable
 
 
 def adding_in_place(add: Callable[..., Any]) -> Callable[..., Any]:
-    """A method that creates a variable of a layer, an optimizer or a metric, which is told its place."""
+    """Let a method that creates a variable of a layer, an optimizer or a metric record the variable's path."""
     signature = inspect.signature(add)
 
     @functools.wraps(add)
@@ -91,14 +91,14 @@ def adding_in_place(add: Callable[..., Any]) -> Callable[..., Any]:
             place_in_checkpoint.reset(token)
         replicax_variable = getattr(variable, "_variable", None)
         if replicax_variable is not None and replicax_variable.layout.differs:
-            restore_pending()  # the replicas' parts; a new variable gets a combined value at most
+            restore_pending()  # each replica's part: a new variable gets only a combined value
         return variable
 
     return call
 
 
 def restoring_after(build: Callable[..., Any]) -> Callable[..., Any]:
-    """A method that builds something, after which pending values are restored that it did not get yet."""
+    """Let a method that builds something restore the remaining pending values afterwards."""
 
     @functools.wraps(build)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
