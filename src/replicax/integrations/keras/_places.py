@@ -72,7 +72,7 @@ def _replicax_variable(variable: Any) -> Any:
 
 
 def adding_in_place(add: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a method that creates a variable of a layer, an optimizer or a metric record the variable's path."""
+    """Let a method that creates a variable of a layer, an optimizer or a metric record its path."""
     signature = inspect.signature(add)
 
     @functools.wraps(add)
