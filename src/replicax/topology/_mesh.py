@@ -224,7 +224,11 @@ class ReplicaMesh:
             array = jax.device_put(array, sharding)  # eager code may have partitioned it differently
         elif self.is_local and not array.sharding.device_set.issuperset(self.local_devices):
             array = jax.device_put(array, sharding)  # jax.tree.map may have moved it
-        by_device = {next(iter(s.data.devices())): s.data for s in array.addressable_shards}
+        shards = array.addressable_shards
+        if len(shards) < len(array.sharding.addressable_devices):
+            # JAX caches an incomplete list if an interrupt comes while it makes the shards.
+            shards = jnp.copy(array).addressable_shards
+        by_device = {next(iter(s.data.devices())): s.data for s in shards}
         return tuple(
             self._join([by_device[d] for d in self.replica_devices[replica]], i)
             for i, replica in enumerate(self.local_replica_ids)
