@@ -10,21 +10,22 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable
+from itertools import starmap
 from typing import Any, final
 
 import jax
 import numpy as np
 
-from replicax._jax import fresh_traces, plain, traces_of
+from replicax._jax import debug_infs, debug_nans, fresh_traces, plain, traces_of
 from replicax.collectives import await_result, collect_step_timeouts
 from replicax.errors import TracingError, VariableError
-from replicax.execution._debugging import check_numbers, finds_non_numbers, without_debugging
+from replicax.execution._debugging import check_numbers, without_debugging
 from replicax.execution._outputs import Outputs, distributed_in
 from replicax.execution._program import EagerCallNeeded, FreshTraceNeeded, ProgramFrame
 from replicax.execution._state import StepState, in_store_order
 from replicax.execution._traced_values import explain_traced_values
 from replicax.values import PerReplica, free, is_array
-from replicax.variables import Store, Variable, journal, use_frame
+from replicax.variables import Variable, journal, use_frame
 
 __all__ = ["CompiledStep", "leaf_key"]
 
@@ -186,61 +187,65 @@ class CompiledStep:
     def _make_run(self) -> Callable[[list[Any]], Any]:
         """The function that runs the step.
 
-        One body, since at this scale every call of another function shows. `box[:] = map(...)` calls the
-        program and keeps its results in one operation of the interpreter, so that no exception of a signal
-        handler can come between; what follows is completed by `finish` if one comes there.
+        Nearly always the arrays are two slices of one store. One body does all then, since at this scale
+        every call of another function shows. `for results, arrays[...] in starmap(...)` calls the program
+        and stores the new arrays without a point in between where the interpreter would let a signal
+        handler raise: after an interrupt the store has the old arrays or the new ones.
         """
-        state, jitted, outputs, box = self._state, self._jitted, self._outputs, list[Any]()
-        only = state.only
-        store, to_read, to_write = only or (Store(), slice(0), slice(0))
-        arrays, places, lock = store.arrays, state.places_written, state.lock
-        needs_arguments = bool(self._apart or self._plain or len(self._dynamic) != len(self._static))
-        mesh, timeout, arguments = self._mesh, self._timeout, self._arguments
-        waits = timeout is not None or (mesh is not None and mesh.must_wait)
-        debugging = finds_non_numbers
+        state, jitted, outputs, only = self._state, self._jitted, self._outputs, self._state.only
+        prepares = bool(self._apart or self._plain or len(self._dynamic) != len(self._static))
+        waits = self._timeout is not None or (self._mesh is not None and self._mesh.must_wait)
+        if only is None or waits:
+            return self._run_generally
+        store, to_read, to_write = only
+        arrays, places, lock, prepare = store.arrays, state.places_written, store.lock, self._arguments
+
+        def run(leaves: list[Any]) -> Any:
+            if prepares:
+                leaves = prepare(leaves)
+            if debug_nans.value or debug_infs.value:
+                return self._run_checked(leaves)
+            with lock:
+                if store.unfinished is not None:
+                    store.unfinished()
+                if store.views:
+                    store.detach_views(places)
+                call = (arrays[to_read], arrays[to_write], leaves)
+                try:
+                    for results, arrays[to_write] in starmap(jitted, (call,)):  # noqa: B007
+                        pass
+                except BaseException as error:
+                    state.add_note_of_losses(error)
+                    raise
+            return outputs.rebuild(results)  # pyright: ignore[reportPossiblyUnboundVariable]
+
+        return run
+
+    def _run_generally(self, leaves: list[Any]) -> Any:
+        """Run the step where its arrays are not just two slices of one store."""
+        state, box = self._state, list[Any]()
 
         def finish() -> None:
             if box:
                 state.put(box[0][1])
             state.announce(None)
-            box.clear()
 
-        def run(leaves: list[Any]) -> Any:
-            if needs_arguments:
-                leaves = arguments(leaves)
-            if debugging():
-                return self._run_checked(leaves)
-            with lock:
-                if only is None:
-                    read, written = state.take()
-                    state.announce(finish)
-                else:
-                    if store.unfinished is not None:
-                        store.unfinished()
-                    if store.views:
-                        store.detach_views(places)
-                    read, written = arrays[to_read], arrays[to_write]
-                    store.unfinished = finish
-                try:
-                    box[:] = map(jitted, (read,), (written,), (leaves,))
-                    results, new = box[0]
-                    if only is None:
-                        state.put(new)
-                    else:
-                        arrays[to_write] = new
-                except BaseException as error:
-                    finish()
-                    state.add_note_of_losses(error)
-                    raise
-                del box[:]
-                store.unfinished = None
-                if only is None:
-                    state.announce(None)
-            if waits:
-                self._wait(results)
-            return outputs.rebuild(results)
-
-        return run
+        leaves = self._arguments(leaves)
+        if debug_nans.value or debug_infs.value:
+            return self._run_checked(leaves)
+        with state.lock:
+            call = (*state.take(), leaves)
+            state.announce(finish)
+            try:
+                box[:] = starmap(self._jitted, (call,))
+            except BaseException as error:
+                state.add_note_of_losses(error)
+                raise
+            finally:
+                finish()
+        results = box[0][0]
+        self._wait(results)
+        return self._outputs.rebuild(results)
 
     def _wait(self, results: list[Any]) -> None:
         if self._mesh is not None:

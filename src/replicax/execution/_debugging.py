@@ -15,12 +15,7 @@ import jax.numpy as jnp
 
 from replicax._jax import debug_infs, debug_nans
 
-__all__ = ["check_numbers", "finds_non_numbers", "without_debugging"]
-
-
-def finds_non_numbers() -> bool:
-    """Whether the user asked JAX to look for NaNs or infinities."""
-    return debug_nans.value or debug_infs.value
+__all__ = ["check_numbers", "without_debugging"]
 
 
 @contextlib.contextmanager

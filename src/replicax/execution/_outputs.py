@@ -88,8 +88,7 @@ class Outputs:
             convert = functools.partial(self._convert, mesh, FirstReplicaViews(mesh.mesh.size > 1))
         whole = treedef.unflatten(range(len(static))) if len(static) == 1 else None
         if isinstance(whole, PerReplica) and whole.is_global:
-            from_layout, lies = PerReplica.from_layout, whole.layout
-            return lambda arrays: from_layout(arrays[0], lies)
+            return PerReplica.maker(whole.layout)
         if len(dynamic) == len(static) and convert is None:
             return treedef.unflatten
         if mesh is not None and type(whole) is int and self.plain == [0] and not self.apart:
