@@ -88,7 +88,7 @@ def test_mean_of_integers_with_an_axis(several, mode, sizes):
 
 
 def test_reduce_without_an_axis(several, mode, sizes):
-    with pytest.raises(ValueError, match=r"\[2, 3\].*axis=0.*gather"):
+    with pytest.raises(ValueError, match=r"\[2,3\].*axis=0.*gather"):
         mode(lambda x: several.reduce("SUM", x, axis=None))(distribute(several, sizes))
     n = several.num_replicas_in_sync
     close(several.reduce("SUM", each(several, float), axis=None), n * (n - 1) / 2)
@@ -106,7 +106,7 @@ def test_gather_along_the_last_axis(several, mode, sizes):
 
 
 def test_gather_along_another_axis(several, mode, sizes):
-    with pytest.raises(ValueError, match=r"axis=1.*\(2, 3\)"):
+    with pytest.raises(ValueError, match=r"axis=1.*\[2,3\]"):
         mode(lambda x: several.gather(x, axis=1))(distribute(several, sizes))
 
 
@@ -123,7 +123,7 @@ def test_all_reduce(several, mode, sizes):
 
 
 def test_all_reduce_of_different_shapes(several, mode, sizes):
-    with pytest.raises(ValueError, match="one shape"):
+    with pytest.raises(ValueError, match="the same shape"):
         step_of(several, mode, sizes, lambda x: rx.get_replica_context().all_reduce("SUM", x))
 
 
