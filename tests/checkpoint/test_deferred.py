@@ -383,7 +383,7 @@ def test_two_checkpoints_that_wait_for_one_name_do_not_exchange_their_values(tmp
     statuses = rx.Checkpoint(model=a).restore(first), rx.Checkpoint(model=b).restore(second)
     b.build()
     a.build()
-    assert "may be that of the checkpoint" in caplog.text
+    assert "is in several checkpoints" in caplog.text
     for status in statuses:
         status.assert_consumed()
     assert [float(model.kernel.read_value()) for model in (a, b)] == [1.0, 2.0]

@@ -263,6 +263,7 @@ def test_checkpoints_are_numbered_after_their_prefix(tmp_path):
     checkpoint = tf.train.Checkpoint(v=v)
     paths = [checkpoint.save(tmp_path / "model" / "ckpt") for _ in range(2)]
     assert [os.path.basename(path) for path in paths] == ["ckpt-1", "ckpt-2"]
+    (tmp_path / "model" / "logs-2024").mkdir()
     assert tf.train.latest_checkpoint(tmp_path / "model") == paths[-1]
     v.assign([0.0, 0.0])
     checkpoint.restore(paths[0]).assert_consumed()

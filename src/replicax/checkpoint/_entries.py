@@ -106,9 +106,7 @@ def _shape(array: np.ndarray) -> dict[str, Any]:
 
 def array_of(entry: Mapping[str, Any], path: str, content: Content) -> np.ndarray:
     """The array of an entry; arrays without elements are not stored."""
-    if path in content.arrays:
-        return content.arrays[path]
-    return np.zeros(entry["shape"], jnp.dtype(entry["dtype"]))
+    return _stored(path, tuple(entry["shape"]), entry, content)
 
 
 def arrays_of(path: str, content: Content) -> dict[str, np.ndarray]:
@@ -118,8 +116,13 @@ def arrays_of(path: str, content: Content) -> dict[str, np.ndarray]:
 
 
 def _parts_of(entry: Mapping[str, Any], path: str, content: Content) -> np.ndarray:
-    shape = (entry["parts"], *entry["shape"])
-    return content.arrays.get(_parts_path(path), np.zeros(shape, jnp.dtype(entry["dtype"])))
+    return _stored(_parts_path(path), (entry["parts"], *entry["shape"]), entry, content)
+
+
+def _stored(name: str, shape: tuple[int, ...], entry: Mapping[str, Any], content: Content) -> np.ndarray:
+    if 0 in shape:
+        return np.zeros(shape, jnp.dtype(entry["dtype"]))
+    return content.arrays[name]
 
 
 def unpacked(entry: Mapping[str, Any], path: str, content: Content) -> Any:

@@ -58,6 +58,7 @@ class Restored:
         self._combined: set[str] = set()
         self.was_reported = False
         """Whether the user has been told what did not match."""
+        self._were_unclaimed_reported = False
         self._reference = weakref.WeakMethod(self._give)
         self._wait_for_variables()
         self._report = self._describe()
@@ -140,10 +141,10 @@ class Restored:
             return False
         if rivals[0][0] is self:
             _logger.warning(
-                "The new variable %r matches the checkpoint %s by name, so it gets no value before it is "
-                "found in its place. Create variables before restoring, or give them unique names.",
+                "The name of the new variable %r is in several checkpoints, %s, so it gets no value before "
+                "it is found in its place. Create variables before restoring, or give them unique names.",
                 new.name,
-                " or of ".join(other.where for other, _ in rivals),
+                " and ".join(other.where for other, _ in rivals),
             )
         return True
 
@@ -271,8 +272,8 @@ class Restored:
         """Log, once, which values no variable has claimed so far."""
         self.report()
         unclaimed = self._pending - set(self.kept) - set(saved_again)
-        if unclaimed and not self.is_partial:
-            self.is_partial = True
+        if unclaimed and not (self.is_partial or self._were_unclaimed_reported):
+            self._were_unclaimed_reported = True
             _logger.warning(
                 "No variable has claimed these values of the checkpoint %s: %s. Call `expect_partial()` on "
                 "the result of `restore` if that is intended.",

@@ -218,9 +218,8 @@ def latest_checkpoint(checkpoint_dir: str | os.PathLike[str], latest_filename: A
     if latest_filename is not None:
         raise ValueError("latest_checkpoint(latest_filename=...): there is no such file; leave it out.")
     folder = pathlib.Path(checkpoint_dir)
-    named = [
-        (path, re.fullmatch(r"(?:.*-)?(\d+)", path.name)) for path in folder.glob("*") if path.is_dir()
-    ]
+    paths = [folder / name for name in Store(folder).others()]
+    named = [(path, re.fullmatch(r"(?:.*-)?(\d+)", path.name)) for path in paths]
     found = [(path.stat().st_mtime_ns, int(match[1]), path) for path, match in named if match is not None]
     return str(max(found)[2]) if found else None
 
