@@ -19,7 +19,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, final
+from typing import Any, NoReturn, final
 
 import jax
 import jax.numpy as jnp
@@ -97,6 +97,13 @@ class ReplicaMesh:
 
     def __deepcopy__(self, memo: dict[int, object]) -> ReplicaMesh:
         return self
+
+    def __reduce__(self) -> NoReturn:
+        names = ", ".join(map(" ".join, self.device_names))
+        raise TypeError(
+            f"Values on {names} can't be pickled: the devices belong to this process. Pickle NumPy arrays "
+            "instead, `[np.asarray(x) for x in strategy.local_results(value)]`, or save a checkpoint."
+        )
 
     def __repr__(self) -> str:
         return f"ReplicaMesh([{', '.join(map(' '.join, self.device_names))}])"
