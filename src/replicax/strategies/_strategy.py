@@ -366,7 +366,7 @@ class StrategyBase(abc.ABC):
     def distribute_dataset(
         self, dataset: Any, options: InputOptions | None = None
     ) -> DistributedDataset[Any]:
-        """Split the batches of a dataset over the replicas, and have them ready when a step wants them.
+        """Split the batches of a dataset over the replicas, and prepare them in the background.
 
         Each batch of `dataset` is a global batch, for all replicas together. It is split along the first
         axis: sizes differ by at most one, and no example is left out, added or doubled.
@@ -374,16 +374,16 @@ class StrategyBase(abc.ABC):
         Args:
             dataset: a Grain `MapDataset`, `IterDataset` or `DataLoader`, a `tf.data.Dataset`, a torch
                 `DataLoader`, `rx.from_arrays(...)`, `rx.from_files(...)`, a list of batches or anything
-                else that can be iterated over again, a function that returns a fresh iterator, or an
+                else that can be iterated over repeatedly, a function that returns a new iterator, or an
                 iterator, which gives one pass. Batches are arrays or structures of arrays.
             options: an `InputOptions`.
 
         Returns:
-            A `DistributedDataset` to loop over.
+            A `DistributedDataset`. Loop over it once for each epoch.
 
         Raises:
-            NotADatasetError: `dataset` is nothing of the above.
-            InputError: when it is read: batches that can't be split.
+            NotADatasetError: `dataset` is none of the above.
+            InputError: a batch can't be split; raised when it is read.
 
         >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
         >>> dataset = rx.from_arrays({"x": jnp.arange(5.0), "y": jnp.ones(5)}).batch(3)
@@ -411,10 +411,11 @@ class StrategyBase(abc.ABC):
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
     ) -> DistributedDataset[Any]:
-        """Distribute datasets that you make yourself for each process, or for each replica.
+        """Distribute datasets that a function makes for each process, or for each replica.
 
-        Nothing is split here: each replica takes the next batch of its process's dataset, whose batch size
-        is that of one replica. At the end of a dataset, replicas that it has no batch for get an empty one.
+        Batches are not split: each replica takes the next batch of its process's dataset, whose batch size
+        is that of one replica. At the end of a dataset, a replica for which there is no batch gets an empty
+        one.
 
         Args:
             dataset_fn: called with an `InputContext`, once for each process (or for each replica, with
@@ -452,7 +453,7 @@ class StrategyBase(abc.ABC):
         partial_batch: _PartialBatch = "exact",
         batch_size: int | None = None,
     ) -> Any:
-        """Split a batch that the program has made itself, such as a sample of a replay buffer.
+        """Split a batch that the program makes itself, such as a sample from a replay buffer.
 
         The batch is for all replicas together. It is split like the batches of a dataset: along the first
         axis, in sizes that differ by at most one, and no example is left out, added or doubled. Its arrays
