@@ -164,15 +164,15 @@ def test_twice_in_a_row():
     model.fit(_X, _Y, batch_size=4, epochs=1, verbose=0)
     written = []
 
-    def interrupted_assign(self, value, read_value=True):
+    def interrupted_write(self, array):
         written.append(self)
         if len(written) in (5, 8, 12):
             raise KeyboardInterrupt
-        return assign(self, value, read_value)
+        write(self, array)
 
-    assign = rx.Variable.assign
+    write = DistributedVariable._write_replicated
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rx.Variable, "assign", interrupted_assign)
+        patch.setattr(DistributedVariable, "_write_replicated", interrupted_write)
         with pytest.raises(KeyboardInterrupt):
             model.fit(_X, _Y, batch_size=4, epochs=1, verbose=0)
     assert len(written) >= 8

@@ -126,7 +126,17 @@ class DistributedVariable(keras.Variable):
             if not _on_all_devices(self._variable).is_deleted():
                 self._borrower = None
         elif not array.is_deleted():
-            self._value = array
+            self._write_replicated(array)
+            self._borrower = None
+
+    def _write_replicated(self, array: Any) -> None:
+        """Assign an array that is replicated on the strategy's mesh: the checks of `assign` take longer."""
+        variable = self._variable
+        assert variable is not None
+        if variable.layout.on_mesh and not variable.layout.differs:
+            current().frame.store(variable, variable.layout.wrap(array, not variable.shape))
+        else:
+            variable.assign(array, read_value=False)
 
     def _end_loan(self) -> bool:
         """Take the value back from a `Run` that is over. False if it is not over."""
