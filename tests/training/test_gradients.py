@@ -570,7 +570,7 @@ def test_arrays_in_place_of_variables_are_refused():
 
 
 def test_whole_numbers_are_refused_by_name():
-    with pytest.raises(VariableError, match=r"'steps:0' holds int32"):
+    with pytest.raises(VariableError, match=r"'steps:0' has dtype int32"):
         rx.value_and_grad(lambda: 1.0, [rx.Variable(3, name="steps")])
 
 

@@ -381,7 +381,7 @@ def test_minimize_scales_the_loss_and_returns_it_unscaled(strategy, mode):
 def test_a_loss_is_not_scaled_twice_by_minimize():
     w = rx.Variable(4.0)
     optimizer = rx.Optimizer(optax.sgd(0.5), loss_scale=rx.DynamicLossScale())
-    with pytest.raises(ContextError, match="scales the loss by itself"):
+    with pytest.raises(ContextError, match="scales the loss itself"):
         optimizer.minimize(lambda: optimizer.scale_loss(0.5 * w**2), [w])
     assert float(optimizer.scale_loss(1.0)) == 2.0**15
 

@@ -1,4 +1,4 @@
-"""A dynamic loss scale for float16, whose decision is made on reduced gradients, so that replicas agree."""
+"""A dynamic loss scale for float16. It looks at the reduced gradients, so all replicas decide alike."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ __all__ = ["DynamicLossScale"]
 class DynamicLossScale:
     """Multiplies the loss so that small gradients do not vanish in float16, and adapts the factor.
 
-    Give it to an `rx.Optimizer`, and differentiate `optimizer.scale_loss(loss)`. An update whose reduced
-    gradients are not finite is left out, for all replicas alike, and the scale is halved; after enough good
-    ones it is doubled.
+    Pass it to an `rx.Optimizer`, and differentiate `optimizer.scale_loss(loss)`. An update whose reduced
+    gradients are not finite is skipped on all replicas, and the scale is halved. After enough updates in a
+    row with finite gradients it is doubled.
 
     Args:
-        initial_scale: what to begin with.
-        growth_interval: after how many good updates in a row the scale is doubled.
-        smallest: the scale is never smaller than this.
+        initial_scale: the first scale.
+        growth_interval: the number of updates in a row after which the scale is doubled.
+        smallest: the scale never falls below this.
 
     >>> import optax
     >>> w = rx.Variable(1.0)
     >>> scale = rx.DynamicLossScale(initial_scale=4.0)
     >>> optimizer = rx.Optimizer(optax.sgd(0.1), loss_scale=scale)
-    >>> optimizer.apply_gradients([(jnp.float32(jnp.inf), w)])      # overflow: nothing happens to w
+    >>> optimizer.apply_gradients([(jnp.float32(jnp.inf), w)])      # overflow: w stays as it is
     >>> w.read_value(), scale.scale.read_value()
     (Array(1., dtype=float32), Array(2., dtype=float32))
     """
@@ -39,7 +39,7 @@ class DynamicLossScale:
     def __init__(
         self, initial_scale: float = 2.0**15, growth_interval: int = 2000, smallest: float = 1.0
     ) -> None:
-        """Make the variables, in the scope of the strategy."""
+        """Call this in the strategy's scope."""
         if initial_scale <= 0 or growth_interval < 1 or smallest <= 0:
             raise ValueError(
                 f"DynamicLossScale(initial_scale={initial_scale}, growth_interval={growth_interval}, "
@@ -57,22 +57,24 @@ class DynamicLossScale:
 
     @property
     def variables(self) -> list[Variable]:
-        """The scale, and the number of good updates in a row."""
+        """The scale, and the number of updates in a row with finite gradients."""
         return [self.scale, self.good_steps]
 
     def held(self) -> tuple[Any, Any]:
-        """The values of its variables, as compiled code has them."""
+        """The arrays of its variables."""
         cells = [variable.held() for variable in self.variables]
         assert all(isinstance(cell, Mirrored) for cell in cells)
         return cells[0].whole, cells[1].whole
 
-    def take(self, values: tuple[Any, Any]) -> None:
-        """New values for its variables."""
+    def store(self, values: tuple[Any, Any]) -> None:
+        """Write its variables."""
         for variable, value in zip(self.variables, values, strict=True):
             variable.assign(Mirrored.from_whole(value, variable.mesh), read_value=False)
 
-    def judge(self, gradients: list[Any], held: tuple[Any, Any]) -> tuple[list[Any], Any, tuple[Any, Any]]:
-        """Gradients of the loss itself, whether all are finite, and the new scale and count."""
+    def unscale(
+        self, gradients: list[Any], held: tuple[Any, Any]
+    ) -> tuple[list[Any], Any, tuple[Any, Any]]:
+        """The unscaled gradients, whether all are finite, and the new values of the variables."""
         scale, good = held
         gradients = [g.astype(jnp.promote_types(g.dtype, jnp.float32)) / scale for g in gradients]
         finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(g)) for g in gradients]))

@@ -1,4 +1,4 @@
-"""Losses as `tf.distribute` means them: the replicas' add up to that of the global batch."""
+"""Losses whose values on all replicas add up to the loss of the global batch, as in `tf.distribute`."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ __all__ = ["compute_average_loss", "compute_weighted_loss", "matched", "scale_re
 def compute_average_loss(
     per_example_loss: Any, sample_weight: Any = None, global_batch_size: Any = None
 ) -> Any:
-    """This replica's part of the mean loss of the global batch: the sum over its examples, divided by all.
+    """This replica's share of the mean loss over the global batch.
 
-    Adding the parts of all replicas gives the mean over examples, and adding their gradients (what
-    `rx.Optimizer` does) the gradient of that mean, whatever numbers of examples the replicas have. Padding
-    counts for nothing.
+    That is the sum over its own examples, divided by the number of examples of all replicas. The shares
+    of all replicas add up to the mean, and their gradients (which `rx.Optimizer` adds) to the gradient of
+    the mean, whatever numbers of examples the replicas have. Padding is left out.
 
     Args:
         per_example_loss: one loss for each example of this replica.
         sample_weight: weights of the examples, or None.
-        global_batch_size: what to divide by; by default the number of examples of all replicas, which are
-            counted. (`tf.nn.compute_average_loss` assumes that all have as many as this one.)
+        global_batch_size: the divisor; by default the number of examples is counted over all replicas.
+            (`tf.nn.compute_average_loss` assumes that every replica has as many as this one.)
 
     >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
     >>> dataset = strategy.distribute_dataset(rx.from_arrays(jnp.arange(6.0)).batch(5))
@@ -59,11 +59,11 @@ def compute_average_loss(
 
 
 def compute_weighted_loss(losses: Any, weights: Any = None) -> Any:
-    """This replica's part of a weighted mean over the global batch, such as the mean over all tokens.
+    """This replica's share of a weighted mean over the global batch, such as the mean over all tokens.
 
     The sum of `losses * weights` on this replica, divided by the sum of the weights of all replicas.
-    Adding the parts of all replicas gives the weighted mean, and adding their gradients its gradient,
-    whatever numbers of rows and weights the replicas have. Padding has no weight. With
+    The shares of all replicas add up to the weighted mean, and their gradients to its gradient, whatever
+    numbers of rows and weights the replicas have. Padding has no weight. With
     `value_and_grad(microbatches=...)` the weights of all parts are added up first.
 
     Args:
@@ -116,9 +116,10 @@ def _share(total: Any, divisor: Any, dtype: Any) -> Any:
 
 
 def matched(value: Any, like: Any, what: str) -> Any:
-    """`value` in a shape that multiplies `like` entry by entry: an axis of one at the end comes or goes.
+    """`value` reshaped to broadcast to `like`: per-row values get axes of size 1, a column loses its axis.
 
-    Raises `CollectiveError` for shapes that would be broadcast against each other to something larger.
+    Raises:
+        CollectiveError: the shapes would broadcast to something larger than `like`.
     """
     array = jnp.asarray(value)
     if array.ndim == like.ndim + 1 and array.shape[-1] == 1:
@@ -181,12 +182,12 @@ def _count_in_all_parts(num_losses: int, rows: Rows) -> int:
 
 
 def scale_regularization_loss(regularization_loss: Any) -> Any:
-    """A regularization loss, which every replica computes, divided by the number of replicas.
+    """A regularization loss divided by the number of replicas.
 
-    Adding the replicas' losses then counts it once.
+    Every replica computes the whole of it, so the sum over the replicas counts it once.
 
     Args:
-        regularization_loss: a number, or several to be added.
+        regularization_loss: a scalar, or an array or list of them to add up.
 
     >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
     >>> part = strategy.run(lambda: rx.scale_regularization_loss(jnp.float32(3.0)))
@@ -196,7 +197,6 @@ def scale_regularization_loss(regularization_loss: Any) -> Any:
     replica = current().replica
     if replica is None:
         raise CollectiveError(
-            "scale_regularization_loss divides by the number of replicas, so it belongs into a replica "
-            "function."
+            "scale_regularization_loss divides by the number of replicas, so call it in a replica function."
         )
     return jnp.sum(jnp.asarray(regularization_loss)) / replica.num_replicas_in_sync

@@ -27,7 +27,7 @@ __all__ = ["LossWeights", "Microbatches", "is_padding", "part_weight", "sum_over
 
 
 def sum_over_replicas(values: list[Any]) -> list[Any]:
-    """Numbers that nothing is differentiated through, added over all replicas."""
+    """Scalars added over all replicas; no gradient flows through them."""
     replica = current().replica
     values = [jax.lax.stop_gradient(jnp.asarray(value, jnp.float32)) for value in values]
     if replica is None or replica.num_replicas_in_sync == 1 or not values:
@@ -36,7 +36,7 @@ def sum_over_replicas(values: list[Any]) -> list[Any]:
 
 
 def part_weight(rows: Rows) -> Any:
-    """The share of a batch's examples that is in some of its rows, without padding.
+    """The share of these rows in the examples of the batch, without padding.
 
     In a batch that is all padding the parts count equally: terms that do not depend on examples count once.
     """
@@ -87,7 +87,7 @@ class LossWeights:
             self.collected.clear()
 
     def total(self, own: Any) -> Any:
-        """The weights of all parts and replicas for this call, of which this part has `own`."""
+        """The sum of weights over all parts and replicas for this call; `own` is the sum of this part."""
         if current_program() is not self.program:
             raise TracingError(
                 "compute_weighted_loss inside a function that JAX traces by itself (jit, checkpoint, "
@@ -121,7 +121,7 @@ class Microbatches:
     Args:
         count: how many parts at most; their sizes differ by at most one.
         args: the arguments; arrays among them have one row for each example.
-        kwargs: likewise.
+        kwargs: the keyword arguments, likewise.
     """
 
     def __init__(self, count: int, args: Any, kwargs: Any) -> None:
@@ -151,6 +151,9 @@ class Microbatches:
             one: returns `((loss, aux), gradients)`.
             probe: calls the loss function without gradients and without its writes.
         """
+        if self.count == 1:
+            (loss, aux), gradients = one(*self._treedef.unflatten(self._leaves))
+            return (loss, [aux]), gradients
         try:
             return self._accumulate(one, None)
         except LossWeightsNeeded:

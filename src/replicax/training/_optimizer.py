@@ -201,9 +201,9 @@ class Optimizer:
         call. Outside, a per-replica gradient is reduced, and any other is used as it is.
 
         Args:
-            grads_and_vars: the gradients, in the structure of `variables`. Without `variables`, pairs of a
-                gradient and its variable, as of `zip(gradients, variables)`; optax then sees a list. A
-                gradient is an array or an `IndexedSlices`.
+            grads_and_vars: the gradients, in the structure of `variables`; or, without `variables`,
+                pairs of a gradient and its variable, such as `zip(gradients, variables)`, which optax
+                sees as a list. A gradient is an array or an `IndexedSlices`.
             variables: the variables, in any structure; each gets the gradient at its own path, so the order
                 of dict keys does not matter.
             return_norm: return the global norm of the reduced gradients, before the transformation clips or
@@ -323,7 +323,7 @@ class Optimizer:
         for variable, value in zip((*variables, *self.slots), (*values, *slots), strict=True):
             variable.assign(_mirrored(variable, value), read_value=False)
         if self.loss_scale is not None:
-            self.loss_scale.take(scale)
+            self.loss_scale.store(scale)
         self.iterations.assign_add(_mirrored(self.iterations, counted), read_value=False)
         return _mirrored(variables[0], norm) if return_norm and variables[0].layout.on_mesh else norm
 
@@ -333,7 +333,7 @@ class Optimizer:
         """The pure part: new variables, slots and loss scale; how many updates that is; the norm."""
         finite = None
         if self.loss_scale is not None:
-            gradients, finite, scale = self.loss_scale.judge(gradients, scale)
+            gradients, finite, scale = self.loss_scale.unscale(gradients, scale)
         norm = _global_norm(gradients) if with_norm else None
         gradients = [g.astype(v.dtype) for g, v in zip(gradients, values, strict=True)]
         new, state = self._transformed(gradients, slots, values)
@@ -384,7 +384,7 @@ def _explain_structure(error: Exception, parameters: Parameters) -> None:
 
 
 def _whole(variable: Variable) -> Any:
-    """A variable's value as compiled code takes it: equal copies as one array."""
+    """The value of a variable as one replicated array."""
     cell = variable.held()
     assert isinstance(cell, Mirrored)
     return cell.whole

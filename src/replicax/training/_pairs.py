@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax.errors import ContextError, VariableError
-from replicax.training._pytrees import as_variable, flatten_variables, path_name
+from replicax.training._pytrees import as_variable, flatten_variables, path_name, repeated_names
 from replicax.values import IndexedSlices, Leaf, PerReplica, is_number
 from replicax.variables import Variable
 
@@ -177,11 +177,7 @@ def _some(names: Sequence[str], most: int = 8) -> str:
 
 
 def _check_distinct(variables: Sequence[Variable]) -> None:
-    seen, repeated = set(), []
-    for variable in variables:
-        if variable.ref() in seen:
-            repeated.append(variable.name)
-        seen.add(variable.ref())
+    repeated = repeated_names(variables)
     if repeated:
         raise VariableError(
             f"An optimizer got {', '.join(repeated)} more than once. Pass a variable once, with the sum of "

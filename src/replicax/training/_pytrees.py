@@ -1,7 +1,8 @@
-"""Variables from a structure of arrays and back, for models that are pure functions of their parameters."""
+"""Structures of variables: created from arrays, read as arrays, flattened with paths."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, TypeVar, overload
 
 import jax
@@ -19,6 +20,7 @@ __all__ = [
     "ordered_like",
     "path_name",
     "read_values",
+    "repeated_names",
 ]
 
 
@@ -58,16 +60,16 @@ def create_variables(
     aggregation: AggregationLike = VariableAggregation.NONE,
     name: str | None = None,
 ) -> Any:
-    """The structure `arrays` with a variable in place of each array, made by the strategy in scope.
+    """The structure `arrays` with a variable in place of each array, created by the strategy in scope.
 
-    So a model that is a pure function (plain JAX, Flax linen, Equinox) needs no rewriting: its parameters
-    become variables, and `rx.read_values` gives it the arrays back.
+    A model that is a pure function (plain JAX, Flax linen, Equinox) needs no rewriting: its parameters
+    become variables, and `rx.read_values` returns their arrays.
 
     Args:
-        arrays: a structure of arrays; what is no array stays.
-        trainable: whether optimizers should update them.
-        aggregation: how replicas' writes are combined, as of `rx.Variable`.
-        name: what their names begin with; by default they are called by their place in the structure.
+        arrays: a structure of arrays; leaves that are not arrays or numbers stay as they are.
+        trainable: whether optimizers should update the variables.
+        aggregation: how replicas' writes are combined; see `rx.Variable`.
+        name: the prefix of the variables' names, which are their paths in the structure.
 
     >>> params = rx.create_variables({"dense": {"kernel": jnp.ones((2, 3)), "bias": jnp.zeros(3)}})
     >>> params["dense"]["kernel"].name
@@ -115,22 +117,29 @@ def flatten_variables(structure: Any) -> tuple[list[tuple[Any, ...]], list[Any],
 
 
 def as_variable(thing: Any) -> Any:
-    """The variable behind `thing`, if a library's own variable says that it has one; or `thing` itself.
-
-    It says so with an attribute `replicax_variable`.
-    """
+    """The variable of ours that backs another library's (`thing.replicax_variable`), else `thing`."""
     return thing if isinstance(thing, Variable) else getattr(thing, "replicax_variable", thing)
 
 
+def repeated_names(variables: Iterable[Variable]) -> list[str]:
+    """The names of variables that occur more than once."""
+    seen, repeated = set(), []
+    for variable in variables:
+        if variable.ref() in seen:
+            repeated.append(variable.name)
+        seen.add(variable.ref())
+    return repeated
+
+
 def ordered_like(like: Any, structure: Any) -> Any:
-    """`structure`, whose dicts JAX has sorted by key, in the order of the dicts in `like`."""
+    """`structure` with the keys of its dicts, which JAX has sorted, in the order of those in `like`."""
     if isinstance(as_variable(like), Variable):
         return structure
     if isinstance(like, dict):
         ordered = {key: ordered_like(part, structure[key]) for key, part in like.items()}
         if type(like) is dict:
             return ordered
-        structure.clear()  # one of JAX's own, such as a defaultdict: nobody else has it
+        structure.clear()  # a defaultdict, for example, that JAX has just created
         structure.update(ordered)
         return structure
     parts, treedef = jax.tree.flatten(like, is_leaf=lambda part: part is not like)
@@ -142,9 +151,7 @@ def read_values(structure: Variable) -> jax.Array: ...
 @overload
 def read_values(structure: _Structure) -> _Structure: ...
 def read_values(structure: Any) -> Any:
-    """`structure` with the current value in place of each variable.
-
-    In a replica function these are the replica's own copies.
+    """`structure` with its value in place of each variable; in a replica function, the replica's own copy.
 
     >>> rx.read_values([rx.Variable(1.0), {"b": rx.Variable([2.0])}])
     [Array(1., dtype=float32), {'b': Array([2.], dtype=float32)}]

@@ -1,4 +1,4 @@
-"""Randomness that does not depend on how examples are spread over replicas."""
+"""Random keys by example, so that results do not depend on the number of replicas."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ __all__ = ["example_keys"]
 def example_keys(key: Any, indices: Any) -> jax.Array:
     """A random key for each example, from its global index.
 
-    Let the dataset carry the indices, and dropout, augmentation and the like come out the same on any
+    Put the indices into the dataset: dropout, augmentation and similar then have the same results on any
     number of replicas. Fold the number of the step into `key`, so that every epoch differs.
 
     Args:
-        key: a key, the same for all replicas.
+        key: a random key, the same for all replicas.
         indices: the global indices of this replica's examples.
 
     Returns:
-        An array of keys, to be `vmap`ped over.
+        An array of keys, for `jax.vmap`.
 
     >>> keys = rx.example_keys(jax.random.key(0), jnp.array([7, 8]))
     >>> masks = jax.vmap(lambda key: jax.random.bernoulli(key, 0.9, (3,)))(keys)
