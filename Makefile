@@ -46,7 +46,7 @@ test: $(INSTALLED)
 OLDEST_JAX = $(shell sed -n 's/.*"jax>=\([0-9.]*\)".*/\1/p' pyproject.toml).0
 
 test-oldest: build/oldest/.installed
-	$(call QUICK,build/oldest/bin) build/oldest/bin/python -m pytest -n $(WORKERS) $(CORE_TESTS)
+	$(call QUICK,build/oldest/bin) build/oldest/bin/python -m pytest -n $(WORKERS) --dist worksteal $(CORE_TESTS)
 
 build/oldest/.installed: pyproject.toml constraints.txt
 	test -x build/oldest/bin/python || $(PYTHON) -m venv build/oldest
@@ -59,7 +59,7 @@ build/oldest/.installed: pyproject.toml constraints.txt
 test-newest:
 	test -x build/newest/bin/python || $(PYTHON) -m venv build/newest
 	build/newest/bin/python -m pip install --quiet --upgrade jax jaxlib flax --editable '.[dev]'
-	$(call QUICK,build/newest/bin) build/newest/bin/python -m pytest -n $(WORKERS) $(CORE_TESTS)
+	$(call QUICK,build/newest/bin) build/newest/bin/python -m pytest -n $(WORKERS) --dist worksteal $(CORE_TESTS)
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check
