@@ -17,6 +17,7 @@ __all__ = [
     "ReduceOp",
     "ReduceOpLike",
     "SynchronizationLike",
+    "Untyped",
     "VariableAggregation",
     "VariableSynchronization",
 ]
@@ -39,6 +40,10 @@ class Device(Protocol):
     def process_index(self) -> int:
         """The index of the process that it belongs to."""
         ...
+
+
+class Untyped:
+    """The type of no value: in an overload only `Any` matches it, so that what is not known stays `Any`."""
 
 
 @enum.unique

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from replicax.collectives import Communicator, DefaultAllReduce
-from replicax.strategies._strategy import Answers, Strategy
+from replicax.strategies._answers import Answers
+from replicax.strategies._strategy import Strategy
 from replicax.topology import ReplicaMesh, find_device, resolve_devices
 from replicax.types import Device
 from replicax.variables import Central, Layout, VariableSpec

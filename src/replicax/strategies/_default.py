@@ -11,7 +11,8 @@ from replicax.collectives import Communicator, DefaultAllReduce
 from replicax.contexts import Context, ReplicaContext, has_strategy, register_default
 from replicax.errors import ContextError
 from replicax.execution import SingleReplica
-from replicax.strategies._strategy import Answers, Strategy
+from replicax.strategies._answers import Answers
+from replicax.strategies._strategy import Strategy
 from replicax.topology import ReplicaMesh, prepare_cpu_pool
 from replicax.variables import EAGER, OneDevice
 

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 
 from replicax.collectives import Communicator, CrossDeviceOps, DefaultAllReduce
 from replicax.errors import VariableError
-from replicax.strategies._strategy import Answers, Strategy
+from replicax.strategies._answers import Answers
+from replicax.strategies._strategy import Strategy
 from replicax.topology import ReplicaMesh, resolve_devices
 from replicax.types import Device, VariableSynchronization
 from replicax.variables import Layout, OnePerReplica, Replicated, VariableSpec

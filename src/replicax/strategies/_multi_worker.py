@@ -26,8 +26,9 @@ from replicax.collectives import (
     merge_options,
 )
 from replicax.errors import CollectiveError, DeviceError
+from replicax.strategies._answers import Answers
 from replicax.strategies._mirrored import mirrored_layouts
-from replicax.strategies._strategy import Answers, Strategy
+from replicax.strategies._strategy import Strategy
 from replicax.topology import ReplicaMesh, device_name, parse_device_name, prepare_cpu_pool
 from replicax.types import Device
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from replicax.collectives import Communicator, DefaultAllReduce
-from replicax.strategies._strategy import Answers, Strategy
+from replicax.strategies._answers import Answers
+from replicax.strategies._strategy import Strategy
 from replicax.topology import ReplicaMesh, find_device
 from replicax.types import Device
 from replicax.variables import OneDevice

@@ -5,8 +5,9 @@ from __future__ import annotations
 from replicax.cluster import TPUClusterResolver, warn_of_stand_ins
 from replicax.collectives import Communicator, DefaultAllReduce
 from replicax.errors import DeviceError
+from replicax.strategies._answers import Answers
 from replicax.strategies._mirrored import mirrored_layouts
-from replicax.strategies._strategy import Answers, Strategy
+from replicax.strategies._strategy import Strategy
 from replicax.topology import ReplicaMesh
 from replicax.tpu import DeviceAssignment
 

@@ -1,0 +1,37 @@
+"""What distinguishes one strategy from another."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, final
+
+from replicax.collectives import Communicator
+from replicax.variables import Layout, VariableSpec
+
+__all__ = ["Answers"]
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Answers:
+    """What distinguishes one strategy from another.
+
+    Args:
+        communicator: the devices of each replica, and how values are combined over them.
+        choose_layout: returns a variable's completed spec and its layout; raises if the strategy does not
+            support such a variable.
+        parameter_device: the device of state that has one copy; None if each replica has a copy.
+        places_values: whether values are placed on the devices of the mesh, not wherever JAX puts them.
+        plain_values: whether per-replica values are plain arrays, because there is only one replica.
+        cluster_resolver: the resolver of the cluster; None for strategies of one machine.
+        why_not_assignable: why values can't be assigned to a logical device; None if they can.
+    """
+
+    communicator: Communicator
+    choose_layout: Callable[[VariableSpec], tuple[VariableSpec, Layout]]
+    parameter_device: Any = None
+    places_values: bool = True
+    plain_values: bool = False
+    cluster_resolver: Any = None
+    why_not_assignable: str | None = None
