@@ -141,14 +141,17 @@ def _as_pair(pair: Any) -> tuple[Any, Variable]:
 
 
 def _from_structures(gradients: Any, variables: Any) -> tuple[list[Any], Parameters]:
-    leaves = jax.tree_util.tree_leaves_with_path(gradients, is_leaf=_is_gradient)
-    if leaves and all(isinstance(as_variable(leaf), Variable) for _, leaf in leaves):
+    leaves, structure = jax.tree.flatten(gradients, is_leaf=_is_gradient)
+    if leaves and all(isinstance(leaf, Variable) for leaf in leaves):
         raise VariableError(
             "apply_gradients(gradients, variables) got variables in the place of the gradients. Pass the "
             "gradients first and the variables second, in this order."
         )
     parameters = Parameters.of(variables, "apply_gradients")
-    found = {path_name(path): leaf for path, leaf in leaves}
+    if structure == parameters.structure:
+        return leaves, parameters
+    with_paths = jax.tree_util.tree_leaves_with_path(gradients, is_leaf=_is_gradient)
+    found = {path_name(path): leaf for path, leaf in with_paths}
     wanted = [path_name(path) for path in parameters.paths]
     if found.keys() != set(wanted):
         raise VariableError(_mismatch(found.keys() - set(wanted), set(wanted) - found.keys()))
