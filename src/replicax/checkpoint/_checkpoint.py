@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from replicax._jax import is_transforming
+from replicax.checkpoint._background import Writer
 from replicax.checkpoint._content import Content
 from replicax.checkpoint._entries import (
     FORMATS,
@@ -119,7 +120,7 @@ class Checkpoint:
 
     def _save_into(self, store: Store, *, first: int) -> str:
         step = store.next_step(first)
-        store.save(step, self.content())
+        Writer(store).write_now(step, self.content())
         return str(store.path(step))
 
     def content(self) -> Content:

@@ -5,18 +5,15 @@ Values are copied to the host at once. A thread with low priority writes them, o
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 import logging
 import operator
 import os
-import pathlib
 import threading
 import weakref
 from typing import Any, final
 
+from replicax.checkpoint._background import Writer, finish_at_exit
 from replicax.checkpoint._checkpoint import Checkpoint
-from replicax.checkpoint._content import Content
 from replicax.checkpoint._status import RestoreStatus
 from replicax.checkpoint._store import Store
 from replicax.contexts import has_strategy, in_cross_replica_context
@@ -84,12 +81,12 @@ class CheckpointManager:
         self._checkpoint = checkpoint
         self._store = Store(directory, max_to_keep, prefix, managed=True)
         self._interval = save_interval
-        self._writer = _Writer(self._store)
+        self._writer = Writer(self._store)
         self._asynchronous = asynchronous
         self._saving = threading.Lock()
         self._unreadable: set[int] = set()
         self._finalizer = weakref.finalize(self, self._writer.drop)
-        _finish_at_exit(self._writer)
+        finish_at_exit(self._writer)
 
     def __repr__(self) -> str:
         return f"CheckpointManager({self._checkpoint!r}, {str(self._store.directory)!r})"
@@ -210,94 +207,3 @@ def _checked_step(step: Any) -> int:
     if isinstance(step, bool) or number < 0:
         raise CheckpointError(f"CheckpointManager.save({step!r}): pass a step number, 0 or more.")
     return number
-
-
-@final
-class _Writer:
-    """Writes one checkpoint at a time, each in a new thread."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
-
-    def write(self, step: int, content: Content) -> None:
-        """Start to write."""
-        arguments = (step, content)
-        self._thread = threading.Thread(target=self._run, args=arguments, name="replicax-checkpoint")
-        self._thread.start()
-
-    def _run(self, step: int, content: Content) -> None:
-        _lower_priority()
-        try:
-            self._store.save(step, content)
-        except BaseException as error:  # `wait` raises it in the caller's thread
-            self._error = error
-
-    def wait(self) -> None:
-        """Wait for the thread, and raise its error."""
-        self.finish()
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
-
-    def finish(self) -> None:
-        """Wait for the thread."""
-        thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join()
-            self._thread = None
-
-    def drop(self) -> None:
-        """Wait for the thread, and log its error: at exit or in a finalizer, none could be caught."""
-        self.finish()
-        if self._error is not None:
-            _logger.error("%s", self._error)
-            self._error = None
-
-
-_writers: weakref.WeakSet[_Writer] = weakref.WeakSet()
-
-
-def _finish_at_exit(writer: _Writer) -> None:
-    """Finish writing when the program ends.
-
-    Orbax needs thread pools, which Python closes before it calls the functions of `atexit`. So this uses a
-    hook of `threading`. Hooks are called in reverse order, hence the import of the pools first.
-    """
-    importlib.import_module("concurrent.futures.thread")
-    if not _writers:
-        register: Any = getattr(threading, "_register_atexit", None)
-        if register is not None:
-            register(_drop_all)
-    _writers.add(writer)
-
-
-def _drop_all() -> None:
-    for writer in list(_writers):
-        writer.drop()
-
-
-# Niceness 15: about 1/30 of a contended core.
-_NICE = 15
-
-
-def _lower_priority() -> None:
-    """Lower the priority of this thread, of those that it starts, and of tensorstore's."""
-    setpriority: Any = getattr(os, "setpriority", None)
-    if setpriority is None:
-        return
-    for task in [threading.get_native_id(), *_library_threads()]:
-        with contextlib.suppress(OSError):
-            setpriority(os.PRIO_PROCESS, task, _NICE)
-
-
-def _library_threads() -> list[int]:
-    """The threads of tensorstore's pool, which another thread may have started; Linux only."""
-    tasks = []
-    with contextlib.suppress(OSError):
-        for task in pathlib.Path("/proc/self/task").iterdir():
-            with contextlib.suppress(OSError):
-                if (task / "comm").read_text().startswith("ts_pool_worker"):
-                    tasks.append(int(task.name))
-    return tasks
