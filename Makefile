@@ -65,6 +65,7 @@ check: $(INSTALLED)
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/python tests/typing/check.py
 	$(BIN)/lint-imports
 
 format: $(INSTALLED)
@@ -104,5 +105,5 @@ doctor: .venv/.demo_installed
 	touch $@
 
 clean:
-	rm -rf .venv .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
+	rm -rf .venv .pytest_cache .ruff_cache .hypothesis .import_linter_cache .mypy_cache build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

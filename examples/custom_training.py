@@ -4,6 +4,7 @@
 """
 
 import tempfile
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +24,7 @@ train_dataset = strategy.distribute_dataset(rx.from_arrays(make_images(1000, see
 test_dataset = strategy.distribute_dataset(rx.from_arrays(make_images(300, seed=2)).batch(BATCH_SIZE))
 
 
-def predict(weights, images):
+def predict(weights: Any, images: jax.Array) -> jax.Array:
     x = images
     for name in ("conv1", "conv2"):
         kernel, bias = weights[name]
@@ -46,13 +47,13 @@ with strategy.scope():
     test_accuracy = rx.SparseCategoricalAccuracy(name="test_accuracy")
 
 
-def losses_and_scores(images, labels):
+def losses_and_scores(images: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
     scores = predict(rx.read_values(weights), images)
     return optax.softmax_cross_entropy_with_integer_labels(scores, labels), scores
 
 
-def replica_train_step(images, labels):
-    def loss_fn():
+def replica_train_step(images: jax.Array, labels: jax.Array) -> jax.Array:
+    def loss_fn() -> tuple[jax.Array, jax.Array]:
         losses, scores = losses_and_scores(images, labels)
         return rx.compute_average_loss(losses), scores
 
@@ -62,19 +63,19 @@ def replica_train_step(images, labels):
     return loss
 
 
-def replica_test_step(images, labels):
+def replica_test_step(images: jax.Array, labels: jax.Array) -> None:
     losses, scores = losses_and_scores(images, labels)
     test_loss.update_state(losses)
     test_accuracy.update_state(labels, scores)
 
 
 @rx.function
-def train_step(batch):
+def train_step(batch: Any) -> jax.Array:
     return strategy.reduce("SUM", strategy.run(replica_train_step, args=batch), axis=None)
 
 
 @rx.function
-def test_step(batch):
+def test_step(batch: Any) -> None:
     strategy.run(replica_test_step, args=batch)
 
 
@@ -99,5 +100,5 @@ with rx.OneDeviceStrategy("CPU:0").scope():
     weights = rx.create_variables(make_weights())
     rx.Checkpoint(weights=weights).restore(folder).expect_partial()
 images, labels = make_images(300, seed=2)
-correct = predict(rx.read_values(weights), images).argmax(1) == labels
+correct = predict(rx.read_values(weights), jnp.asarray(images)).argmax(1) == labels
 print(f"Accuracy after restoring on one device: {correct.mean() * 100:.2f}")

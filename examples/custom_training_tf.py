@@ -5,7 +5,9 @@ one of optax. `custom_training.py` is the same program in plain Replicax.
 """
 
 import tempfile
+from typing import Any
 
+import jax
 import optax
 from images import make_images, make_weights
 
@@ -30,14 +32,14 @@ test_dist_dataset = strategy.experimental_distribute_dataset(test_dataset)
 
 
 class Model(tf.Module):
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.layers = {
             name: (tf.Variable(kernel, name=f"{name}/kernel"), tf.Variable(bias, name=f"{name}/bias"))
             for name, (kernel, bias) in make_weights().items()
         }
 
-    def __call__(self, images):
+    def __call__(self, images: jax.Array) -> jax.Array:
         x = images
         for name in ("conv1", "conv2"):
             kernel, bias = self.layers[name]
@@ -59,14 +61,14 @@ with strategy.scope():
     checkpoint = tf.train.Checkpoint(optimizer=optimizer, model=model)
 
 
-def compute_losses(labels, predictions):
+def compute_losses(labels: jax.Array, predictions: jax.Array) -> jax.Array:
     return tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=predictions)
 
 
-def train_step(inputs):
+def train_step(inputs: tuple[jax.Array, jax.Array]) -> jax.Array:
     images, labels = inputs
 
-    def loss_fn():  # was: with tf.GradientTape() as tape:
+    def loss_fn() -> tuple[jax.Array, jax.Array]:  # was: with tf.GradientTape() as tape:
         predictions = model(images)
         return tf.nn.compute_average_loss(compute_losses(labels, predictions)), predictions
 
@@ -77,7 +79,7 @@ def train_step(inputs):
     return loss
 
 
-def test_step(inputs):
+def test_step(inputs: tuple[jax.Array, jax.Array]) -> None:
     images, labels = inputs
     predictions = model(images)
     test_loss.update_state(compute_losses(labels, predictions))
@@ -85,13 +87,13 @@ def test_step(inputs):
 
 
 @tf.function
-def distributed_train_step(dataset_inputs):
+def distributed_train_step(dataset_inputs: Any) -> jax.Array:
     per_replica_losses = strategy.run(train_step, args=(dataset_inputs,))
     return strategy.reduce(tf.distribute.ReduceOp.SUM, per_replica_losses, axis=None)
 
 
 @tf.function
-def distributed_test_step(dataset_inputs):
+def distributed_test_step(dataset_inputs: Any) -> None:
     return strategy.run(test_step, args=(dataset_inputs,))
 
 

@@ -5,6 +5,7 @@ step, each by its own optimizer and with gradients with respect to its own varia
 """
 
 import itertools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,13 +20,13 @@ strategy = rx.MirroredStrategy()
 BATCH_SIZE, NOISE, STEPS = 128, 4, 1000
 
 
-def make_ring(count, rng):
+def make_ring(count: int, rng: np.random.Generator) -> np.ndarray:
     angles = rng.uniform(0, 2 * np.pi, count)
     radius = 1 + 0.05 * rng.normal(size=count)
     return (radius * np.stack([np.cos(angles), np.sin(angles)])).T.astype(np.float32)
 
 
-def make_network(rng, *sizes):
+def make_network(rng: np.random.Generator, *sizes: int) -> list[dict[str, np.ndarray]]:
     return [
         {
             "weights": (rng.normal(size=(a, b)) / np.sqrt(a)).astype(np.float32),
@@ -35,13 +36,13 @@ def make_network(rng, *sizes):
     ]
 
 
-def apply(network, x):
+def apply(network: Any, x: jax.Array) -> jax.Array:
     for layer in network[:-1]:
         x = jax.nn.leaky_relu(x @ layer["weights"] + layer["bias"], 0.2)
     return x @ network[-1]["weights"] + network[-1]["bias"]
 
 
-def leaves(structure):
+def leaves(structure: Any) -> list[rx.Variable]:
     return jax.tree.leaves(structure, is_leaf=lambda x: isinstance(x, rx.Variable))
 
 
@@ -53,20 +54,20 @@ with strategy.scope():
     discriminator_optimizer = rx.Optimizer(optax.adam(2e-3, b1=0.5), name="discriminator_optimizer")
 
 
-def losses(points, is_real):
+def losses(points: jax.Array, is_real: bool) -> jax.Array:
     scores = apply(rx.read_values(discriminator), points)[:, 0]
     return optax.sigmoid_binary_cross_entropy(scores, jnp.full(scores.shape, float(is_real)))
 
 
-def replica_step(real, step):
+def replica_step(real: jax.Array, step: jax.Array) -> tuple[jax.Array, jax.Array]:
     key = rx.get_replica_context().rng(jax.random.fold_in(jax.random.key(0), step))  # the replica's own
     noise = jax.random.normal(key, (real.shape[0], NOISE))
 
-    def discriminator_loss():
+    def discriminator_loss() -> jax.Array:
         fake = apply(rx.read_values(generator), noise)
         return rx.compute_average_loss(losses(real, True) + losses(fake, False))
 
-    def generator_loss():
+    def generator_loss() -> jax.Array:
         return rx.compute_average_loss(losses(apply(rx.read_values(generator), noise), True))
 
     return (
@@ -76,13 +77,13 @@ def replica_step(real, step):
 
 
 @rx.function
-def train_step(real, step):
+def train_step(real: Any, step: jax.Array) -> tuple[jax.Array, jax.Array]:
     return strategy.reduce("SUM", strategy.run(replica_step, args=(real, step)), axis=None)
 
 
-def radii(count):
+def radii(count: int) -> tuple[np.ndarray, np.ndarray]:
     noise = np.random.default_rng(1).normal(size=(count, NOISE)).astype(np.float32)
-    points = np.asarray(apply(rx.read_values(generator), noise))
+    points = np.asarray(apply(rx.read_values(generator), jnp.asarray(noise)))
     return np.linalg.norm(points, axis=1), np.arctan2(points[:, 1], points[:, 0])
 
 

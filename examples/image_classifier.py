@@ -4,9 +4,10 @@ Needs Flax: pip install 'replicax[flax]'. `custom_training.py` is a similar prog
 """
 
 import tempfile
+from typing import Any
 
+import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from flax import nnx
 from images import NUM_CLASSES, SIZE, make_images
@@ -30,7 +31,7 @@ test_dataset = strategy.distribute_dataset(test_examples.batch(BATCH_SIZE), one_
 
 
 class Classifier(nnx.Module):
-    def __init__(self, rngs):
+    def __init__(self, rngs: nnx.Rngs) -> None:
         self.conv1 = nnx.Conv(1, 8, (3, 3), rngs=rngs)
         self.norm1 = rx_flax.SyncBatchNorm(8, momentum=0.9, rngs=rngs)  # over all replicas' examples
         self.conv2 = nnx.Conv(8, 16, (3, 3), rngs=rngs)
@@ -38,7 +39,7 @@ class Classifier(nnx.Module):
         self.dropout = nnx.Dropout(0.2, rngs=rngs)  # other masks on every replica
         self.out = nnx.Linear(16 * (SIZE // 4) ** 2, NUM_CLASSES, rngs=rngs)
 
-    def __call__(self, images):
+    def __call__(self, images: jax.Array) -> jax.Array:
         x = nnx.max_pool(nnx.relu(self.norm1(self.conv1(images))), (2, 2), (2, 2))
         x = nnx.max_pool(nnx.relu(self.norm2(self.conv2(x))), (2, 2), (2, 2))
         return self.out(self.dropout(x.reshape(x.shape[0], -1)))
@@ -54,8 +55,8 @@ params = rx_flax.variables(model)
 inference = nnx.view(model, deterministic=True, use_running_average=True)  # the same variables
 
 
-def replica_train_step(images, labels):
-    def loss_fn(images):
+def replica_train_step(images: jax.Array, labels: jax.Array) -> jax.Array:
+    def loss_fn(images: jax.Array) -> tuple[jax.Array, jax.Array]:
         scores = model(images)
         losses = optax.softmax_cross_entropy_with_integer_labels(scores, labels)
         return rx.compute_average_loss(losses), scores
@@ -67,13 +68,13 @@ def replica_train_step(images, labels):
 
 
 @rx.function
-def train_step(batch):
+def train_step(batch: Any) -> jax.Array:
     return strategy.reduce("SUM", strategy.run(replica_train_step, args=batch), axis=None)
 
 
 @rx.function
-def test_step(batch):
-    def replica_test_step(images, labels):
+def test_step(batch: Any) -> None:
+    def replica_test_step(images: jax.Array, labels: jax.Array) -> None:
         test_accuracy.update_state(labels, inference(images))
 
     strategy.run(replica_test_step, args=batch)
@@ -103,7 +104,7 @@ with rx.OneDeviceStrategy("CPU:0").scope():
     restored = rx_flax.adopt(Classifier(nnx.Rngs(1)))
     rx.Checkpoint(model=restored).restore(folder).expect_partial()
 images, labels = make_images(300, seed=2)
-scores = nnx.view(restored, deterministic=True, use_running_average=True)(images)
-accuracy = np.mean(np.asarray(scores).argmax(1) == labels)
+scores = nnx.view(restored, deterministic=True, use_running_average=True)(jnp.asarray(images))
+accuracy = float((scores.argmax(1) == labels).mean())
 print(f"The best model on one device: {accuracy * 100:.1f}")
 assert accuracy > 0.9 and abs(accuracy - best) < 0.01

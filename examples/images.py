@@ -5,7 +5,7 @@ import numpy as np
 SIZE, NUM_CLASSES = 12, 10
 
 
-def make_images(count, seed):
+def make_images(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """`count` images, each one of ten fixed patterns with noise, and which pattern it is."""
     patterns = np.random.default_rng(0).normal(size=(NUM_CLASSES, SIZE, SIZE, 1))
     rng = np.random.default_rng(seed)
@@ -14,7 +14,7 @@ def make_images(count, seed):
     return images.astype(np.float32), labels.astype(np.int32)
 
 
-def make_weights():
+def make_weights() -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """The initial weights of a small network for them: two convolutions and two dense layers."""
     rng = np.random.default_rng(1)
     shapes = {"conv1": (3, 3, 1, 8), "conv2": (3, 3, 8, 16), "dense1": (3 * 3 * 16, 32), "dense2": (32, 10)}

@@ -1,5 +1,7 @@
 """A linear regression with JAX and optax, on one device."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,13 +12,13 @@ optimizer = optax.adam(0.1)
 state = optimizer.init(params)
 
 
-def loss_fn(params, x, y):
+def loss_fn(params: dict[str, jax.Array], x: jax.Array, y: jax.Array) -> jax.Array:
     errors = (x @ params["weights"] + params["bias"] - y) ** 2
     return jnp.mean(errors)
 
 
 @jax.jit
-def train_step(params, state, x, y):
+def train_step(params: Any, state: Any, x: jax.Array, y: jax.Array) -> tuple[Any, Any, jax.Array]:
     loss, gradients = jax.value_and_grad(loss_fn)(params, x, y)
     updates, state = optimizer.update(gradients, state)
     return optax.apply_updates(params, updates), state, loss
@@ -25,6 +27,7 @@ def train_step(params, state, x, y):
 x = np.random.default_rng(0).normal(size=(70, 3)).astype(np.float32)
 y = x @ np.array([1.0, -2.0, 3.0], np.float32) + 0.5
 
+loss: jax.Array | float = np.inf
 for epoch in range(31):
     for i in range(0, len(x), 16):
         params, state, loss = train_step(params, state, x[i : i + 16], y[i : i + 16])

@@ -1,5 +1,7 @@
 """A linear regression on two replicas. The loop does not know how many there are."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,19 +17,19 @@ with strategy.scope():  # variables made here have a copy on every device
     optimizer = rx.Optimizer(optax.adam(0.1))
 
 
-def loss_fn(params, x, y):
+def loss_fn(params: dict[str, jax.Array], x: jax.Array, y: jax.Array) -> jax.Array:
     errors = (x @ params["weights"] + params["bias"] - y) ** 2
     return rx.compute_average_loss(errors)  # over the examples of all replicas
 
 
-def replica_step(x, y):
+def replica_step(x: jax.Array, y: jax.Array) -> jax.Array:
     loss, gradients = jax.value_and_grad(loss_fn)(params, x, y)
     optimizer.apply_gradients(gradients, params)
     return loss
 
 
 @rx.function  # compiled; drop the line and every replica is plain Python
-def train_step(batch):
+def train_step(batch: Any) -> jax.Array:
     return strategy.reduce("SUM", strategy.run(replica_step, args=batch), axis=None)
 
 
@@ -35,6 +37,7 @@ x = np.random.default_rng(0).normal(size=(70, 3)).astype(np.float32)
 y = x @ np.array([1.0, -2.0, 3.0], np.float32) + 0.5
 dataset = strategy.distribute_dataset(rx.from_arrays((x, y)).batch(16))  # for all replicas together
 
+loss: jax.Array | float = np.inf
 for epoch in range(31):
     for batch in dataset:
         loss = train_step(batch)

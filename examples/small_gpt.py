@@ -4,6 +4,8 @@ The parameters are a dict of arrays: `rx.create_variables` turns them into varia
 `rx.read_values` gives the arrays back.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -34,11 +36,11 @@ examples = rx.from_arrays(windows).shuffle(seed=0).repeat().batch(BATCH_SIZE)
 # The model.
 
 
-def make_params(rng):
-    def matrix(*shape):
+def make_params(rng: np.random.Generator) -> dict[str, Any]:
+    def matrix(*shape: int) -> np.ndarray:
         return (rng.normal(size=shape) / np.sqrt(shape[0])).astype(np.float32)
 
-    def layer():
+    def layer() -> dict[str, np.ndarray]:
         return {
             "qkv": matrix(WIDTH, 3 * WIDTH),
             "mix": matrix(WIDTH, WIDTH),
@@ -54,11 +56,11 @@ def make_params(rng):
     }
 
 
-def normalize(x):
+def normalize(x: jax.Array) -> jax.Array:
     return x * jax.lax.rsqrt(jnp.mean(x**2, axis=-1, keepdims=True) + 1e-6)
 
 
-def attend(layer, x):
+def attend(layer: dict[str, jax.Array], x: jax.Array) -> jax.Array:
     batch, length, _ = x.shape
     qkv = (x @ layer["qkv"]).reshape(batch, length, 3, HEADS, WIDTH // HEADS)
     query, key, value = qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]
@@ -69,7 +71,7 @@ def attend(layer, x):
     return mixed @ layer["mix"]
 
 
-def predict(params, x):
+def predict(params: dict[str, Any], x: jax.Array) -> jax.Array:
     """For each place of each row, scores for the letter that follows."""
     hidden = params["letters"][x] + params["places"][: x.shape[1]]
     for layer in params["layers"]:
@@ -91,15 +93,15 @@ with strategy.scope():
 variables = jax.tree.leaves(params, is_leaf=lambda x: isinstance(x, rx.Variable))
 
 
-def loss_fn(rows):
+def loss_fn(rows: jax.Array) -> jax.Array:
     scores = predict(rx.read_values(params), rows[:, :-1])
     losses = optax.softmax_cross_entropy_with_integer_labels(scores, rows[:, 1:])
     return rx.compute_average_loss(jnp.mean(losses, axis=1))  # over the examples of all replicas
 
 
 @rx.function
-def train_step(rows):
-    def replica_step(rows):
+def train_step(rows: Any) -> jax.Array:
+    def replica_step(rows: jax.Array) -> jax.Array:
         loss, gradients = rx.value_and_grad(loss_fn, variables)(rows)
         optimizer.apply_gradients(zip(gradients, variables, strict=True))
         return loss
@@ -107,6 +109,7 @@ def train_step(rows):
     return strategy.reduce("SUM", strategy.run(replica_step, args=(rows,)), axis=None)
 
 
+loss: jax.Array | float = np.inf
 with iter(strategy.distribute_dataset(examples)) as batches:
     for step in range(STEPS):
         loss = train_step(next(batches))
@@ -116,15 +119,19 @@ with iter(strategy.distribute_dataset(examples)) as batches:
 
 # Writing: the likeliest letter, again and again.
 
-weights = rx.read_values(params)
-likeliest = jax.jit(lambda weights, rows, last: predict(weights, rows)[0, last].argmax())
+
+@rx.function
+def likeliest(rows: jax.Array, last: jax.Array) -> jax.Array:
+    return predict(rx.read_values(params), rows)[0, last].argmax()
+
+
 prompt = "a strategy "
 written = [letters.index(letter) for letter in prompt]
 while len(written) < 76:
     rows = np.zeros((1, CONTEXT), np.int32)
     tail = written[-CONTEXT:]
     rows[0, : len(tail)] = tail
-    written.append(int(likeliest(weights, rows, len(tail) - 1)))
+    written.append(int(likeliest(jnp.asarray(rows), jnp.int32(len(tail) - 1))))
 text = "".join(letters[code] for code in written)
 print(text)
 assert loss < 0.5, f"the loss is {loss}"

@@ -5,6 +5,8 @@ key. None of them depends on the number of replicas.
 """
 
 import tempfile
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +24,7 @@ y = (x @ [1.0, -2.0, 3.0]).astype(np.float32)
 
 
 class Training:
-    def __init__(self, num_devices, folder):
+    def __init__(self, num_devices: int, folder: str) -> None:
         self.strategy = rx.MirroredStrategy([f"CPU:{i}" for i in range(num_devices)])
         with self.strategy.scope():
             self.weights = rx.Variable(jnp.zeros(3), name="weights")
@@ -39,9 +41,9 @@ class Training:
         self.next_step = (self.manager.restore_or_initialize() or 0) + 1
         self.step = rx.function(self.make_step())
 
-    def make_step(self):
-        def step(batch, key):
-            def replica_step(x, y):
+    def make_step(self) -> Callable[[Any, jax.Array], jax.Array]:
+        def step(batch: Any, key: jax.Array) -> jax.Array:
+            def replica_step(x: jax.Array, y: jax.Array) -> jax.Array:
                 noise = jax.random.normal(key, (3,))  # the same for all replicas
                 return self.optimizer.minimize(
                     lambda: rx.compute_average_loss((x @ (self.weights.value + 0.01 * noise) - y) ** 2),
@@ -53,7 +55,8 @@ class Training:
 
         return step
 
-    def run(self, until):
+    def run(self, until: int) -> np.ndarray:
+        loss: jax.Array | float = np.inf
         for number in range(self.next_step, until + 1):
             self.checkpoint.key, own = jax.random.split(self.checkpoint.key)
             loss = self.step(next(self.checkpoint.iterator), own)

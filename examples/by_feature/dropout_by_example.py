@@ -5,6 +5,8 @@ replicas draws other masks. Here the dataset carries the examples' indices, and 
 key from each; so one device and four draw the same masks and reach the same weights.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,12 +22,14 @@ y = np.sin(x.sum(1)).astype(np.float32)
 RATE = 0.5
 
 
-def dropout(keys, x):
-    keep = jax.vmap(lambda key: jax.random.bernoulli(key, 1 - RATE, x.shape[1:]))(keys)
-    return jnp.where(keep, x / (1 - RATE), 0)
+def dropout(keys: jax.Array, x: jax.Array) -> jax.Array:
+    def keep(key: jax.Array) -> jax.Array:
+        return jax.random.bernoulli(key, 1 - RATE, x.shape[1:])
+
+    return jnp.where(jax.vmap(keep)(keys), x / (1 - RATE), 0)
 
 
-def train(num_devices):
+def train(num_devices: int) -> tuple[np.ndarray, np.ndarray]:
     strategy = rx.MirroredStrategy([f"CPU:{i}" for i in range(num_devices)])
     with strategy.scope():
         start = np.random.default_rng(1)
@@ -34,14 +38,13 @@ def train(num_devices):
         optimizer = rx.Optimizer(optax.sgd(0.05))
 
     @rx.function
-    def train_step(batch):
-        def replica_step(index, x, y):
-            step_key = jax.random.fold_in(
-                jax.random.key(0), optimizer.iterations.value
-            )  # other masks each time
+    def train_step(batch: Any) -> jax.Array:
+        def replica_step(index: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
+            step = optimizer.iterations.value  # other masks in each step
+            step_key = jax.random.fold_in(jax.random.key(0), step)
             keys = rx.example_keys(step_key, index)
 
-            def loss_fn():
+            def loss_fn() -> jax.Array:
                 predictions = dropout(keys, jnp.tanh(x @ hidden.value)) @ out.value
                 return rx.compute_average_loss((predictions - y) ** 2)
 

@@ -3,6 +3,8 @@
 Needs Equinox: pip install 'replicax[equinox]'.
 """
 
+from typing import Any
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -22,9 +24,9 @@ with strategy.scope():
 
 
 @rx.function
-def train_step(batch):
-    def replica_step(x, y):
-        def loss_fn(x, y):
+def train_step(batch: Any) -> jax.Array:
+    def replica_step(x: jax.Array, y: jax.Array) -> jax.Array:
+        def loss_fn(x: jax.Array, y: jax.Array) -> jax.Array:
             return rx.compute_average_loss((jax.vmap(model)(x) - y) ** 2)
 
         loss, gradients = rx.value_and_grad(loss_fn, model.variables)(x, y)

@@ -4,6 +4,9 @@ It is used as before. Nothing collects or puts back its state around a step: in 
 code runs only while the step is traced. Needs Flax: pip install 'replicax[flax]'.
 """
 
+from typing import Any
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -17,13 +20,13 @@ strategy = rx.MirroredStrategy()
 
 
 class Model(nnx.Module):
-    def __init__(self, rngs):
+    def __init__(self, rngs: nnx.Rngs) -> None:
         self.hidden = nnx.Linear(2, 32, rngs=rngs)
         self.norm = nnx.BatchNorm(32, momentum=0.9, rngs=rngs)
         self.dropout = nnx.Dropout(0.1, rngs=rngs)
         self.out = nnx.Linear(32, 1, rngs=rngs)
 
-    def __call__(self, x):
+    def __call__(self, x: jax.Array) -> jax.Array:
         x = self.dropout(nnx.relu(self.norm(self.hidden(x))))
         return self.out(x)[:, 0]
 
@@ -36,9 +39,9 @@ inference = nnx.view(model, deterministic=True, use_running_average=True)  # sha
 
 
 @rx.function
-def train_step(batch):
-    def replica_step(x, y):
-        def loss_fn(x, y):
+def train_step(batch: Any) -> jax.Array:
+    def replica_step(x: jax.Array, y: jax.Array) -> jax.Array:
+        def loss_fn(x: jax.Array, y: jax.Array) -> jax.Array:
             return rx.compute_average_loss((model(x) - y) ** 2)
 
         loss, gradients = rx.value_and_grad(loss_fn, params)(x, y)
@@ -56,8 +59,12 @@ for epoch in range(15):
     if epoch % 7 == 0:
         print(f"epoch {epoch:2d}  loss {np.mean(losses):.4f}")
 
-error = float(jnp.mean((inference(x) - y) ** 2))  # outside of replicas it is a Flax model as well
+error = float(
+    jnp.mean((inference(jnp.asarray(x)) - y) ** 2)
+)  # outside of replicas it is a Flax model as well
 print(f"mean squared error {error:.4f}; of always zero it would be {np.mean(y**2):.4f}")
-print(f"the dropout layer has used {int(model.dropout.rngs.count[...])} keys on each replica")
+rngs = model.dropout.rngs
+assert rngs is not None
+print(f"the dropout layer has used {int(rngs.count[...])} keys on each replica")
 assert error < 0.03
-assert int(model.dropout.rngs.count[...]) == int(optimizer.iterations.numpy()) == 15 * 16
+assert int(rngs.count[...]) == int(optimizer.iterations.numpy()) == 15 * 16

@@ -1,5 +1,6 @@
 """A loop of your own with Keras' layers, loss, metric and optimizer: pip install 'replicax[keras]'."""
 
+import jax
 import numpy as np
 
 import replicax as rx
@@ -17,8 +18,8 @@ with strategy.scope():
 squared = keras.losses.MeanSquaredError(reduction="none")  # one loss for each example
 
 
-def replica_step(x, y):
-    def loss_fn():
+def replica_step(x: jax.Array, y: jax.Array) -> None:
+    def loss_fn() -> tuple[jax.Array, jax.Array]:
         predicted = model(x, training=True)
         return rx.compute_average_loss(squared(y, predicted)), predicted
 

@@ -4,6 +4,9 @@ bfloat16 has the range of float32 and needs nothing else. float16 needs a loss s
 an update whose gradients overflow is left out on all replicas, and the scale is halved.
 """
 
+from typing import Any
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -18,22 +21,22 @@ x = rng.normal(size=(512, 8)).astype(np.float32)
 y = np.tanh(x @ rng.normal(size=8)).astype(np.float32)
 
 
-def train(compute_dtype):
+def train(compute_dtype: Any) -> int:
     half = compute_dtype == jnp.float16
     with strategy.scope():
         weights = rx.Variable(jnp.zeros(8))
         scale = rx.DynamicLossScale(initial_scale=2.0**24) if half else None  # too much, so it must adapt
         optimizer = rx.Optimizer(optax.adam(0.05), loss_scale=scale)
 
-    def loss_fn(x, y):
+    def loss_fn(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
         predictions = jnp.tanh(x @ weights.value)
         assert predictions.dtype == compute_dtype
         loss = rx.compute_average_loss((predictions - y).astype(jnp.float32) ** 2)
         return optimizer.scale_loss(loss), loss  # what is differentiated, and what is reported
 
     @rx.function
-    def train_step(batch):
-        def replica_step(x, y):
+    def train_step(batch: Any) -> jax.Array:
+        def replica_step(x: jax.Array, y: jax.Array) -> jax.Array:
             precision = rx.MixedPrecision(compute_dtype)
             differentiate = rx.value_and_grad(loss_fn, [weights], has_aux=True, precision=precision)
             (_, loss), gradients = differentiate(x, y)

@@ -11,7 +11,9 @@ On two machines write their names in place of localhost. With Slurm no TF_CONFIG
 """
 
 import os
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -22,7 +24,7 @@ rx.set_cpu_devices(4)  # before the strategy, which uses the first CPU device, o
 strategy = rx.MultiWorkerMirroredStrategy()  # before anything else uses JAX: here the workers meet
 resolver = strategy.cluster_resolver
 num_workers = len(resolver.cluster_spec().as_dict().get("worker", ())) or 1
-if "TF_CONFIG" not in os.environ:
+if "TF_CONFIG" not in os.environ and __doc__:
     print(__doc__.split("\n\n", 1)[1])
 print(f"worker {resolver.task_id or 0} of {num_workers}, {strategy.num_replicas_in_sync} replica(s) in all")
 
@@ -32,9 +34,9 @@ with strategy.scope():
 
 
 @rx.function
-def train_step(batch):
-    def replica_step(x, y):
-        def loss_fn():
+def train_step(batch: Any) -> jax.Array:
+    def replica_step(x: jax.Array, y: jax.Array) -> jax.Array:
+        def loss_fn() -> jax.Array:
             return rx.compute_average_loss((x @ weights.value - y) ** 2)
 
         return optimizer.minimize(loss_fn, [weights])
@@ -47,6 +49,7 @@ y = (x @ [1.0, -2.0, 3.0]).astype(np.float32)
 # Every worker names the whole dataset and its global batches, and gets the rows of its own replicas.
 examples = rx.from_arrays((x, y)).shuffle(seed=0).batch(16)
 dataset = strategy.distribute_dataset(examples, rx.InputOptions(partial_batch="pad"))
+loss: jax.Array | float = np.inf
 for _ in range(15):
     for batch in dataset:
         loss = train_step(batch)

@@ -4,6 +4,9 @@
 get one. `rx.compute_average_loss` divides by the number of examples of all replicas.
 """
 
+from typing import Any, Literal
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -18,16 +21,16 @@ x = rng.normal(size=(22, 3)).astype(np.float32)
 y = (x @ [1.0, -2.0, 3.0] + 0.5).astype(np.float32)
 
 
-def train(partial_batch):
+def train(partial_batch: Literal["exact", "pad", "drop"]) -> tuple[np.ndarray, int]:
     """The weights after one epoch, and how many programs were compiled for it."""
     with strategy.scope():
         weights = rx.Variable(jnp.zeros(3))
         optimizer = rx.Optimizer(optax.sgd(0.1))
 
     @rx.function
-    def train_step(batch):
-        def replica_step(x, y):
-            def loss_fn():
+    def train_step(batch: Any) -> jax.Array:
+        def replica_step(x: jax.Array, y: jax.Array) -> jax.Array:
+            def loss_fn() -> jax.Array:
                 return rx.compute_average_loss((x @ weights.value - y) ** 2)
 
             return optimizer.minimize(loss_fn, [weights])
@@ -41,7 +44,7 @@ def train(partial_batch):
     return weights.numpy(), train_step.num_programs
 
 
-def by_hand(num_examples):
+def by_hand(num_examples: int) -> np.ndarray:
     weights = np.zeros(3, np.float32)
     for start in range(0, num_examples, 8):
         a, b = x[start : min(start + 8, num_examples)], y[start : min(start + 8, num_examples)]

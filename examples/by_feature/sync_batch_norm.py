@@ -5,6 +5,9 @@ mean and variance of the global batch, whatever part of it a replica has. Gradie
 Flax models there is `replicax.integrations.flax.SyncBatchNorm`.
 """
 
+from typing import Any
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -27,7 +30,7 @@ with strategy.scope():
     optimizer = rx.Optimizer(optax.sgd(0.1))
 
 
-def normalize(x):
+def normalize(x: jax.Array) -> jax.Array:
     sums = [x.sum(0), (x * x).sum(0), jnp.float32(len(x))]
     total, squares, count = rx.get_replica_context().all_reduce("SUM", sums)
     mean = total / count
@@ -38,9 +41,9 @@ def normalize(x):
 
 
 @rx.function
-def train_step(batch):
-    def replica_step(x, y):
-        def loss_fn():
+def train_step(batch: Any) -> jax.Array:
+    def replica_step(x: jax.Array, y: jax.Array) -> jax.Array:
+        def loss_fn() -> jax.Array:
             return rx.compute_average_loss((normalize(x) @ weights.value - y) ** 2)
 
         return optimizer.minimize(loss_fn, [weights])

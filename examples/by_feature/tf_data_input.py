@@ -4,6 +4,9 @@ If TensorFlow is installed, `strategy.distribute_dataset` takes its own `tf.data
 replace the import by `import tensorflow as tf`.
 """
 
+from typing import Any
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -16,11 +19,21 @@ strategy = rx.MirroredStrategy()
 
 x = np.random.default_rng(0).normal(size=(200, 3)).astype(np.float32)
 y = (x @ [1.0, -2.0, 3.0]).astype(np.float32)
+
+
+def double(row: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    return {"x": row["x"] * 2, "y": row["y"] * 2}
+
+
+def is_small(row: dict[str, jax.Array]) -> jax.Array:
+    return abs(row["x"][0]) < 4
+
+
 dataset = (
     tf.data.Dataset.from_tensor_slices({"x": x, "y": y})
     .shuffle(200, seed=1)
-    .map(lambda row: {"x": row["x"] * 2, "y": row["y"] * 2}, num_parallel_calls=tf.data.AUTOTUNE)
-    .filter(lambda row: abs(row["x"][0]) < 4)
+    .map(double, num_parallel_calls=tf.data.AUTOTUNE)
+    .filter(is_small)
     .batch(16)
     .prefetch(tf.data.AUTOTUNE)
 )
@@ -32,9 +45,9 @@ with strategy.scope():
 
 
 @rx.function
-def train_step(batch):
-    def replica_step(batch):
-        def loss_fn():
+def train_step(batch: Any) -> jax.Array:
+    def replica_step(batch: dict[str, jax.Array]) -> jax.Array:
+        def loss_fn() -> jax.Array:
             return rx.compute_average_loss((batch["x"] @ weights.value - batch["y"]) ** 2)
 
         return optimizer.minimize(loss_fn, [weights])
@@ -43,6 +56,7 @@ def train_step(batch):
 
 
 distributed = strategy.distribute_dataset(dataset)
+loss: jax.Array | float = np.inf
 for _ in range(15):
     for batch in distributed:
         loss = train_step(batch)

@@ -25,6 +25,7 @@ from replicax.training._microbatches import Microbatches
 from replicax.training._precision import MixedPrecision
 from replicax.training._pytrees import flatten_variables, ordered_like, repeated_names
 from replicax.training._tape import FreshTracesNeeded, Tape
+from replicax.types import Untyped
 from replicax.variables import (
     Variable,
     current_frame,
@@ -38,6 +39,15 @@ _Loss = TypeVar("_Loss")
 _Variables = TypeVar("_Variables")
 
 
+@overload
+def value_and_grad(
+    fn: Callable[_P, _Loss],
+    variables: Untyped,
+    *,
+    has_aux: Literal[False] = ...,
+    microbatches: int = ...,
+    precision: MixedPrecision | None = ...,
+) -> Callable[_P, tuple[_Loss, Any]]: ...
 @overload
 def value_and_grad(
     fn: Callable[_P, _Loss],
@@ -127,6 +137,10 @@ def value_and_grad(
     return differentiated
 
 
+@overload
+def grad(
+    fn: Callable[_P, Any], variables: Untyped, *, has_aux: bool = ..., **options: Any
+) -> Callable[_P, Any]: ...
 @overload
 def grad(
     fn: Callable[_P, Any], variables: Variable, *, has_aux: Literal[False] = ..., **options: Any

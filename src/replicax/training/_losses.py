@@ -16,7 +16,7 @@ __all__ = ["compute_average_loss", "compute_weighted_loss", "matched", "scale_re
 
 def compute_average_loss(
     per_example_loss: Any, sample_weight: Any = None, global_batch_size: Any = None
-) -> Any:
+) -> jax.Array:
     """This replica's share of the mean loss over the global batch.
 
     That is the sum over its own examples, divided by the number of examples of all replicas. The shares
@@ -58,7 +58,7 @@ def compute_average_loss(
     return _share(jnp.sum(wide), count, losses.dtype)
 
 
-def compute_weighted_loss(losses: Any, weights: Any = None) -> Any:
+def compute_weighted_loss(losses: Any, weights: Any = None) -> jax.Array:
     """This replica's share of a weighted mean over the global batch, such as the mean over all tokens.
 
     The sum of `losses * weights` on this replica, divided by the sum of the weights of all replicas.
@@ -181,7 +181,7 @@ def _count_in_all_parts(num_losses: int, rows: Rows) -> int:
     return num_losses // here * rows.total
 
 
-def scale_regularization_loss(regularization_loss: Any) -> Any:
+def scale_regularization_loss(regularization_loss: Any) -> jax.Array:
     """A regularization loss divided by the number of replicas.
 
     Every replica computes the whole of it, so the sum over the replicas counts it once.

@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, final
 
+import jax
 import jax.numpy as jnp
 
 from replicax.contexts import current
@@ -88,7 +89,7 @@ class Metric(abc.ABC):
         """Add new values to the metric."""
 
     @abc.abstractmethod
-    def result(self) -> Any:
+    def result(self) -> jax.Array:
         """The metric so far; in a replica function, that of the replica's own part."""
 
     def reset_state(self) -> None:
@@ -167,7 +168,7 @@ class _WeightedMean(Metric):
         self.count.assign_add(jnp.sum(weights), read_value=False)
 
     @final
-    def result(self) -> Any:
+    def result(self) -> jax.Array:
         """The mean so far; 0 before the first value."""
         count = self.count.read_value()
         return jnp.where(count == 0, 0.0, self.total.read_value() / jnp.where(count == 0, 1.0, count))
@@ -231,7 +232,7 @@ class Sum(Metric):
         weights = _weights(values, sample_weight, example_mask)
         self.total.assign_add(jnp.sum(jnp.where(weights == 0, 0, values * weights)), read_value=False)
 
-    def result(self) -> Any:
+    def result(self) -> jax.Array:
         """The sum so far."""
         return self.total.read_value()
 

@@ -8,9 +8,9 @@ slots stay equal by construction, whatever the transformation does.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextvars import ContextVar
-from typing import Any, NoReturn, final
+from typing import Any, Literal, NoReturn, TypeVar, final, overload
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +28,8 @@ from replicax.values import Mirrored
 from replicax.variables import Variable, made_beside
 
 __all__ = ["Optimizer"]
+
+_Loss = TypeVar("_Loss")
 
 _minimizing: ContextVar[Any] = ContextVar("replicax_minimizing", default=None)
 """The optimizer whose `minimize` is computing gradients of a scaled loss."""
@@ -239,6 +241,14 @@ class Optimizer:
         norm = apply(parameters.strategy, gradients, False)
         return norm.to_plain() if isinstance(norm, Mirrored) else norm
 
+    @overload
+    def minimize(
+        self, loss_fn: Callable[[], _Loss], variables: Any, *, return_norm: Literal[False] = ...
+    ) -> _Loss: ...
+    @overload
+    def minimize(
+        self, loss_fn: Callable[[], _Loss], variables: Any, *, return_norm: bool
+    ) -> tuple[_Loss, jax.Array]: ...
     def minimize(self, loss_fn: Any, variables: Any, *, return_norm: bool = False) -> Any:
         """Compute the gradients of `loss_fn` and apply them; returns the loss.
 
@@ -279,7 +289,7 @@ class Optimizer:
 
         return scaled
 
-    def scale_loss(self, loss: Any) -> Any:
+    def scale_loss(self, loss: Any) -> jax.Array:
         """`loss` times the loss scale, to be differentiated; `apply_gradients` divides the gradients again.
 
         >>> import optax

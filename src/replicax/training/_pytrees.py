@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from replicax.contexts import current
-from replicax.types import AggregationLike, VariableAggregation
+from replicax.types import AggregationLike, Untyped, VariableAggregation
 from replicax.values import is_number
 from replicax.variables import Variable
 
@@ -29,6 +29,14 @@ _Key = TypeVar("_Key")
 _Structure = TypeVar("_Structure")
 
 
+@overload
+def create_variables(
+    arrays: Untyped,
+    *,
+    trainable: bool = ...,
+    aggregation: AggregationLike = ...,
+    name: str | None = ...,
+) -> Any: ...
 @overload
 def create_variables(
     arrays: jax.Array | np.ndarray | float | complex,
@@ -146,6 +154,8 @@ def ordered_like(like: Any, structure: Any) -> Any:
     return treedef.unflatten(map(ordered_like, parts, treedef.flatten_up_to(structure)))
 
 
+@overload
+def read_values(structure: Untyped) -> Any: ...
 @overload
 def read_values(structure: Variable) -> jax.Array: ...
 @overload

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from typing import Any, NoReturn, TypeVar
+from typing import Any, Never, TypeVar
 
 import jax
 import numpy as np
@@ -48,10 +48,10 @@ class Readable(ArrayOperators, Leaf, abc.ABC):
         return self.read_value()
 
     @value.setter
-    def value(self, value: Any) -> NoReturn:
+    def value(self, value: Never) -> None:
         raise AttributeError("`v.value = x` does not write a variable. Use `v.assign(x)`.")
 
-    def __setitem__(self, index: Any, value: Any) -> NoReturn:
+    def __setitem__(self, index: Any, value: Never) -> None:
         raise TypeError(
             "`v[index] = x` does not write a variable. Use `v.assign(v.value.at[index].set(x))`, or "
             "`v.scatter_update(...)` for rows."
