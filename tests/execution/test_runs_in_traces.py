@@ -76,7 +76,7 @@ def test_a_step_runs_on_the_devices_of_one_strategy():
         both = (s.run(lambda: rx.get_replica_context().replica_id_in_sync_group) for s in (STRATEGY, three))
         return list(both)
 
-    with pytest.raises(TracingError, match="a step of its own for each strategy"):
+    with pytest.raises(TracingError, match="a separate step for each strategy"):
         step()
 
 

@@ -1,9 +1,9 @@
 """Collectives of eager replicas that can be differentiated.
 
-An eager replica stops at a collective until its peers arrive. Under `jax.grad` that is not allowed
-to happen halfway through a replica's own trace, so there the collective is a JAX primitive: its
-values are exchanged outside of the trace, and in the backward pass the cotangents are exchanged in
-the same way. An all-reduce is its own transpose, which is the rule that tf.distribute follows.
+An eager replica waits at a collective until the other replicas have reached it. It can't do so in the
+middle of its own trace, as under `jax.grad`. There the collective is a JAX primitive: its values are
+exchanged outside of the trace, and in the backward pass so are the cotangents. An all-reduce is its own
+transpose, as in tf.distribute.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ __all__ = ["Exchange", "out_of_reach"]
 
 
 class Exchange(abc.ABC):
-    """A linear collective between eager replicas: what goes out and what comes back."""
+    """A linear collective between eager replicas."""
 
     name: ClassVar[str]
-    """What to call it in messages."""
+    """Its name in messages."""
 
     def __init__(self, base_trace: Any) -> None:
-        """Exchange directly in `base_trace`, the trace that the replicas were started in."""
+        """`base_trace` is the trace in which the replicas were started: values of it need no primitive."""
         self._base_trace = base_trace
 
     def __call__(self, values: Sequence[Any]) -> list[Any]:
         """Exchange `values`; differentiable.
 
-        What does not belong to a trace inside the replica is exchanged now, outside of such traces.
+        Values that do not belong to a trace inside the replica are exchanged at once.
         """
         if all(trace_of(value) in (None, self._base_trace) for value in values):
             with at_trace(self._base_trace):
@@ -43,11 +43,11 @@ class Exchange(abc.ABC):
 
     @abc.abstractmethod
     def exchange(self, values: Sequence[Any]) -> list[Any]:
-        """Meet the other replicas."""
+        """Exchange `values` with the other replicas, which wait for each other."""
 
     @abc.abstractmethod
     def linear(self) -> Exchange:
-        """The same exchange for tangents, once the values have been exchanged."""
+        """The exchange of tangents, after that of the values."""
 
     @abc.abstractmethod
     def transpose(self) -> Exchange:
@@ -55,7 +55,7 @@ class Exchange(abc.ABC):
 
     @abc.abstractmethod
     def result_shapes(self, shapes: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
-        """The shapes that come back for values of `shapes`."""
+        """The shapes of the results for values of `shapes`."""
 
 
 _exchange_p = Primitive("replicax_exchange")
@@ -86,7 +86,7 @@ def _transpose(cotangents: Sequence[Any], *_: Any, exchange: Exchange) -> list[A
 def _batch(values: Sequence[Any], dims: Sequence[Any], *, exchange: Exchange) -> Any:
     size = next(v.shape[d] for v, d in zip(values, dims, strict=True) if d is not None)
     moved = [batching.bdim_at_front(v, d, size) for v, d in zip(values, dims, strict=True)]
-    # Last, where the new axis does not shift the one that a gather joins along.
+    # The batch axis last, so that it does not shift the axis of a gather.
     moved = [jnp.moveaxis(v, 0, -1) for v in moved]
     results = exchange(moved)
     return results, [r.ndim - 1 for r in results]
@@ -97,13 +97,13 @@ def _refuse_lowering(*_: Any, **__: Any) -> NoReturn:
 
 
 def out_of_reach() -> TracingError:
-    """Says that an eager replica can't meet its peers from inside a program."""
+    """The error for a collective of an eager replica inside a compiled function."""
     return TracingError(
         "An eager replica called all_reduce or all_gather inside jax.jit, lax.scan, lax.cond or "
-        "another function that JAX compiles; its peers can't be met from there. Call it outside of "
-        "that function, or compile the whole step with `rx.function`, where this works if all replicas "
-        "have as many rows, as with `InputOptions(partial_batch='pad')`. A loss that is told its "
-        "`global_batch_size` counts nothing, and needs no peers."
+        "another function that JAX compiles, where it can't wait for the other replicas. Call it outside "
+        "of that function, or compile the whole step with `rx.function`, where this works if all replicas "
+        "have the same number of rows, as with `InputOptions(partial_batch='pad')`. A loss that gets its "
+        "`global_batch_size` does not have to count the rows, and needs no collective."
     )
 
 

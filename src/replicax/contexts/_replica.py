@@ -1,4 +1,4 @@
-"""The replica context: what a replica function can ask and do."""
+"""The replica context: a replica's id, its collectives and its mask."""
 
 from __future__ import annotations
 
@@ -34,24 +34,24 @@ __all__ = ["MergePoint", "ReplicaContext"]
 
 
 class MergePoint(Protocol):
-    """How a replica meets the others: what `merge_call` does, for one way of running replicas."""
+    """Where a replica waits for the others: implements `merge_call` for one way of running replicas."""
 
     local_index: int
     base_trace: Any
-    """The trace that the replicas were started in; None if they are traced as one program."""
+    """The trace in which the replicas were started; None if they are traced as one program."""
 
     def merge_call(self, merge_fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Call `merge_fn` once for all replicas and return this replica's part of its result."""
         ...
 
     def create(self, make: Callable[[], Any]) -> Any:
-        """What `make` makes, or what another replica has made in the same place already."""
+        """Call `make`, unless another replica has done so in the same place; returns its result."""
         ...
 
 
 @final
 class ReplicaContext:
-    """A replica function's view of its replica; get it with `rx.get_replica_context()`.
+    """A replica function's view of its replica; `rx.get_replica_context()` returns it.
 
     >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
     >>> def replica_fn():
@@ -72,7 +72,7 @@ class ReplicaContext:
         devices: tuple[str, ...] = (),
         masks: Sequence[Any] = (),
     ) -> None:
-        """Made by a strategy for each replica that it runs; without an id, for its only one."""
+        """Created for each replica that a strategy runs; without an id, for its only replica."""
         self._strategy = strategy
         self._replica_id = replica_id_in_sync_group
         self._merge_point = merge_point
@@ -89,7 +89,7 @@ class ReplicaContext:
 
     @property
     def replica_id_in_sync_group(self) -> Any:
-        """Which replica this is, as an int32 array: 0 <= id < `num_replicas_in_sync`.
+        """The number of this replica, as an int32 array: 0 <= id < `num_replicas_in_sync`.
 
         In a compiled step it is traced, since one program serves all replicas: use it in `jnp`
         computations, not as a Python number.
@@ -100,12 +100,12 @@ class ReplicaContext:
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """How many replicas run together."""
+        """The number of replicas in all processes."""
         return self._strategy.num_replicas_in_sync
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """The names of this replica's devices; in a compiled step, of all replicas'."""
+        """The names of this replica's devices; in a compiled step, those of all replicas."""
         return self._devices
 
     @property
@@ -113,8 +113,8 @@ class ReplicaContext:
         """Which rows of this replica's batch are examples, if it was padded; otherwise None.
 
         Batches are padded by a dataset that was distributed with `InputOptions(partial_batch="pad")`. None
-        means that every row is an example, so the mask can go to `where=` of `jnp.sum` and its like as
-        it is.
+        means that every row is an example, so you can always pass the mask as `where=` to `jnp.sum` and
+        similar functions.
 
         >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
         >>> dataset = rx.from_arrays(jnp.arange(1.0, 6.0)).batch(4)           # 1 2 3 4, then 5
@@ -128,7 +128,7 @@ class ReplicaContext:
             sizes = " and ".join(str(mask.shape[0]) for mask in self._masks)
             raise InputError(
                 f"This replica got padded batches with {sizes} rows, so there is not one mask for all. "
-                "Give each batch to a strategy.run of its own."
+                "Pass each batch to a strategy.run of its own."
             )
         mask, rows = self._whole_mask, current_rows()
         if mask is not None and rows is not None and mask.shape[0] == rows.total:
@@ -137,17 +137,17 @@ class ReplicaContext:
 
     @property
     def _whole_mask(self) -> Any:
-        """`example_mask` of the whole batch, also where it is taken in parts."""
+        """`example_mask` of the whole batch, also while parts of it are processed."""
         current().frame.require_own_trace()
         return self._masks[0] if self._masks else None
 
     def rng(self, key: Any) -> Any:
-        """A random key of this replica's own, made from one that is the same for all.
+        """A different random key for each replica, derived from a common one.
 
         For randomness that does not depend on the number of replicas, use `rx.example_keys`.
 
         Args:
-            key: a key, as of `jax.random.key(0)`.
+            key: a key, such as `jax.random.key(0)`.
 
         >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
         >>> def replica_fn():
@@ -165,16 +165,16 @@ class ReplicaContext:
 
     @property
     def _is_one_program(self) -> bool:
-        """Whether all replicas are one trace, so that shapes are the same on all of them."""
+        """Whether all replicas share one trace, and so have the same shapes."""
         return self._merge_point.base_trace is None
 
     @property
     def _is_eager(self) -> bool:
-        """Whether this replica runs by itself, rather than in a program for all of them."""
+        """Whether this replica runs as ordinary Python, rather than being traced."""
         return self._merge_point.base_trace is eval_trace
 
     def create(self, make: Callable[[], Any]) -> Any:
-        """One object for all replicas: the first one to come here makes it."""
+        """Create one object for all replicas: only the first one calls `make`."""
         return self._merge_point.create(make)
 
     def merge_call(
@@ -186,14 +186,14 @@ class ReplicaContext:
         """Wait for all replicas, then call `merge_fn` once in the cross-replica context.
 
         Args:
-            merge_fn: called as `merge_fn(strategy, *args, **kwargs)` with the replicas' arguments
-                merged: values that differ between replicas arrive as `PerReplica`, and results of
-                `all_reduce` and `all_gather`, which do not, as `Mirrored`.
+            merge_fn: called as `merge_fn(strategy, *args, **kwargs)` with the merged arguments of all
+                replicas: values that differ between replicas are `PerReplica`; results of `all_reduce` and
+                `all_gather`, which do not, are `Mirrored`.
             args: this replica's positional arguments.
             kwargs: this replica's keyword arguments.
 
         Returns:
-            What `merge_fn` returned, of a distributed value this replica's part.
+            What `merge_fn` returned; this replica's part of distributed values.
 
         Raises:
             ContextError: not all replicas make the same merge_calls.
@@ -222,12 +222,13 @@ class ReplicaContext:
     ) -> Any:
         """Sum or average `value` over all replicas; every replica gets the result.
 
-        Many arrays reduced in one call travel together, which is a lot faster than one by one.
-        Differentiable: the gradient of a sum is the sum of the replicas' gradients.
+        Reduce many arrays in one call: that is much faster than one call for each array. Differentiable:
+        the gradient of a sum is the sum of the replicas' gradients.
 
         Args:
             reduce_op: "SUM" or "MEAN".
-            value: an array or a structure of arrays (and `IndexedSlices`), alike on all replicas.
+            value: an array or a structure of arrays (and `IndexedSlices`), with the same structure and
+                shapes on all replicas.
             options: a `CommunicationOptions`.
             experimental_hints: the older spelling of `options`.
 
@@ -256,16 +257,16 @@ class ReplicaContext:
         return IndexedSlices(values, indices, rows.dense_shape)
 
     def all_gather(self, value: Any, axis: int, options: Any = None) -> Any:
-        """Join `value` with the other replicas' along `axis`, in replica order.
+        """Concatenate the values of all replicas along `axis`, in replica order.
 
         The sizes along `axis` may differ between replicas. Differentiable: a replica's gradient is its
-        own slice of the sum of the replicas' gradients.
+        slice of the sum of the replicas' gradients.
 
         Args:
             value: an array or a structure of arrays.
-            axis: the axis to join along; negative counts from the end.
-            options: a `CommunicationOptions`; a gather has no choice of algorithm, so only its timeout
-                applies.
+            axis: the axis to concatenate along; negative counts from the end.
+            options: a `CommunicationOptions`. There is only one algorithm for gathering, so only its
+                timeout applies.
 
         >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
         >>> def replica_fn():
@@ -291,7 +292,7 @@ class ReplicaContext:
         exchange = kind(self, *args)
         if self._is_one_program:
             return exchange.exchange
-        current().frame.require_own_trace()  # the exchange is with the replicas of this run
+        current().frame.require_own_trace()  # a cached trace would use the replicas of an earlier run
         return exchange
 
 
@@ -348,7 +349,7 @@ class _Reduce(Exchange):
 
 @final
 class _Gather(Exchange):
-    """All-gather along one axis; its transpose sums and keeps the own slice."""
+    """All-gather along one axis; its transpose sums and returns the replica's own slice."""
 
     name = "all_gather"
 

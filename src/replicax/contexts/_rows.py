@@ -1,4 +1,4 @@
-"""Which rows of a replica's batch are being worked on, when it is taken in parts."""
+"""The rows of a replica's batch that are being processed, when it is split into microbatches."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _rows: ContextVar[Rows | None] = ContextVar("replicax_rows", default=None)
 
 
 def current_rows() -> Rows | None:
-    """The rows of this part; None if the batch is taken as a whole."""
+    """The rows of this part; None if the whole batch is processed at once."""
     return _rows.get()
 
 
 @contextlib.contextmanager
 def use_rows(rows: Rows) -> Iterator[None]:
-    """Work on some rows during a `with` block."""
+    """Process some of the rows during a `with` block."""
     token = _rows.set(rows)
     try:
         yield

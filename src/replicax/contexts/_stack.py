@@ -1,4 +1,4 @@
-"""Where the program is: a stack of contexts, one for each thread and each replica.
+"""The stack of contexts, one for each thread and each replica.
 
     nowhere            default replica context     get_replica_context() -> replica 0 of 1
     strategy.scope()   cross-replica context       get_replica_context() -> None
@@ -6,9 +6,9 @@
     merge_call(fn)     cross-replica again, inside the replicas' step
     extended.update    update context              cross-replica, for one copy of a variable
 
-The stack is a context variable that holds a tuple: entering makes a longer tuple, leaving puts the
-shorter one back, and neither threads nor eager replicas see each other's. JAX has settings for each thread
-besides; `ThreadSettings` saves them where replicas share a thread.
+The stack is a context variable that holds a tuple. Entering a context sets a longer tuple, leaving it
+restores the shorter one, and each thread and each eager replica has its own. JAX's own settings belong to
+the thread; `ThreadSettings` saves and restores them for replicas that share a thread.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Context:
     update_index: int = 0
     owner: Any = None
     frame: Any = None
-    """Answers for variables here: see `variables/_frames.py`."""
+    """Where variables are read from and written to: see `variables/_frames.py`."""
 
     def inner(
         self, strategy: Any, replica: Any = None, update_replica_id: Any = None, update_index: int = 0
@@ -67,7 +67,7 @@ class Context:
         return Context(strategy, replica, update_replica_id, update_index, None, self.frame)
 
     def with_frame(self, frame: Any) -> Context:
-        """This place, where another frame answers for variables."""
+        """The same context with another frame."""
         return Context(self.strategy, self.replica, self.update_replica_id, self.update_index, None, frame)
 
     @property
@@ -77,7 +77,7 @@ class Context:
 
     @property
     def local_index(self) -> int | None:
-        """The local replica whose copies are meant here; None where it is all of them."""
+        """The local replica whose copies are used here; None outside of replicas and updates."""
         if self.replica is not None:
             return self.replica.local_index
         return None if self.update_replica_id is None else self.update_index
@@ -87,11 +87,11 @@ _stack: ContextVar[tuple[Context, ...]] = ContextVar("replicax_contexts", defaul
 _default: Context
 
 context_stack = _stack
-"""For code that asks whether anything was entered or left since: compare what `get()` returns with `is`."""
+"""For code that checks whether the context has changed: compare what `get()` returns with `is`."""
 
 
 def register_default(context: Context) -> None:
-    """Say what holds where nothing was entered: the default strategy's replica context."""
+    """Set the context at the bottom of the stack: the default strategy's replica context."""
     global _default
     _default = context
 
@@ -104,7 +104,7 @@ def current() -> Context:
 
 @contextlib.contextmanager
 def enter(context: Context) -> Iterator[None]:
-    """Be in `context` for the duration of a `with` block."""
+    """A `with` block in `context`."""
     stack = _stack.get()
     _stack.set((*stack, context))
     try:
@@ -126,14 +126,14 @@ class ThreadSettings:
         self._locals = [state.get_local() for state in thread_settings]
 
     def restore(self) -> None:
-        """Make the saved settings the current ones."""
+        """Restore the saved settings."""
         for state, value in zip(thread_settings, self._locals, strict=True):
             if state.get_local() is not value:
                 state.set_local(value)
 
 
 def enter_default() -> contextlib.AbstractContextManager[None]:
-    """Be in the default context for the duration of a `with` block, as if no strategy was in use."""
+    """A `with` block in the default context, as if no strategy were in use."""
     return enter(_default.with_frame(current().frame))
 
 
@@ -160,20 +160,20 @@ class Scope(Generic[StrategyT]):
             raise ContextError(
                 f"A scope of {self._strategy!r} was left, but it is not the innermost open one. Leave "
                 "scopes in the reverse order of entering, each once, and outside of replica functions; "
-                "a `with` block does so by itself."
+                "a `with` block does that for you."
             )
         _stack.set(stack[:-1])
 
 
 def require_cross_replica(strategy: StrategyProtocol, what: str) -> None:
-    """Raise unless `strategy` may be asked for `what` here."""
+    """Raise if the method `what` of `strategy` can't be called here."""
     here = current()
     if here.replica is _default.replica:
         return
     if here.strategy is not strategy:
         raise ContextError(
             f"{what} of {strategy!r} was called under {here.strategy!r}. Only one strategy can be "
-            "in use at a time: leave the other one's scope (or replica function) first."
+            "in use at a time: leave the scope (or replica function) of the other one first."
         )
     if here.replica is not None:
         again = "This replica can call the function itself, without run(). " if what == "run()" else ""
@@ -212,7 +212,7 @@ def has_strategy() -> bool:
 def get_replica_context() -> ReplicaContext | Any:
     """The `ReplicaContext` inside a replica function; None in a cross-replica context.
 
-    Outside of any strategy it is the context of the only replica there is.
+    If no strategy is in use, it is the context of the default strategy's only replica.
 
     >>> rx.get_replica_context().num_replicas_in_sync
     1
@@ -235,7 +235,7 @@ def in_cross_replica_context() -> bool:
 
 
 def get_update_replica_id() -> Any:
-    """Inside the function given to `extended.update`: which copy is being updated; else None.
+    """The replica whose copy is being updated, inside `extended.update`; otherwise None.
 
     >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
     >>> with strategy.scope():

@@ -1,4 +1,4 @@
-"""How replica functions run: eagerly, in turns, or compiled into one program."""
+"""How replica functions run: eagerly, taking turns, or compiled into one program."""
 
 from replicax.execution._function import Function, function, in_replicas
 from replicax.execution._run import run

@@ -1,8 +1,8 @@
 """A step compiled for one kind of arguments.
 
-The step is traced twice. The first, abstract trace finds the variables that it touches. The second makes
-a pure function from (arrays only read, arrays also written, arguments) to (results, new arrays), whose
-written arrays are donated.
+The step is traced twice. The first trace, with abstract values, finds the variables that the step uses. The
+second makes a pure function from (arrays that are only read, arrays that are written, arguments) to
+(results, new arrays); the arrays that are written are donated.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _NO_VALUES = (
 
 
 def leaf_key(leaf: Any) -> Any:
-    """What a program depends on of an argument."""
+    """The properties of an argument that a program depends on."""
     if isinstance(leaf, jax.Array):
         return leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False)
     if isinstance(leaf, np.ndarray | np.generic):
@@ -53,7 +53,7 @@ class CompiledStep:
     """A step traced and compiled for one kind of arguments."""
 
     def __init__(self, fn: Callable[..., Any], leaves: list[Any], treedef: Any) -> None:
-        """Trace `fn` for arguments like `leaves`; `compile` compiles it."""
+        """Find the variables of `fn` for arguments like `leaves`; `compile` compiles it."""
         self._fn, self._treedef = fn, treedef
         self._dynamic = [i for i, leaf in enumerate(leaves) if is_array(leaf)]
         self._static = [None if is_array(leaf) else leaf for leaf in leaves]
@@ -70,12 +70,12 @@ class CompiledStep:
         self._plain = [i for i in self._dynamic if i not in distributed]
         self._jitted = jax.jit(self._step, donate_argnums=1, out_shardings=self._shardings())
         self.run = self._make_run()
-        """Runs the step on arguments with these leaves."""
+        """Runs the step with the leaves of its arguments."""
 
     # Tracing.
 
     def _discover(self, leaves: list[Any]) -> ProgramFrame:
-        """Find the variables that the step touches; create those that it creates."""
+        """Trace the step to find the variables that it uses; new ones are created here."""
         arrays = [_abstract(leaves[i]) for i in self._dynamic]
         for _ in range(4):
             try:
@@ -93,7 +93,7 @@ class CompiledStep:
                     return frame
         raise VariableError(
             "The function creates variables on every call. A compiled step may create variables only "
-            "once: keep them, and create them only if they are not there yet."
+            "once: store them, and create them only if they do not exist yet."
         )
 
     def _trace_abstractly(self, arrays: list[Any]) -> ProgramFrame:
@@ -130,7 +130,7 @@ class CompiledStep:
                 result = self._fn(*args, **kwargs)
             return self._outputs.take(result)
 
-    # Where things are.
+    # Placement.
 
     def _shardings(self) -> Any:
         mesh = self._mesh
@@ -140,7 +140,7 @@ class CompiledStep:
         return results, [v.layout.sharding(mesh) for v in self._state.written]
 
     def _components_apart(self) -> list[int]:
-        """Which leaves are components of per-replica values with different shapes."""
+        """The leaves that are components of per-replica values with different shapes."""
         nodes = distributed_in(self._treedef)
         apart = [n for n in nodes if isinstance(n, PerReplica) and n.num_components is not None]
         if any(node.mesh is not None and not node.mesh.is_local for node in apart):
@@ -159,20 +159,20 @@ class CompiledStep:
         return self._state.written
 
     def compile(self, leaves: list[Any]) -> None:
-        """Let JAX trace and compile the step for arguments with these `leaves`, unless it has done so."""
+        """Trace and compile the step for arguments with these `leaves`, unless JAX has it cached."""
         self.lower(leaves).compile()
         for variable in self._state.written:
             variable.was_written = True
 
     def lower(self, leaves: list[Any]) -> jax.stages.Lowered:
-        """The step as JAX lowers it for arguments with these `leaves`."""
+        """The lowered step, for arguments with these `leaves`."""
         arguments = self._arguments(leaves)
         with self._state.lock:
             read, written = self._state.take()
         return self._jitted.lower(read, written, arguments)
 
     def _arguments(self, leaves: list[Any]) -> list[Any]:
-        """The arrays among `leaves`, where the program expects them."""
+        """The arrays among `leaves`, placed as the program expects them."""
         mesh = self._mesh
         if mesh is not None and (self._apart or self._plain):
             leaves = list(leaves)
@@ -187,10 +187,10 @@ class CompiledStep:
     def _make_run(self) -> Callable[[list[Any]], Any]:
         """The function that runs the step.
 
-        Nearly always the arrays are two slices of one store. One body does all then, since at this scale
-        every call of another function shows. `for results, arrays[...] in starmap(...)` calls the program
-        and stores the new arrays without a point in between where the interpreter would let a signal
-        handler raise: after an interrupt the store has the old arrays or the new ones.
+        Nearly always the arrays are two slices of one store. Then one function does everything, because
+        every further call would add measurable time. `for results, arrays[...] in starmap(...)` calls the
+        program and stores the new arrays, and the interpreter does not run signal handlers in between:
+        after an interrupt the store has the old arrays or the new ones.
         """
         state, jitted, outputs, only = self._state, self._jitted, self._outputs, self._state.only
         prepares = bool(self._apart or self._plain or len(self._dynamic) != len(self._static))
@@ -222,7 +222,7 @@ class CompiledStep:
         return run
 
     def _run_generally(self, leaves: list[Any]) -> Any:
-        """Run the step where its arrays are not just two slices of one store."""
+        """Run the step if its arrays are not just two slices of one store."""
         state, box = self._state, list[Any]()
 
         def finish() -> None:
@@ -254,7 +254,7 @@ class CompiledStep:
             await_result(results, self._timeout, "A compiled step")
 
     def _run_checked(self, arguments: list[Any]) -> Any:
-        """Run without donating, and raise before anything is stored if a result is not a number."""
+        """Run without donation, and raise before storing the results if one has a NaN or an infinity."""
         with self._state.lock:
             read, written = self._state.take()
             with without_debugging():

@@ -1,8 +1,8 @@
 """Compiled steps under `jax_debug_nans` and `jax_debug_infs`.
 
-JAX's own check runs after the program has taken over the donated arrays, and then calls the function
-again operation by operation, which a step on several devices does not survive. So steps make the check
-themselves, on results that were computed without donating: when it fails, variables are as before.
+JAX's own check runs after the arrays were donated, and then calls the function again, operation by
+operation, which fails for a step on several devices. So steps do the check themselves, on results that were
+computed without donation: if it fails, the variables are unchanged.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ __all__ = ["check_numbers", "without_debugging"]
 
 @contextlib.contextmanager
 def without_debugging() -> Any:
-    """A `with` block in which JAX does not look for them itself."""
+    """A `with` block in which JAX does not check for NaNs and infinities itself."""
     with jax.debug_nans(False), jax.debug_infs(False):
         yield
 
 
 def check_numbers(name: str, array: Any) -> None:
-    """Raise if `array` has entries that the user asked to look for."""
+    """Raise if `array` has NaNs or infinities and the user asked to check for them."""
     if not jnp.issubdtype(array.dtype, jnp.inexact):
         return
     found = [
@@ -40,5 +40,5 @@ def check_numbers(name: str, array: Any) -> None:
     if found:
         raise FloatingPointError(
             f"A compiled step computed {' and '.join(found)} in {name}; no variable was changed. Leave out "
-            "`rx.function` to run it eagerly: JAX then raises at the operation that made it."
+            "`rx.function` to run it eagerly: JAX then raises at the operation that computed it."
         )

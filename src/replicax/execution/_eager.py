@@ -1,11 +1,11 @@
-"""Eager replicas: each one ordinary Python, taking turns in one thread.
+"""Eager replicas: ordinary Python, taking turns in one thread.
 
-A replica is a greenlet. It runs until it returns or comes to a `merge_call`; then the next one runs.
-When all wait at the same merge_call, its function is called once, in the cross-replica context, and the
-replicas go on with their parts of the result. So the order is always the same, `print` and
-`breakpoint()` do what they do anywhere, and an exception arrives with the user's own traceback.
+A replica is a greenlet. It runs until it returns or reaches a `merge_call`; then the next one runs. When
+all replicas wait at the same merge_call, its function is called once, in the cross-replica context, and
+each replica continues with its part of the result. So the order is deterministic, `print` and
+`breakpoint()` work as usual, and exceptions have the user's own traceback.
 
-The same engine traces replicas one after the other inside a compiled step when their shapes differ.
+Compiled steps trace replicas in the same way, one after the other, if their shapes differ.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def run_replicas(
     masks: Sequence[PerReplica] = (),
     traced: bool = False,
 ) -> Any:
-    """Call `fn` once for each replica, in turns; return the merged results.
+    """Call `fn` once for each replica, taking turns; return the merged results.
 
-    `masks` are those of padded arguments. With `traced`, results are merged as those of a compiled program.
+    `masks` are the masks of padded arguments. If `traced`, the results are tracers of a compiled step.
     """
     base = _Base(masks)
     team: list[_Replica] = []
@@ -81,7 +81,7 @@ def _unequal(team: list[_Replica], waiting: list[_Replica]) -> str:
 
 
 def _merge(strategy: StrategyProtocol, team: list[_Replica], merge: _Regroup) -> list[Any]:
-    """What each replica gets from the merge_call that all wait in: a value, or an exception."""
+    """Call the function of the merge_call; returns a value, or an exception, for each replica."""
     requests = [replica.take_request() for replica in team]
     merge_fn = requests[0][0]
     try:
@@ -98,7 +98,7 @@ def _merge(strategy: StrategyProtocol, team: list[_Replica], merge: _Regroup) ->
 def _check_same_place(merge_fns: list[Callable[..., Any]]) -> None:
     """Raise if one replica reduces while another gathers, or if they write different variables.
 
-    Functions of the user may differ: then the first replica's is called, as in TensorFlow.
+    The user's own merge functions may differ: then that of the first replica is called, as in TensorFlow.
     """
     places = [_place(merge_fn) for merge_fn in merge_fns]
     for replica, place in enumerate(places):
@@ -111,7 +111,7 @@ def _check_same_place(merge_fns: list[Callable[..., Any]]) -> None:
 
 
 def _place(merge_fn: Callable[..., Any]) -> Any:
-    """What a replica does in a merge_call that Replicax makes: the variable, or the kind of collective."""
+    """What a merge_call of Replicax does: the variable that it writes, or its kind of collective."""
     owner = getattr(merge_fn, "__self__", None)
     if isinstance(owner, Exchange):
         return type(owner)
@@ -126,7 +126,7 @@ def _describe(place: Any) -> str:
 
 @final
 class _Failure:
-    """An exception to be raised in the replicas, where a `try` around the merge_call may catch it."""
+    """An exception to raise in the replicas, where a `try` around the merge_call may catch it."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
@@ -134,7 +134,7 @@ class _Failure:
 
 @final
 class _Base:
-    """What a team of replicas shares: where it was started, masks, and the variables that it made."""
+    """What the replicas of one run share: settings at the start, masks, and the variables they create."""
 
     def __init__(self, masks: Sequence[PerReplica]) -> None:
         self.masks = masks
@@ -145,7 +145,7 @@ class _Base:
 
 @final
 class _Replica:
-    """One replica's turn-taking; also its merge point."""
+    """One eager replica, and its merge point."""
 
     def __init__(
         self, strategy: StrategyProtocol, index: int, replica_id: Any, call: Any, base: _Base
@@ -183,12 +183,11 @@ class _Replica:
             self._greenlet.switch(reply)
 
     def take_request(self) -> Any:
-        """What the replica waits for."""
         request, self.request = self.request, None
         return request
 
     def cancel(self, cause: BaseException) -> None:
-        """Leave the replica's function where it waits, because of `cause`; its `finally` blocks run."""
+        """Stop a replica that waits, because of `cause`; its `finally` blocks run."""
         self._cancelled = True
         try:
             if self._greenlet and not self._greenlet.dead:
@@ -201,15 +200,15 @@ class _Replica:
     # The merge point.
 
     def merge_call(self, merge_fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Let the others run until all have come here."""
+        """Wait until all replicas have reached this merge_call."""
         if self._cancelled:
             raise ContextError("merge_call in a replica that is being stopped, since another one failed.")
         if greenlet.getcurrent() is not self._greenlet:
             raise ContextError(
                 f"The ReplicaContext of replica {self.local_index} was used outside of that replica: after "
-                "it had returned, in another replica or in another thread. Ask rx.get_replica_context() "
-                "where you need it; and not in a function whose trace JAX keeps (jax.jit, jax.checkpoint), "
-                "unless the step is compiled with `rx.function`."
+                "it had returned, in another replica or in another thread. Call rx.get_replica_context() "
+                "where you need it, but not in a function whose trace JAX caches (jax.jit, "
+                "jax.checkpoint), unless the step is compiled with `rx.function`."
             )
         if trace_state.trace is not self.base_trace:
             raise TracingError(
@@ -232,7 +231,7 @@ class _Replica:
         return parent
 
     def create(self, make: Callable[[], Any]) -> Any:
-        """The n-th variable that this replica makes is the n-th of every replica."""
+        """Create a variable, once for all replicas: their n-th variables are the same."""
         created, index = self._base.created, self._num_created
         self._num_created += 1
         if index == len(created):

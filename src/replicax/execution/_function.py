@@ -1,8 +1,8 @@
-"""`rx.function`: a step compiled into one program, with its variables lifted out.
+"""`rx.function`: a step compiled into one program, with its variables as inputs and outputs.
 
-A `Function` looks at the kind of its arguments (structure, shapes, dtypes, constants) and runs the
-`CompiledStep` for it. What it looks at in every call is the abstract value of each array, `array.aval`,
-which JAX has at hand; only for a kind that it has not seen does it go into detail.
+A `Function` has one `CompiledStep` for each kind of arguments (structure, shapes, dtypes, constants). A
+call finds it by the abstract value of each array, `array.aval`, which JAX has computed already; the slower,
+exact key is computed only for arguments that are not known yet.
 """
 
 from __future__ import annotations
@@ -44,27 +44,27 @@ def function(
 def function(fn: Any = None, *, input_signature: Sequence[Any] | None = None) -> Any:
     """Compile a step: `strategy.run`, reductions and variables in it become one program.
 
-    The step is traced when it is called with arguments of a new kind (shapes, dtypes, structure), and
-    the compiled program is used from then on. Arrays and per-replica values are traced; anything else
-    (Python numbers, strings, objects) is a constant of the program, and another value of it compiles
-    another program. Without this decorator the same step runs eagerly, with the same results; only code
-    that JAX compiles by itself (`lax.scan`, `jax.jit`) can't read variables or meet other replicas there.
+    The step is traced and compiled when it is called with arguments of a new kind (shapes, dtypes,
+    structure); later calls reuse the program. Arrays and per-replica values are traced. Anything else
+    (Python numbers, strings, objects) is a constant of the program, so a new value compiles another
+    program. Without this decorator the same step runs eagerly, with the same results; but then code that
+    JAX compiles itself (`lax.scan`, `jax.jit`) can't read variables or use collectives.
 
-    A function that is given a distributed dataset or its iterator, to loop over, is not traced: the loop
-    runs in Python and every `strategy.run` in it is compiled.
+    A function that takes a distributed dataset or its iterator as an argument, to loop over it, is not
+    traced: the loop runs in Python, and every `strategy.run` in it is compiled.
 
     Args:
-        fn: the step. It is called only to be traced, sometimes more than once, so it should not have
-            other effects than on variables. Without it a decorator is returned.
-        input_signature: what the positional arguments must be, a structure of `rx.TensorSpec` (or
-            `jax.ShapeDtypeStruct`) and the `element_spec` of a distributed dataset for each; anything else
-            is refused instead of compiled. A size of None allows any, and every one that comes is compiled.
+        fn: the step. It is called only to trace it, sometimes more than once, so it should have no side
+            effects except on variables. Without it, a decorator is returned.
+        input_signature: what each positional argument must be: a structure of `rx.TensorSpec` or
+            `jax.ShapeDtypeStruct`, or the `element_spec` of a distributed dataset. Other arguments are
+            refused instead of compiled. A size of None allows any size; each one is compiled.
 
     Returns:
-        A `Function`: call it like `fn`, or give it to `strategy.run` to compile a replica function.
+        A `Function`: call it like `fn`, or pass it to `strategy.run` to compile a replica function.
 
     Raises:
-        TypeError: `fn` is not a function; later, an argument does not fit `input_signature`.
+        TypeError: `fn` is not a function, or, in a call, an argument does not match `input_signature`.
 
     >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
     >>> with strategy.scope():
@@ -93,17 +93,17 @@ def function(fn: Any = None, *, input_signature: Sequence[Any] | None = None) ->
 
 @final
 class Function(Generic[_P, _R]):
-    """A compiled step; made by `rx.function`.
+    """A compiled step, created by `rx.function`.
 
-    As a method's decorator it compiles the method for each instance.
+    A decorated method is compiled for each instance.
 
     >>> double = rx.function(lambda x: 2 * x)
     >>> double(jnp.ones(2)), double(jnp.ones(3)), double.num_programs
     (Array([2., 2.], dtype=float32), Array([2., 2., 2.], dtype=float32), 2)
     """
 
-    # A method's function is kept beside the class, with a weak reference to the instance. What an access
-    # `instance.method` gives shares its `__dict__` and keeps the instance alive, as a bound method does.
+    # `_bound` has a Function for each instance, which refers to the instance weakly. `instance.method`
+    # returns an object that shares its `__dict__` and keeps the instance alive, like a bound method.
     __slots__ = ("__dict__", "__weakref__", "_instance")
 
     def __init__(self, fn: Callable[_P, _R], input_signature: Sequence[Any] | None = None) -> None:
@@ -112,15 +112,16 @@ class Function(Generic[_P, _R]):
             raise TypeError(f"rx.function takes a function, got {fn!r}.")
         if inspect.isgeneratorfunction(fn) or inspect.iscoroutinefunction(fn):
             raise TypeError(
-                f"rx.function takes a function that returns its results; {fn!r} would run only after "
-                "it was traced. Compile the step, and call it from the generator or coroutine."
+                f"rx.function takes a function that returns its results, but {fn!r} is a generator or "
+                "coroutine function, whose body would run only after the trace. Compile the step, and "
+                "call it from the generator or coroutine."
             )
         functools.update_wrapper(self, fn)
         self._signature = None if input_signature is None else tuple(input_signature)
         self.python_function = fn
         self.token = _Token()
         self._programs: dict[Any, CompiledStep] = {}
-        # How to run them, by what a call looks at; several keys may stand for one program.
+        # The `run` of the programs by the key that a call computes; several keys may share a program.
         self._known: dict[Any, Callable[[list[Any]], Any]] = {}
         self._compiling = threading.RLock()
         self._bound: dict[int, Function[..., Any]] = {}
@@ -137,7 +138,7 @@ class Function(Generic[_P, _R]):
         self: Function[Concatenate[Any, _Q], _R], instance: object, owner: Any = None
     ) -> Function[_Q, _R]: ...
     def __get__(self, instance: Any, owner: Any = None) -> Any:
-        """As a method: one compiled step for each instance, which lives as long as the instance."""
+        """The compiled method of one instance; it lives as long as the instance."""
         if instance is None:
             return self
         key = id(instance)
@@ -173,17 +174,17 @@ class Function(Generic[_P, _R]):
 
     @property
     def num_programs(self) -> int:
-        """How many programs were compiled: one for each kind of arguments so far."""
+        """The number of compiled programs: one for each kind of arguments so far."""
         return len(self._programs)
 
     def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R:
-        """Run the step, after compiling it if its arguments are of a new kind."""
+        """Run the step; compile it first if its arguments are of a new kind."""
         stack = context_stack.get()
         if trace_state.trace is not eval_trace or disable_jit.value or (stack and not stack[-1].is_outside):
             return self._call_inside(args, kwargs)
         key: list[Any] = [stack[-1].strategy] if stack else []
         leaves: list[Any] = []
-        # Arguments that are arrays or per-replica arrays, nearly always, need no walk through a structure.
+        # Nearly always the arguments are arrays or per-replica arrays: no structure to flatten.
         for argument in args:
             array: Any = argument
             if type(argument) is PerReplica and argument._mask is None:
@@ -212,15 +213,15 @@ class Function(Generic[_P, _R]):
         in_replica = here.replica is not None and here.strategy.num_replicas_in_sync > 1
         in_update = here.update_replica_id is not None
         if in_replica or in_update or is_transforming() or disable_jit.value:
-            # Part of a larger trace, of one eager replica, which has to take turns with others, or of the
-            # update of one copy of a variable.
+            # Part of a larger trace, of an eager replica, which has to take turns with the others, or of
+            # the update of one copy of a variable.
             self._check_signature(args, kwargs)
             python_function: Callable[..., Any] = self.python_function
             return python_function(*args, **kwargs)
         return self._call_first(None, args, kwargs)
 
     def _call_first(self, key: Any, args: Any, kwargs: Any) -> Any:
-        """Call the step where its program is not known by `key` yet; None: where it can't be."""
+        """Find or compile the program, remember it by `key` unless that is None, and run it."""
         leaves, treedef = jax.tree.flatten((args, kwargs), is_leaf=is_variable)
         if any(isinstance(leaf, DistributedDataset | DistributedIterator) for leaf in leaves):
             return self._call_as_loop(args, kwargs)
@@ -267,14 +268,14 @@ class Function(Generic[_P, _R]):
 
 @final
 class _Token:
-    """Stands for a `Function`, or for a method of one instance, where weak references are needed."""
+    """Identifies a `Function`, or a method of one instance, as the key of a weak dictionary."""
 
 
 def in_replicas(strategy: StrategyProtocol, fn: Function[..., Any]) -> Function[..., Any]:
     """The step "run `fn` in every replica of `strategy`", compiled as a whole."""
     steps = strategy.compiled_runs
     if fn.token not in steps:
-        python_function = fn.python_function  # and not `fn`, which may keep an instance alive
+        python_function = fn.python_function  # not `fn`, which may keep an instance alive
 
         def step(*args: Any, **kwargs: Any) -> Any:
             return strategy.run(python_function, args, kwargs)
@@ -295,12 +296,12 @@ def _unusable(function: Function[..., Any], leaves: list[Any]) -> str:
     return (
         f"{function!r} got an argument of type {type(odd).__name__}: {_short(odd)}. Arguments of a "
         "compiled step are arrays of numbers, per-replica values, structures of them, or hashable "
-        "constants; text stays on the host, so take it out of a batch before."
+        "constants. Text can't be on a device, so remove it from a batch first."
     )
 
 
 def _retraced(function: Function[..., Any], old: list[Any], new: Any) -> str:
-    """What is new about a call that needs another program."""
+    """The warning that a call needs another program, with what has changed."""
     last = old[-1]
     changes = []
     if last[0] is not new[0] or last[1] != new[1]:
@@ -313,7 +314,7 @@ def _retraced(function: Function[..., Any], old: list[Any], new: Any) -> str:
         for name in after
         if name in before and before[name] != after[name]
     ]
-    shown = "; ".join(changes[:_MOST_CHANGES]) or "the structure of its arguments is another one"
+    shown = "; ".join(changes[:_MOST_CHANGES]) or "the structure of its arguments is different"
     more = f"; and {len(changes) - _MOST_CHANGES} more" if len(changes) > _MOST_CHANGES else ""
     return (
         f"{function!r} is traced and compiled again: {shown}{more}. Compiling takes long compared to a "
@@ -325,7 +326,7 @@ _MOST_CHANGES = 4
 
 
 def _leaf_names(treedef: Any) -> list[str]:
-    """What to call the leaves of the arguments: "argument 0['x']" or "argument 'rate'"."""
+    """Names for the leaves of the arguments: "argument 0['x']" or "argument 'rate'"."""
     numbers = treedef.unflatten(range(treedef.num_leaves))
     paths, _ = jax.tree_util.tree_flatten_with_path(numbers)
     return [f"argument {_key(path[1])}{jax.tree_util.keystr(path[2:])}" for path, _ in paths]

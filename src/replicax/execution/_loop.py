@@ -1,9 +1,8 @@
-"""A function that is given a distributed dataset: a loop in Python around compiled replica functions.
+"""A function that loops over a distributed dataset in Python and runs compiled replica functions.
 
-A program can't read a dataset: Python reads every batch. So such a function is not traced. It runs as plain
-Python, and each `strategy.run` in it is compiled, the first time and then again only for something new.
-Functions that are defined inside the loop, a new object each time, count as the same one as long as their
-code and what they refer to is the same.
+A compiled program can't read a dataset, so such a function is not traced. It runs as plain Python, and each
+`strategy.run` in it is compiled. A function that is defined inside the loop is a new object in each
+iteration; its compiled form is reused as long as its code and everything it refers to are the same.
 """
 
 from __future__ import annotations
@@ -29,15 +28,14 @@ _logger = logging.getLogger("replicax")
 
 @final
 class Loop:
-    """The replica functions that one looping function runs.
+    """The compiled replica functions of one looping function.
 
     Args:
-        name: of the looping function, for messages.
-        compile_function: makes a compiled function of a plain one.
+        name: the name of the looping function, for messages.
+        compile_function: compiles a plain function.
     """
 
     def __init__(self, name: str, compile_function: Callable[[Any], Any]) -> None:
-        """No replica functions so far."""
         self._name = name
         self._compile = compile_function
         self._compiled: dict[Any, _Known] = {}
@@ -50,17 +48,17 @@ class Loop:
 
     @contextlib.contextmanager
     def compiling(self, fn: Callable[..., Any]) -> Iterator[Any]:
-        """A `with` block for a call of a replica function in its compiled form, if it has one."""
+        """A `with` block for a call of a replica function; gives its compiled form, or None."""
         found = self._find(fn)
         yield None if found is None else found.compiled
         if found is not None:
-            # What tracing changed (a list that the function appends to) must not make it another function.
-            kept: list[Any] = []
-            self._compiled.setdefault(_identity(fn, frozenset(), kept), found._replace(kept=kept))
+            # Tracing may change what the function refers to (a list that it appends to): add that key too.
+            alive: list[Any] = []
+            self._compiled.setdefault(_identity(fn, frozenset(), alive), found._replace(alive=alive))
 
     def _find(self, fn: Callable[..., Any]) -> _Known | None:
-        kept: list[Any] = []
-        key = _identity(fn, frozenset(), kept)
+        alive: list[Any] = []
+        key = _identity(fn, frozenset(), alive)
         found = self._compiled.get(key)
         if found is None:
             code = _code(fn)
@@ -69,15 +67,15 @@ class Loop:
                 self._warn(fn, self._versions[code])
                 return None
             newest = _Newest(fn)
-            found = self._compiled[key] = _Known(newest, self._compile(newest), kept)
+            found = self._compiled[key] = _Known(newest, self._compile(newest), alive)
         found.newest.fn = fn
         return found
 
     def _warn(self, fn: Any, version: int) -> None:
         if version == _MOST_VERSIONS + 1:
             _logger.warning(
-                "%s runs %r, which refers to something else each time, so it is no longer compiled. Pass "
-                "what changes from step to step with `args`.",
+                "%s runs %r, which refers to something different each time, so it is no longer compiled. "
+                "Pass what changes from step to step with `args`.",
                 self._name,
                 getattr(fn, "__qualname__", fn),
             )
@@ -85,7 +83,7 @@ class Loop:
 
 @final
 class _Newest:
-    """A replica function, as it was given last: when it is traced again, what that one refers to counts."""
+    """The newest version of a replica function, which is used if it is traced again."""
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         functools.update_wrapper(self, fn)
@@ -96,63 +94,63 @@ class _Newest:
 
 
 class _Known(NamedTuple):
-    """A compiled replica function, and what its key names by `id`, which must not be used for others."""
+    """A compiled replica function, and the objects whose `id` is in its key, so that no other gets it."""
 
     newest: _Newest
     compiled: Any
-    kept: list[Any]
+    alive: list[Any]
 
 
 def _code(fn: Any) -> Any:
-    """What all versions of a function have in common."""
+    """The code, which all versions of a function share."""
     while isinstance(fn, functools.partial):
         fn = fn.func
     return getattr(fn, "__code__", type(fn))
 
 
-def _identity(thing: Any, seen: frozenset[int], kept: list[Any]) -> Any:
-    """Equal for functions that are the same code and refer to the same things.
+def _identity(thing: Any, seen: frozenset[int], alive: list[Any]) -> Any:
+    """A key that is equal for functions with the same code that refer to the same things.
 
-    Numbers and strings are compared by value, also in lists, tuples, sets and dicts; anything else is the
-    same while it is the same object, which goes into `kept`, so that its `id` is not used again.
+    Numbers and strings are compared by value, also in lists, tuples, sets and dicts. Everything else is
+    compared by `id`; the objects are added to `alive`, so that no other object gets the same `id`.
     """
     if id(thing) in seen:
         return "itself"
     seen = seen | {id(thing)}
     if isinstance(thing, types.MethodType):
-        return (_identity(thing.__func__, seen, kept), _identity(thing.__self__, seen, kept))
+        return (_identity(thing.__func__, seen, alive), _identity(thing.__self__, seen, alive))
     if isinstance(thing, functools.partial):
         parts = [thing.func, *thing.args, *thing.keywords.values()]
-        return (tuple(thing.keywords), *(_identity(part, seen, kept) for part in parts))
+        return (tuple(thing.keywords), *(_identity(part, seen, alive) for part in parts))
     if isinstance(thing, types.FunctionType):
         cells = [_contents(cell) for cell in thing.__closure__ or ()]
         surroundings = [*cells, *(thing.__defaults__ or ()), *(thing.__kwdefaults__ or {}).values()]
         return (
             thing.__code__,
-            *(_identity(part, seen, kept) for part in surroundings),
-            *(_global_identity(value, seen, kept) for value in _globals(thing)),
+            *(_identity(part, seen, alive) for part in surroundings),
+            *(_global_identity(value, seen, alive) for value in _globals(thing)),
         )
     if isinstance(thing, _VALUES):
         return (type(thing), thing)
-    kept.append(thing)
+    alive.append(thing)
     if isinstance(thing, dict):
         items = [part for item in thing.items() for part in item]
-        return (id(thing), *(_identity(part, seen, kept) for part in items))
+        return (id(thing), *(_identity(part, seen, alive) for part in items))
     if isinstance(thing, list | tuple | set | frozenset):
-        return (id(thing), *(_identity(part, seen, kept) for part in thing))
+        return (id(thing), *(_identity(part, seen, alive) for part in thing))
     return id(thing)
 
 
-def _global_identity(thing: Any, seen: frozenset[int], kept: list[Any]) -> Any:
-    """`_identity`, but of a function only which one it is: one global leads to all others."""
+def _global_identity(thing: Any, seen: frozenset[int], alive: list[Any]) -> Any:
+    """`_identity`, but functions are compared by `id`: following their globals would never end."""
     if callable(thing):
-        kept.append(thing)
+        alive.append(thing)
         return id(thing)
-    return _identity(thing, seen, kept)
+    return _identity(thing, seen, alive)
 
 
 def _globals(fn: types.FunctionType) -> list[Any]:
-    """The values of the global names that a function, or one defined inside of it, uses."""
+    """The values of the globals that a function uses, including the functions defined inside it."""
     return [fn.__globals__[name] for name in _names(fn.__code__) if name in fn.__globals__]
 
 

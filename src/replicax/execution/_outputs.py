@@ -1,4 +1,4 @@
-"""What a compiled step returns: arrays that come out of its program, in a structure that does not."""
+"""What a compiled step returns: its structure, filled with the arrays that the program returns."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ __all__ = ["Outputs", "distributed_in"]
 
 
 def distributed_in(treedef: Any) -> list[PerReplica | Mirrored]:
-    """The distributed values in a structure, holding the numbers of their leaves."""
+    """The distributed values in a structure, with the indices of their leaves as components."""
     numbers = treedef.unflatten(range(treedef.num_leaves))
     nodes = jax.tree.leaves(numbers, is_leaf=lambda x: isinstance(x, PerReplica | Mirrored))
     return [node for node in nodes if isinstance(node, PerReplica | Mirrored)]
 
 
 def _check_constant(leaf: Any) -> None:
-    """Raise if what is returned as it is holds values that exist only while the step is traced."""
+    """Raise if an object that is returned unchanged has a tracer in an attribute."""
     for name, value in getattr(leaf, "__dict__", {}).items():
         if is_tracer(value) and not isinstance(leaf, type):
             raise TracingError(
-                f"A compiled step returns a {type(leaf).__name__}, whose attribute {name!r} is a traced "
+                f"A compiled step returns a {type(leaf).__name__} whose attribute {name!r} is a traced "
                 "array. JAX does not look into such an object, so the array would have no value. Return a "
                 "tuple or a dict, or make the class a pytree (jax.tree_util.register_dataclass)."
             )
@@ -49,10 +49,10 @@ class Outputs:
     plain: list[int] = dataclasses.field(default_factory=list)
     mesh: ReplicaMesh | None = None
     rebuild: Callable[[list[Any]], Any] = lambda arrays: arrays
-    """Makes the result of a run from its arrays."""
+    """Builds the result of a run from its arrays."""
 
     def take(self, result: Any) -> list[Any]:
-        """Take the arrays out of `result` and remember the rest."""
+        """Return the arrays of `result`, and remember the rest."""
         self.leaves, self.treedef = jax.tree.flatten(result, is_leaf=is_variable)
         self.leaves = [x.container if isinstance(x, Component) else x for x in self.leaves]
         self.dynamic = [i for i, leaf in enumerate(self.leaves) if is_array(leaf)]
@@ -66,7 +66,7 @@ class Outputs:
         return arrays
 
     def _sort(self) -> None:
-        """Tell apart shards of per-replica values, their separate components, and plain arrays."""
+        """Find the shards of per-replica values, their separate components, and the plain arrays."""
         shards, apart, mirrored = set(), {}, set()
         for node in distributed_in(self.treedef):
             if isinstance(node, Mirrored):
@@ -108,7 +108,7 @@ class Outputs:
         return rebuild
 
     def _convert(self, mesh: ReplicaMesh, views: FirstReplicaViews, arrays: list[Any]) -> None:
-        """Plain arrays leave the mesh, and separate components go to their replicas."""
+        """Return plain arrays as the first replica's copy, and place components on their replicas."""
         for n in self.plain:
             arrays[n] = views(n, arrays[n])
         for n, replica in self.apart:

@@ -1,7 +1,7 @@
-"""Frames of a step that is being traced: which variables it touches, and the tracers that stand for them.
+"""Frames of a step that is being traced: the variables that it uses, and their tracers.
 
-`ProgramFrame` is the step as a whole, where values are global arrays. `ReplicaFrame` is the inside of one
-`strategy.run` in it, where one trace stands for all replicas and values are a replica's own.
+`ProgramFrame` is for the step as a whole, where values are global arrays. `ReplicaFrame` is for the inside
+of a `strategy.run` in it, which is traced once for all replicas; values there are replica-local.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class FreshTraceNeeded(BaseException):
 
 
 class EagerCallNeeded(BaseException):
-    """A variable is created with a traced initial value: one eager call must find the real one."""
+    """A variable is created with a traced initial value: an eager call must compute it."""
 
 
 def _check_program(frame_program: Any, fresh: bool) -> None:
@@ -44,17 +44,17 @@ def _check_trace(trace: Any, variable: Variable) -> None:
     if current_trace() is not trace:
         raise TracingError(
             f"The variable {variable.name!r} is written inside a function that JAX traces by itself "
-            "(grad, scan, cond, while_loop, vmap, ...), from which the new value could not come out. "
+            "(grad, scan, cond, while_loop, vmap, ...), so the new value would be lost. "
             "Return the value from that function and assign it afterwards."
         )
 
 
 @final
 class ProgramFrame(Frame):
-    """A whole step: from the arrays of the variables it touches to their new arrays."""
+    """A whole step: from the arrays of its variables to their new arrays."""
 
     def __init__(self, inputs: dict[Any, Any] | None, *, fresh: bool) -> None:
-        """Trace with `inputs`, the variables' tracers; None only finds out which variables there are."""
+        """Trace with `inputs`, the tracers of the variables; None to find the variables first."""
         self._inputs = inputs
         self.known: list[Variable] = [ref.deref() for ref in inputs or ()]
         self._trace, self._program = current_trace(), current_program()
@@ -69,22 +69,22 @@ class ProgramFrame(Frame):
 
     @property
     def is_discovery(self) -> bool:
-        """Whether this trace only finds out which variables the step touches."""
+        """Whether this trace only finds the variables of the step."""
         return self._inputs is None
 
     def use_mesh(self, mesh: ReplicaMesh | None) -> None:
-        """Let the step run on `mesh`, or on a larger one that it uses as well."""
+        """Run the step on `mesh`, unless it also uses a larger one."""
         if mesh is not None and (self.mesh is None or mesh.mesh.size > self.mesh.mesh.size):
             self.mesh = mesh
 
     def enter_run(self, mesh: ReplicaMesh) -> None:
-        """Called before replicas are traced, which read variables through this frame."""
+        """Called before replicas are traced; they read variables through this frame."""
         self.require_own_trace()
         self._runs_on = self._runs_on or mesh
         if self._runs_on.mesh.devices.tolist() != mesh.mesh.devices.tolist():
             raise TracingError(
                 f"A compiled step runs on the devices of one strategy, and this one has a strategy.run on "
-                f"{self._runs_on} and another on {mesh}. Write a step of its own for each strategy."
+                f"{self._runs_on} and another on {mesh}. Write a separate step for each strategy."
             )
 
     def require_own_trace(self) -> None:
@@ -95,7 +95,7 @@ class ProgramFrame(Frame):
         return self.cell(variable)
 
     def cell(self, variable: Variable) -> Cell:
-        """The current cell of `variable`, which is taken into the step."""
+        """The current cell of `variable`, which becomes a variable of the step."""
         ref = variable.ref()
         if ref not in self._cells:
             self._cells[ref] = variable.layout.wrap(self._input(variable), not variable.shape)
@@ -108,9 +108,9 @@ class ProgramFrame(Frame):
             return jnp.zeros(variable.layout.array_shape(variable._spec), variable.dtype)
         if variable.ref() not in self._inputs:
             raise TracingError(
-                f"The step touched the variable {variable.name!r} when it was traced for compilation, "
-                "but not in the trace before, from the same arguments. Replicax calls a step's function "
-                "more than once: which variables it uses must not depend on anything that changes."
+                f"The step used the variable {variable.name!r} when it was traced for compilation, but not "
+                "in the first trace, with the same arguments. Replicax traces a step more than once: which "
+                "variables it uses must not depend on anything that changes."
             )
         return self._inputs[variable.ref()]
 
@@ -126,7 +126,7 @@ class ProgramFrame(Frame):
         if not self.is_discovery:
             raise VariableError(
                 f"The function creates the variable {variable.name!r} on every call. A compiled step may "
-                "create variables only once: keep it and create it only if it is not there yet, "
+                "create variables only once: store it, and create it only if it does not exist yet, "
                 "`if self.v is None: self.v = rx.Variable(...)`."
             )
         self.created.append(variable)
@@ -152,7 +152,7 @@ class ReplicaFrame(Frame):
     is_one_replica = True
 
     def __init__(self, outer: ProgramFrame, mesh: ReplicaMesh, cells: Mapping[Any, Cell]) -> None:
-        """Inside `outer`, with the local cells of variables whose value differs between replicas."""
+        """A frame inside `outer`; `cells` are those of variables that differ between replicas."""
         self.outer = outer
         self._mesh = mesh
         self._trace, self._program = current_trace(), current_program()
@@ -170,12 +170,12 @@ class ReplicaFrame(Frame):
         return self._cells[ref]
 
     def _enter(self, variable: Variable) -> Cell:
-        """A value that is equal everywhere is the same inside; of one that differs, take this replica's."""
+        """The cell inside the replica: the outer one if replicas agree, otherwise this replica's part."""
         cell = self.outer.cell(variable)
         if isinstance(cell, Mirrored) or variable.mesh != self._mesh:
             return cell
         if not self.outer.is_discovery:
-            raise TracingError(f"The variable {variable.name!r} was not found by the trace before.")
+            raise TracingError(f"The variable {variable.name!r} was not found by the first trace.")
         return variable.layout.local_cell(jnp.zeros(variable.shape, variable.dtype))
 
     def store(self, variable: Variable, cell: Cell) -> None:

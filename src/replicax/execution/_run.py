@@ -1,4 +1,4 @@
-"""`strategy.run`, sorted by how replicas run here: the one decision between eager and compiled."""
+"""`strategy.run`: decides whether the replicas run eagerly or become part of a compiled step."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def run(
 ) -> Any:
     """Call `fn` once for each replica of `strategy`, in replica context; return the merged results.
 
-    `padded` says that some argument has a mask.
+    `padded`: some argument has a mask.
     """
     frame = current().frame
     if isinstance(frame, ProgramFrame):
@@ -76,6 +76,6 @@ def _run(
 
 
 def _all_alike(structure: Any) -> bool:
-    """Whether one program fits all replicas: per-replica values have one shape and dtype."""
+    """Whether one program serves all replicas: each per-replica value has one shape and dtype."""
     leaves, _ = flatten(structure)
     return all(leaf.uniform is not None for leaf in leaves if isinstance(leaf, PerReplica))

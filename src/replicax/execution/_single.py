@@ -1,4 +1,4 @@
-"""Running the one replica of a strategy that has no others: a plain call."""
+"""Running the replica of a strategy with only one: a plain call."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ __all__ = ["SingleReplica", "run_single"]
 
 @final
 class SingleReplica:
-    """The merge point of a replica without peers."""
+    """The merge point of a single replica."""
 
     local_index = 0
     base_trace = None
 
     def __init__(self, strategy: StrategyProtocol, masks: Sequence[PerReplica] = ()) -> None:
-        """For the replica of `strategy`, whose padded arguments have `masks`."""
         self._strategy, self._masks = strategy, masks
 
     def merge_call(self, merge_fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -32,7 +31,7 @@ class SingleReplica:
             return select(merge_fn(self._strategy, *args, **kwargs), 0)
 
     def create(self, make: Callable[[], Any]) -> Any:
-        """Make it."""
+        """Create a variable."""
         return make()
 
 
@@ -43,7 +42,7 @@ def run_single(
     kwargs: Any,
     masks: Sequence[PerReplica] = (),
 ) -> Any:
-    """Call `fn` as the only replica of `strategy`; `masks` are those of its padded arguments."""
+    """Call `fn` as the only replica of `strategy`; `masks` are the masks of its padded arguments."""
     device = strategy.mesh.local_devices[0]
     context = ReplicaContext(
         strategy,

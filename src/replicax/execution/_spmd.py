@@ -1,8 +1,8 @@
 """Compiled replicas: the replica function is traced once, and the program runs on every replica.
 
-`strategy.run` inside `rx.function` becomes a `shard_map` over the `replica` axis. Per-replica arguments go
-in as shards; everything else is closed over. A `merge_call` needs no waiting here: all replicas are one
-trace, so its function is called inline, with values that stand for "each replica's own".
+`strategy.run` inside `rx.function` becomes a `shard_map` over the `replica` axis. Per-replica arguments are
+its sharded inputs; everything else is closed over. One trace serves all replicas, so the function of a
+`merge_call` is called inline, with per-replica values that wrap replica-local tracers.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def run_spmd(
     frame: ProgramFrame,
     masks: Sequence[PerReplica] = (),
 ) -> Any:
-    """Trace `fn` as the program of every replica of `strategy`; `masks` are those of padded arguments."""
+    """Trace `fn` once for all replicas of `strategy`; `masks` are the masks of padded arguments."""
     mesh = strategy.mesh
     leaves, treedef = flatten((args, kwargs))
     sharded = [i for i, leaf in enumerate(leaves) if isinstance(leaf, PerReplica)]
@@ -92,7 +92,7 @@ def run_spmd(
 def _call(
     strategy: StrategyProtocol, fn: Callable[..., Any], args: Any, kwargs: Any, masks: Sequence[Any] = ()
 ) -> Any:
-    """Call `fn` in the context of the replica that stands for all."""
+    """Call `fn` in the replica context that represents all replicas."""
     mesh = strategy.mesh
     names = tuple(name for row in mesh.device_names for name in row)
     replica_id = lax.axis_index(REPLICA_AXIS)
@@ -118,7 +118,7 @@ def run_inline(
     kwargs: Any,
     masks: Sequence[PerReplica] = (),
 ) -> Any:
-    """`strategy.run` inside a merge_call of compiled replicas: we are in their program already."""
+    """`strategy.run` inside a merge_call of compiled replicas, which is part of their program."""
     local_masks = [mask.select(0) for mask in masks]
     return _as_values(_call(strategy, fn, select(args, 0), select(kwargs, 0), local_masks), strategy.mesh)
 
@@ -136,7 +136,7 @@ def _as_values(structure: Any, mesh: Any) -> Any:
 
 @final
 class _SpmdReplica:
-    """The merge point of replicas that are one program."""
+    """The merge point of compiled replicas."""
 
     local_index = 0
     base_trace = None
@@ -152,13 +152,13 @@ class _SpmdReplica:
             return select(merge_fn(self._strategy, *args, **kwargs), 0)
 
     def create(self, make: Callable[[], Any]) -> Any:
-        """Make it: one trace, one variable."""
+        """Create a variable: there is only one trace."""
         return make()
 
 
 @final
 class _Traced:
-    """What came out of the trace of a replica function, apart from arrays."""
+    """What the trace of a replica function returned, apart from arrays."""
 
     def __init__(self) -> None:
         self.mirrored: list[Any] = []
@@ -168,7 +168,7 @@ class _Traced:
         self._treedef: Any = None
 
     def outputs(self, result: Any, replica: ReplicaFrame, early: EarlySums) -> tuple[Any, Any, Any, Any]:
-        """What leaves the program: results, known sums of them, mirrored variables, parts of variables."""
+        """The outputs of `shard_map`: results, known sums of them, mirrored variables, per-replica ones."""
         self._leaves, self._treedef = flatten(result)
         arrays, sums = [], {}
         for i, leaf in enumerate(self._leaves):
@@ -187,7 +187,7 @@ class _Traced:
         return arrays, sums, whole, parts
 
     def result(self, arrays: Any, sums: dict[int, Any], mesh: Any) -> Any:
-        """The replica function's result, as the cross-replica context sees it."""
+        """The result of the replica function, as per-replica values."""
         leaves = list(self._leaves)
         for (i, scalar), array in zip(self._scalars.items(), arrays, strict=True):
             leaves[i] = PerReplica.from_global(array, mesh, scalar=scalar)

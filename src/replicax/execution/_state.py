@@ -1,9 +1,9 @@
-"""The arrays that a compiled step works on, between the stores of variables and the program.
+"""The arrays of a compiled step, between the stores of variables and the program.
 
-Nearly every step works on the variables of one strategy, which are next to each other in its store. Then
-taking and storing hundreds of arrays is a list slice each. What is different is handled here too: variables
-of several strategies, and variables whose home is not on the step's devices (central storage, a variable
-made without a strategy), which are brought there for the step and taken home afterwards.
+Nearly every step uses the variables of one strategy, which are adjacent in its store. Then one list slice
+takes hundreds of arrays, and another stores the new ones. Two other cases are handled here: variables of
+several strategies, and variables that are not placed on the step's devices (in central storage, or created
+without a strategy), which are copied to these devices for the step and back afterwards.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ __all__ = ["StepState", "in_store_order"]
 
 
 def in_store_order(variables: Iterable[Variable]) -> list[Variable]:
-    """`variables` as they are in their stores, where neighbours can be taken together."""
+    """Sort variables by their place in the store, so that adjacent arrays form a slice."""
     return sorted(variables, key=lambda v: (v._store.number, v._place))
 
 
 @final
 class StepState:
-    """The variables of one step, those it only reads and those it writes, both in store order."""
+    """The variables that a step only reads and those that it writes, both in store order."""
 
     def __init__(
         self, read: Sequence[Variable], written: Sequence[Variable], mesh: ReplicaMesh | None
@@ -43,7 +43,7 @@ class StepState:
         self._refuse_parts_away()
 
     def _is_away(self, variable: Variable) -> bool:
-        """Whether the variable's array must be brought to the step's devices, and home again."""
+        """Whether the variable's array must be copied to the step's devices and back."""
         layout = variable.layout
         return self._mesh is not None and not (layout.on_mesh and layout.mesh == self._mesh)
 
@@ -57,7 +57,7 @@ class StepState:
 
     @property
     def only(self) -> tuple[Store, slice, slice] | None:
-        """The one store, and the slices that are read and written, if that is all there is to do."""
+        """The store and the slices that are read and written; None if that is not the whole state."""
         if len(self.stores) != 1 or self._read_away or self._written_away:
             return None
         read = self._read[0][1].only if self._read else slice(0)
@@ -70,7 +70,7 @@ class StepState:
         return self._written[0][1].indices if self._written else frozenset()
 
     def take(self) -> tuple[list[Any], list[Any]]:
-        """The arrays to read and those to write; the latter may be donated. The lock is held."""
+        """The arrays to read and those to write, which may be donated. The caller holds the lock."""
         for store in self.stores:
             if store.unfinished is not None:
                 store.unfinished()
@@ -78,21 +78,21 @@ class StepState:
             store.detach_views(places.indices)
         read = [array for store, places in self._read for array in places.take(store.arrays)]
         written = [array for store, places in self._written for array in places.take(store.arrays)]
-        return self._brought(read, self._read_away), self._brought(written, self._written_away)
+        return self._on_mesh(read, self._read_away), self._on_mesh(written, self._written_away)
 
-    def _brought(self, arrays: list[Any], away: list[int]) -> list[Any]:
+    def _on_mesh(self, arrays: list[Any], away: list[int]) -> list[Any]:
         for i in away:
             assert self._mesh is not None
             arrays[i] = self._mesh.replicate(on_first_replica(arrays[i]))
         return arrays
 
     def announce(self, finish: Callable[[], None] | None) -> None:
-        """Say what completes this call if it is interrupted; None when it is complete."""
+        """Register what completes this call if it is interrupted; None when it is complete."""
         for store, _ in self._written:
             store.unfinished = finish
 
     def put(self, new: list[Any]) -> None:
-        """Store the new arrays of the written variables. Storing them twice does no harm."""
+        """Store the new arrays of the written variables. Calling it twice is harmless."""
         new = list(new)
         for i in self._written_away:
             new[i] = self.written[i].layout.place(on_first_replica(new[i]))
@@ -103,12 +103,12 @@ class StepState:
             start = stop
 
     def add_note_of_losses(self, error: BaseException) -> None:
-        """Say in `error` which variables lost their values, because the program had taken their arrays."""
+        """Add to `error` which variables lost their values, because their arrays were donated."""
         arrays = [array for store, places in self._written for array in places.take(store.arrays)]
         lost = [v.name for v, array in zip(self.written, arrays, strict=True) if array.is_deleted()]
         if lost:
             error.add_note(
-                f"The step failed after it had taken over the arrays of {', '.join(lost)}; their values "
+                f"The step failed after the arrays of {', '.join(lost)} were donated to it; their values "
                 "are lost. Assign them, or restore a checkpoint, before the next step."
             )
 
@@ -118,14 +118,14 @@ def _in_order(stores: Iterable[Store]) -> list[Store]:
 
 
 def _by_store(variables: Sequence[Variable]) -> list[tuple[Store, Places]]:
-    """The places of `variables`, which are in store order, for each store."""
+    """The places of `variables`, which are in store order, by store."""
     stores = _in_order({v._store for v in variables})
     return [(store, Places([v._place for v in variables if v._store is store])) for store in stores]
 
 
 @final
 class _Locks:
-    """Takes several locks, always in the same order, so that two threads can't wait for each other."""
+    """Acquires several locks, always in the same order, so that threads can't deadlock."""
 
     def __init__(self, locks: Sequence[Any]) -> None:
         self._locks = locks

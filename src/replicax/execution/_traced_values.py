@@ -14,7 +14,7 @@ __all__ = ["explain_leaks", "explain_traced_values"]
 
 @contextlib.contextmanager
 def explain_traced_values(explanation: str) -> Iterator[None]:
-    """Inside, the error of JAX comes as a `TracedValueError` with this `explanation`."""
+    """A `with` block that turns JAX's error into a `TracedValueError` with this `explanation`."""
     try:
         yield
     except (
@@ -27,7 +27,7 @@ def explain_traced_values(explanation: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def explain_leaks() -> Iterator[None]:
-    """Inside, JAX's error for a value that left its trace comes as a `TracingError` with advice."""
+    """A `with` block that turns JAX's error for a leaked tracer into a `TracingError` with advice."""
     try:
         yield
     except jax.errors.UnexpectedTracerError as error:

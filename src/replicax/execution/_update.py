@@ -1,4 +1,4 @@
-"""Calling an update function once for each copy of a variable."""
+"""Calls an update function once for each copy of a variable."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ def update_copies(
     num_copies: int,
     group: bool,
 ) -> Any:
-    """Call `fn` in the update context of each copy; an error leaves all copies as they were.
+    """Call `fn` in the update context of each copy; after an error all copies are unchanged.
 
     Args:
         strategy: the strategy whose devices hold the copies.
-        variable: what is updated; its copy is the first argument of `fn`. None: only `args`.
+        variable: the variable to update; its copy is the first argument of `fn`. None: only `args`.
         fn: the update.
         args: its arguments; each call gets the copy's part of mirrored values.
         kwargs: its keyword arguments.
-        num_copies: how many there are in this process.
-        group: return one value of mirrored parts; otherwise the calls' results side by side.
+        num_copies: the number of copies in this process.
+        group: merge the results into one mirrored value; otherwise return them as a tuple.
     """
     if strategy.num_replicas_in_sync > 1:
         _refuse_per_replica((args, kwargs))
@@ -63,24 +63,24 @@ def update_copies(
     else:
         differ = variable is not None and variable.layout.differs
         merged = (regroup if differ else regroup_mirrored)(results, strategy.mesh)
-    return merged if group else map_leaves(_side_by_side, merged)
+    return merged if group else map_leaves(_as_tuple, merged)
 
 
 def _refuse_per_replica(structure: Any) -> None:
     for leaf in flatten(structure)[0]:
         if isinstance(leaf, PerReplica):
             raise VariableError(
-                "extended.update got a PerReplica argument: the copies of the variable would become "
-                "different. Reduce it first, `strategy.extended.reduce_to(op, value, variable)`, or "
-                "`all_reduce` in the replica. What a replica computes from a reduced value is its own "
-                "again: compute it in the update function instead."
+                "extended.update got a PerReplica argument: the copies of the variable would "
+                "differ. Reduce it first, `strategy.extended.reduce_to(op, value, variable)`, or with "
+                "`all_reduce` in the replica. What a replica then computes from a reduced value is "
+                "per-replica again: compute it in the update function."
             )
 
 
 def _turns(
     strategy: StrategyProtocol, variable: Variable | None, num_copies: int
 ) -> Iterator[tuple[int, Any]]:
-    """For each call of the update function: which copy, and the context to call it in."""
+    """For each call of the update function: the copy, and the context of the call."""
     frame = current_frame()
     if isinstance(frame, ReplicaFrame):
         replica = jax.lax.axis_index(REPLICA_AXIS) if num_copies > 1 else 0
@@ -107,7 +107,7 @@ def _at(context: Context, device: Any) -> Iterator[None]:
 
 
 def _on_copy(result: Any, strategy: StrategyProtocol, index: int) -> Any:
-    """What an update returned, as far as it belongs to one copy: on that copy's device."""
+    """The part of an update's result that belongs to one copy, on that copy's device."""
 
     def own(leaf: Any) -> Any:
         if isinstance(leaf, Mirrored | PerReplica):
@@ -119,10 +119,10 @@ def _on_copy(result: Any, strategy: StrategyProtocol, index: int) -> Any:
 
 
 def _mirrored(leaf: Any, strategy: StrategyProtocol, num_copies: int) -> Any:
-    """A traced result that stands for the equal results of all copies."""
+    """Wrap a result that was traced once for all copies."""
     traced_once = num_copies > 1 and is_array(leaf)
     return Mirrored.from_whole(leaf, strategy.mesh) if traced_once else leaf
 
 
-def _side_by_side(leaf: Any) -> tuple[Any, ...]:
+def _as_tuple(leaf: Any) -> tuple[Any, ...]:
     return leaf.values if isinstance(leaf, Mirrored | PerReplica) else (leaf,)

@@ -1,4 +1,4 @@
-"""Variables in one place, computation on many devices."""
+"""Variables on one device, computation on many."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ __all__ = ["CentralStorageStrategy"]
 class CentralStorageStrategy(Strategy):
     """One replica on each compute device; every variable has one copy, on the parameter device.
 
-    Replicas fetch variables from there for each step and what they write is combined before it is
-    stored. It saves the memory of the copies, and costs their transfer.
+    Replicas fetch the variables for each step, and what they write is combined before it is stored. That
+    saves the memory of the copies, at the cost of transferring them.
 
     Args:
-        compute_devices: the devices that compute; None takes all GPUs or TPUs, or the first CPU device.
-        parameter_device: the device that holds variables; None takes the first CPU device, or the
-            compute device if there is only one.
+        compute_devices: the devices that compute; None: all GPUs or TPUs, or the first CPU device.
+        parameter_device: the device of the variables; None: the first CPU device, or the compute device
+            if there is only one.
 
     >>> strategy = rx.CentralStorageStrategy(["CPU:0", "CPU:1"], parameter_device="CPU:0")
     >>> with strategy.scope():
@@ -39,7 +39,7 @@ class CentralStorageStrategy(Strategy):
         compute_devices: Sequence[str | Device] | None = None,
         parameter_device: str | Device | None = None,
     ) -> None:
-        """Choose where to compute and where variables are."""
+        """Choose the devices."""
         devices = resolve_devices(compute_devices)
         if compute_devices is None and devices[0].platform == "cpu":
             devices = devices[:1]

@@ -1,4 +1,4 @@
-"""The strategy in use when none is: one replica, and JAX places everything."""
+"""The default strategy: one replica, and JAX places everything."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["DefaultStrategy"]
 
 @final
 class DefaultStrategy(Strategy):
-    """What `rx.get_strategy()` returns where no strategy is in scope.
+    """What `rx.get_strategy()` returns if no strategy is in scope.
 
     Code written for strategies runs under it unchanged, with one replica.
 
@@ -31,10 +31,10 @@ class DefaultStrategy(Strategy):
     """
 
     def __init__(self) -> None:
-        """Wait: making the default strategy must not start JAX."""
+        """Do nothing yet: importing Replicax must not start a JAX backend."""
 
     def __getattr__(self, name: str) -> Any:
-        # What the base's constructor sets is missing until the strategy is used.
+        # The base's constructor runs when an attribute is used for the first time.
         if name.startswith("__") or "store" in vars(self):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         prepare_cpu_pool()
@@ -56,7 +56,7 @@ class DefaultStrategy(Strategy):
         return "DefaultStrategy()"
 
     def scope(self) -> contextlib.AbstractContextManager[Self]:
-        """A `with` block that changes nothing; not inside another strategy's scope."""
+        """A `with` block without effect; an error inside the scope of another strategy."""
         if has_strategy():
             raise ContextError("The default strategy's scope can't be entered inside another strategy's.")
         return contextlib.nullcontext(self)

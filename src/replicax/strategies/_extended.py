@@ -1,7 +1,7 @@
 """`strategy.extended`: the lower-level API, for code that updates variables across replicas itself.
 
-A thin view of its strategy. Methods need the cross-replica context, where values of all replicas are in
-reach: a scope, or the function of a `merge_call`.
+A thin view of its strategy. Most methods need the cross-replica context, where the values of all replicas
+are available: a scope, or the function of a `merge_call`.
 """
 
 from __future__ import annotations
@@ -35,10 +35,9 @@ class StrategyExtended:
     """
 
     def __init__(self, container_strategy: StrategyBase) -> None:
-        """The view of `container_strategy`."""
         self._strategy = container_strategy
 
-    # What the strategy is like.
+    # Properties of the strategy.
 
     @property
     def worker_devices(self) -> tuple[str, ...]:
@@ -56,7 +55,7 @@ class StrategyExtended:
     def _require_devices(self, what: str) -> None:
         if not self._strategy.places_values:
             raise ContextError(
-                f"{what}: no strategy is in use, so JAX places everything. Make a strategy, for example "
+                f"{what}: no strategy is in use, so JAX places everything. Create a strategy, for example "
                 "`rx.OneDeviceStrategy(device)`."
             )
 
@@ -97,15 +96,15 @@ class StrategyExtended:
         options: Any = None,
         experimental_hints: Any = None,
     ) -> Any:
-        """Combine a per-replica value over the replicas, to the devices of `destinations`.
+        """Combine a per-replica value over the replicas, and place the result on `destinations`.
 
-        It does not change `destinations`: give the result to `update` or `assign` for that.
+        `destinations` itself does not change; pass the result to `update` or `assign` for that.
 
         Args:
             reduce_op: "SUM" or "MEAN".
             value: a per-replica value, or a structure of them.
-            destinations: a variable or distributed value (the result is mirrored on its devices), an
-                array or a device name (the result is there).
+            destinations: a variable or distributed value (the result is mirrored on its devices), or an
+                array or a device name (the result is placed there).
             options: a `CommunicationOptions`.
             experimental_hints: the older spelling of `options`.
 
@@ -132,7 +131,7 @@ class StrategyExtended:
         options: Any = None,
         experimental_hints: Any = None,
     ) -> list[Any]:
-        """`reduce_to` for many values at once, which travel together.
+        """`reduce_to` for many values at once, in one communication.
 
         Args:
             reduce_op: "SUM" or "MEAN".
@@ -224,11 +223,11 @@ class StrategyExtended:
 
         Args:
             var: the variable to update.
-            fn: the update; it writes the copy with `copy.assign(...)` and its like.
-            args: arguments; of mirrored values each call gets the copy's part. Per-replica values are
+            fn: the update; it writes the copy with `copy.assign(...)` and similar methods.
+            args: arguments; each call gets the copy's part of mirrored values. Per-replica values are
                 refused: reduce them first, so that the copies stay equal.
             kwargs: likewise.
-            group: merge the results into one; otherwise return a tuple with one for each copy.
+            group: merge the results into one value; otherwise return a tuple with one for each copy.
 
         >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
         >>> with strategy.scope():
@@ -253,7 +252,7 @@ class StrategyExtended:
             raise ArgumentKindError(f"extended.update needs a variable to update, got {var!r}.")
         if var.distribute_strategy is not self._strategy:
             raise ArgumentKindError(
-                f"extended.update of the variable {var.name!r}, which was made outside of this "
+                f"extended.update of the variable {var.name!r}, which was created outside of this "
                 f"strategy's scope (at {var.made_at})."
             )
         return self._update(var, fn, args, kwargs, group, len(var.copies))
@@ -263,7 +262,7 @@ class StrategyExtended:
         return update_copies(self._strategy, var, fn, args, kwargs, num_copies=num_copies, group=group)
 
     def non_slot_devices(self, var_list: Sequence[Variable] | None = None) -> tuple[str, ...]:
-        """The devices for state that belongs to all of `var_list` rather than to one variable.
+        """The devices for state that belongs to all variables of `var_list` together.
 
         They are the same for all variables of a strategy, so `var_list` need not be given.
 
@@ -280,7 +279,7 @@ class StrategyExtended:
         kwargs: Mapping[str, Any] | None = None,
         group: bool = True,
     ) -> Any:
-        """Call `fn(*args, **kwargs)` on each of the devices that `non_slot_devices` named.
+        """Call `fn(*args, **kwargs)` on each of the devices that `non_slot_devices` returned.
 
         >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
         >>> devices = strategy.extended.non_slot_devices([])
@@ -300,10 +299,10 @@ class StrategyExtended:
         return self._update(None, fn, args, kwargs, group, len(colocate_with))
 
     def colocate_vars_with(self, colocate_with_variable: Any) -> contextlib.AbstractContextManager[None]:
-        """A `with` block in which new variables go where `colocate_with_variable` is.
+        """A `with` block that places new variables on the devices of `colocate_with_variable`.
 
-        A strategy keeps all its variables on the same devices, so that is where they go anyway; what
-        is checked is that the variable (or the devices from `non_slot_devices`) belong to the strategy.
+        A strategy places all its variables on the same devices anyway. This only checks that the variable
+        (or the devices that `non_slot_devices` returned) belongs to the strategy.
 
         >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
         >>> with strategy.scope():
@@ -322,15 +321,15 @@ class StrategyExtended:
         )
         if not own and not _names(colocate_with_variable, self):
             raise VariableError(
-                f"colocate_vars_with needs a variable made in this strategy's scope, or what "
+                f"colocate_vars_with needs a variable created in this strategy's scope, or what "
                 f"`extended.non_slot_devices` returns; got {colocate_with_variable!r}."
             )
         return contextlib.nullcontext()
 
-    # Looking at variables.
+    # Variables.
 
     def read_var(self, v: Variable) -> Any:
-        """The value of a variable: the same as `v.read_value()`.
+        """The value of a variable, like `v.read_value()`.
 
         >>> with rx.OneDeviceStrategy("CPU:0").scope() as strategy:
         ...     strategy.extended.read_var(rx.Variable(1.0))
@@ -350,7 +349,7 @@ class StrategyExtended:
         return value.container if isinstance(value, Component) else value
 
     def variable_created_in_scope(self, v: Any) -> bool:
-        """Whether the variable was made in this very strategy's scope.
+        """Whether the variable was created in the scope of this strategy.
 
         >>> strategy = rx.OneDeviceStrategy("CPU:0")
         >>> strategy.extended.variable_created_in_scope(rx.Variable(1.0))

@@ -1,4 +1,4 @@
-"""What the replicas hold of the values in a structure, for the collectives."""
+"""Flattening structures with variables, for the collectives."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["flatten_values"]
 
 
 def flatten_values(structure: Any) -> tuple[list[Any], Any]:
-    """The leaves of `structure`, with what the replicas hold in place of variables, and its treedef."""
+    """The leaves and the treedef of `structure`; variables are replaced by what the replicas hold."""
 
     def is_leaf(x: Any) -> bool:
         return x is None or isinstance(x, IndexedSlices | Leaf)

@@ -17,7 +17,7 @@ __all__ = ["MirroredStrategy", "mirrored_layouts"]
 
 
 class MirroredStrategy(Strategy):
-    """One replica on each device, and on each a copy of every variable, kept equal.
+    """One replica on each device, each with a copy of every variable; the copies are kept equal.
 
     Args:
         devices: names ("GPU:0", "/cpu:1") or `jax.Device`s; None takes all GPUs, or all TPUs, or all
@@ -44,7 +44,7 @@ class MirroredStrategy(Strategy):
         devices: Sequence[str | Device] | None = None,
         cross_device_ops: CrossDeviceOps | None = None,
     ) -> None:
-        """Choose the devices and how they talk."""
+        """Choose the devices and the collectives."""
         ops = DefaultAllReduce() if cross_device_ops is None else cross_device_ops
         if not isinstance(ops, CrossDeviceOps):
             raise TypeError(
@@ -57,7 +57,7 @@ class MirroredStrategy(Strategy):
 def mirrored_layouts(
     communicator: Communicator,
 ) -> Callable[[VariableSpec], tuple[VariableSpec, Layout]]:
-    """Lays variables out with a copy on each replica; those that are ON_READ with a part on each."""
+    """The `choose_layout` of mirrored strategies: replicated, or one part per replica if ON_READ."""
     replicated, parts = Replicated(communicator), OnePerReplica(communicator)
 
     def choose(spec: VariableSpec) -> tuple[VariableSpec, Layout]:
@@ -70,7 +70,7 @@ def mirrored_layouts(
 
 
 def _synchronized(spec: VariableSpec) -> VariableSpec:
-    """`spec` with AUTO decided: a mirrored variable is kept equal by every write."""
+    """Replace AUTO by ON_WRITE, which is what it means for mirrored variables."""
     if spec.synchronization is VariableSynchronization.NONE:
         raise VariableError(
             f"The variable '{spec.name}:0' was given synchronization NONE, which a mirrored variable "

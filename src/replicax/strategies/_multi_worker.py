@@ -1,7 +1,7 @@
 """Synchronous training on the devices of several processes, with a copy of every variable on each.
 
-It is `MirroredStrategy` over a larger mesh. What is added happens once, in the constructor: find this
-process's place in the cluster, join the others there, and agree which devices each of them uses.
+It is `MirroredStrategy` on a larger mesh. The constructor does the rest: it finds this process's place in
+the cluster, joins the other processes, and agrees with them on the devices that each one uses.
 """
 
 from __future__ import annotations
@@ -34,31 +34,31 @@ from replicax.types import Device
 
 __all__ = ["MultiWorkerMirroredStrategy"]
 
-_PATIENCE_SECONDS = 300.0
+_TIMEOUT_SECONDS = 300.0
 _agreements = itertools.count()
 
 
 class MultiWorkerMirroredStrategy(Strategy):
-    """One replica on each device of each worker, and on each a copy of every variable, kept equal.
+    """One replica on each device of each worker, each with a copy of every variable; kept equal.
 
-    Every worker runs the same program and makes this strategy first, before anything uses JAX: that is
-    where the workers meet, at the address of the first of them. A cluster of one worker is this process
-    alone, and so is an evaluator. Without a cluster the strategy runs on all processes that JAX has: this
-    one, unless you called `jax.distributed.initialize`.
+    Every worker runs the same program and creates this strategy first, before anything uses JAX: this is
+    where the workers connect to each other, at the address of the first one. A cluster of one worker, or an
+    evaluator, is this process alone. Without a cluster, the strategy runs on all processes that JAX has:
+    this one, unless you called `jax.distributed.initialize`.
 
     A worker's devices are its GPUs or TPUs, or else its first CPU device; a resolver's `num_accelerators`
-    can give another number (`{"CPU": 2}` for two virtual CPU devices).
+    can set another number (`{"CPU": 2}` for two virtual CPU devices).
 
     Args:
-        cluster_resolver: tells which tasks there are and which one this is; None reads TF_CONFIG.
-        communication_options: apply to every collective that is not given options of its own. Their
-            `timeout_seconds` also limits how long the workers wait for each other here.
+        cluster_resolver: knows the tasks of the cluster and which one this is; None reads TF_CONFIG.
+        communication_options: the default options of all collectives. Their `timeout_seconds` also limits
+            how long the workers wait for each other here.
 
     Raises:
         BackendStartedError: JAX has started already, so this worker can't join the others.
-        ClusterError: the cluster makes no sense, or lists parameter servers.
-        ClusterTimeoutError: a worker did not come within the timeout; by default within five minutes.
-        CollectiveError: `communication_options` insist on NCCL and there are no GPUs.
+        ClusterError: the cluster is not valid, or has parameter servers.
+        ClusterTimeoutError: a worker did not connect within the timeout, by default five minutes.
+        CollectiveError: `communication_options` require NCCL, but there are no GPUs.
         DeviceError: a worker has fewer devices than its resolver says.
 
     >>> strategy = rx.MultiWorkerMirroredStrategy()          # TF_CONFIG is not set: one worker
@@ -75,7 +75,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         cluster_resolver: ClusterResolver | None = None,
         communication_options: CommunicationOptions | None = None,
     ) -> None:
-        """Join the cluster and arrange its devices."""
+        """Join the cluster and find its devices."""
         options = merge_options(communication_options, None)
         resolver = TFConfigClusterResolver() if cluster_resolver is None else cluster_resolver
         if not isinstance(resolver, ClusterResolver):
@@ -94,13 +94,12 @@ class MultiWorkerMirroredStrategy(Strategy):
 def _refuse_missing_nccl(options: CommunicationOptions, mesh: ReplicaMesh) -> None:
     if options.implementation is CommunicationImplementation.NCCL and mesh.platform != "gpu":
         raise CollectiveError(
-            f"communication_options insist on NCCL, which needs GPUs, but the workers run on {mesh}. Use "
+            f"communication_options require NCCL, which needs GPUs, but the workers run on {mesh}. Use "
             "AUTO (XLA's own collectives) or RING."
         )
 
 
 def _own_devices(resolver: ClusterResolver) -> list[Device]:
-    """The devices that this worker uses."""
     prepare_cpu_pool()
     local: list[Any] = jax.local_devices()
     platform = parse_device_name(device_name(local[0])).platform
@@ -115,12 +114,12 @@ def _own_devices(resolver: ClusterResolver) -> list[Device]:
 
 
 def _devices_of_all(own: list[Device], timeout_seconds: float | None) -> list[Device]:
-    """The devices that all workers use, by worker: each tells the others its own."""
+    """The devices of all workers, in the order of the workers; each sends its own to the others."""
     processes = range(jax.process_count())
     if len(processes) == 1:
         return own
     topic = f"replicax/workers/{next(_agreements)}"
-    patience = _PATIENCE_SECONDS if timeout_seconds is None else timeout_seconds
-    told = exchange_between_processes(processes, topic, 0, [d.id for d in own], lambda: False, patience)
+    timeout = _TIMEOUT_SECONDS if timeout_seconds is None else timeout_seconds
+    sent = exchange_between_processes(processes, topic, 0, [d.id for d in own], lambda: False, timeout)
     by_id = {device.id: device for device in jax.devices(own[0].platform)}
-    return [by_id[device_id] for device_ids in told for device_id in device_ids]
+    return [by_id[device_id] for device_ids in sent for device_id in device_ids]

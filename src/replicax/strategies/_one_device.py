@@ -1,4 +1,4 @@
-"""Everything on one device: a strategy for trying code that is written for many."""
+"""Everything on one device: a strategy to try code that is written for many devices."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["OneDeviceStrategy"]
 
 
 class OneDeviceStrategy(Strategy):
-    """One replica on a device that you name; values and variables are plain.
+    """One replica on one device; per-replica values are plain arrays.
 
     Args:
         device: a name ("GPU:0", "/cpu:1") or a `jax.Device`.

@@ -1,4 +1,4 @@
-"""Options of one `strategy.run`, and the context that `distribute_values_from_function` gives."""
+"""The options of `strategy.run`, and the argument of `distribute_values_from_function`'s functions."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ __all__ = ["RunOptions", "ValueContext"]
 @final
 @dataclasses.dataclass(frozen=True)
 class RunOptions:
-    """How `strategy.run` should treat shapes.
+    """How `strategy.run` treats shapes.
 
     Args:
         experimental_enable_dynamic_batch_size: allow per-replica arguments whose shapes differ between
             replicas. False makes them an error.
-        experimental_bucketizing_dynamic_shape: not offered; only False is accepted.
-        experimental_xla_options: not offered; only None is accepted. Set XLA options for the process in
-            the environment variable XLA_FLAGS.
+        experimental_bucketizing_dynamic_shape: not supported; must be False.
+        experimental_xla_options: not supported; must be None. Set XLA options for the process in the
+            environment variable XLA_FLAGS.
 
     >>> rx.RunOptions().experimental_enable_dynamic_batch_size
     True
@@ -29,16 +29,16 @@ class RunOptions:
     experimental_xla_options: Any = None
 
     def __post_init__(self) -> None:
-        """Refuse what can't be honoured."""
+        """Raise for options that are not supported."""
         if self.experimental_bucketizing_dynamic_shape:
             raise ValueError(
-                "RunOptions(experimental_bucketizing_dynamic_shape=True) is not supported: shapes are "
-                "never padded behind your back. Different shapes compile different programs; pad the "
-                "input yourself to have one."
+                "RunOptions(experimental_bucketizing_dynamic_shape=True) is not supported: arguments are "
+                "never padded implicitly. Different shapes compile different programs; pad the input to "
+                "have one shape, for example with InputOptions(partial_batch='pad')."
             )
         if self.experimental_xla_options is not None:
             raise ValueError(
-                "RunOptions(experimental_xla_options=...) is not supported: XLA options hold for the "
+                "RunOptions(experimental_xla_options=...) is not supported: XLA options apply to the "
                 "whole process. Set them in the environment variable XLA_FLAGS before starting Python."
             )
 
@@ -46,7 +46,7 @@ class RunOptions:
 @final
 @dataclasses.dataclass(frozen=True)
 class ValueContext:
-    """What a function given to `distribute_values_from_function` is told.
+    """The argument of a function that is passed to `distribute_values_from_function`.
 
     >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
     >>> strategy.distribute_values_from_function(

@@ -1,4 +1,4 @@
-"""Synchronous training on the cores of a TPU, one or several of them for each replica."""
+"""Synchronous training on the cores of a TPU, with one or several cores for each replica."""
 
 from __future__ import annotations
 
@@ -15,29 +15,28 @@ __all__ = ["TPUStrategy"]
 
 _PARTITIONED = (
     "assign_to_logical_device: this TPUStrategy was made with experimental_spmd_xla_partitioning=True, so "
-    "every value is for all devices. Use split_to_logical_devices or replicate_to_logical_devices, or "
-    "leave out the flag."
+    "values can't be assigned to one device. Use split_to_logical_devices or "
+    "replicate_to_logical_devices, or leave out the flag."
 )
 
 
 class TPUStrategy(Strategy):
-    """A replica on each core of a TPU, or on each group of cores, and on each a copy of every variable.
+    """A replica on each core of a TPU, or on each group of cores, with a copy of every variable.
 
-    With a `DeviceAssignment` a replica has several cores, its *logical devices*. Its variables are whole on
-    each of them; what it computes is divided between them where it says so, with
-    `split_to_logical_devices`.
+    With a `DeviceAssignment`, a replica has several cores, its *logical devices*. Its variables are
+    replicated on them; use `split_to_logical_devices` to divide a computation between them.
 
-    Where JAX has no TPU, the devices that it has stand in for the cores, and a warning in the log
-    `replicax` says so. That makes it the strategy for replicas of several GPUs, too.
+    If JAX has no TPU, its other devices are used in place of the cores, with a warning in the log
+    `replicax`. So this is also the strategy for replicas with several GPUs.
 
     Args:
-        tpu_cluster_resolver: a `TPUClusterResolver`; None is the TPU that this process runs on.
-        experimental_device_assignment: which cores make up which replica; None gives each core a replica.
+        tpu_cluster_resolver: a `TPUClusterResolver`; None: the TPU of this process.
+        experimental_device_assignment: the cores of each replica; None: one core for each replica.
         experimental_spmd_xla_partitioning: XLA partitions the programs of replicas with several cores in
-            either case. True also rules out `assign_to_logical_device`, as TensorFlow's flag does.
+            either case. True also makes `assign_to_logical_device` an error, as TensorFlow's flag does.
 
     Raises:
-        DeviceError: a replica would have cores of several processes.
+        DeviceError: a replica has cores of several processes.
 
     >>> topology = rx.Topology()
     >>> assignment = rx.DeviceAssignment.build(topology, computation_shape=[1, 1, 1, 2], num_replicas=4)

@@ -1,4 +1,4 @@
-"""Combining what replicas write, as a variable's aggregation says."""
+"""Combine the values that replicas write, according to the variable's aggregation."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _REDUCE_OPS = {VariableAggregation.SUM: ReduceOp.SUM, VariableAggregation.MEAN: 
 
 
 def write_combined(variable: Variable, replica: Any, write: Write) -> Any:
-    """Write in a replica function: the replicas meet, and what they write is combined."""
+    """Write in a replica function: merge the replicas, and write their combined value."""
     if variable.aggregation is VariableAggregation.NONE:
         raise VariableError(
             f"{write.name} of the variable {variable.name!r} in a replica function: the replicas may write "
-            "different values, and the variable does not say how to combine them. Make it with "
+            "different values, and the variable does not say how to combine them. Create it with "
             "aggregation=rx.VariableAggregation.SUM, MEAN or ONLY_FIRST_REPLICA, or with "
             "synchronization=ON_READ if each replica should keep its own value."
         )
@@ -31,7 +31,7 @@ def write_combined(variable: Variable, replica: Any, write: Write) -> Any:
 
 
 def check_same_method(variable: Variable, method: Any) -> None:
-    """Raise if replicas that meet in a write of `variable` call different methods."""
+    """Raise if the replicas call different methods to write `variable`."""
     if isinstance(method, PerReplica):
         raise VariableError(
             f"The replicas write the variable {variable.name!r} in different ways: "
@@ -41,7 +41,7 @@ def check_same_method(variable: Variable, method: Any) -> None:
 
 
 def aggregate(aggregation: VariableAggregation, value: Any, communicator: Communicator) -> Any:
-    """One value for all replicas from what each of them wrote."""
+    """Combine what each replica wrote into one value for all of them."""
     if isinstance(value, IndexedSlices):
         return _aggregate_rows(aggregation, value, communicator)
     if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
@@ -64,11 +64,11 @@ def _aggregate_rows(
 
 
 def check_scatter(variable: Variable, method: str) -> None:
-    """Refuse a scatter whose rows can't be collected from several replicas."""
+    """Raise if the result would depend on the order in which replicas write their rows."""
     alone = (VariableAggregation.NONE, VariableAggregation.ONLY_FIRST_REPLICA)
     if method not in SUMMABLE_SCATTER and variable.aggregation not in alone:
         raise NotImplementedError(
             f"{method} of the variable {variable.name!r}, whose aggregation is "
-            f"{variable.aggregation.name}: several replicas' rows have no order. Use aggregation "
+            f"{variable.aggregation.name}: the rows of several replicas have no order. Use aggregation "
             "ONLY_FIRST_REPLICA, or scatter_add, scatter_sub, scatter_mul or scatter_div."
         )

@@ -22,15 +22,14 @@ __all__ = ["VariableCopy"]
 @final
 @seen_by_jax
 class VariableCopy(Readable, Component):
-    """One replica's copy of a distributed variable, as `strategy.local_results(v)` shows it.
+    """One replica's copy of a distributed variable; `strategy.local_results(v)` returns them.
 
-    It can be written only inside `strategy.extended.update`, so that copies stay equal.
+    It can be written only inside `strategy.extended.update`, so that the copies stay equal.
     """
 
     __slots__ = ("_local_index", "_variable")
 
     def __init__(self, variable: Variable, local_index: int) -> None:
-        """The copy of `variable` on a local replica."""
         self._variable = variable
         self._local_index = local_index
 
@@ -41,7 +40,7 @@ class VariableCopy(Readable, Component):
 
     @property
     def name(self) -> str:
-        """The variable's name; with the replica for all but the first."""
+        """The variable's name, with the number of the replica for all but the first."""
         mesh = self._variable.mesh
         replica = mesh.local_replica_ids[self._local_index] if mesh else 0
         base = self._variable.name.removesuffix(":0")
@@ -59,12 +58,12 @@ class VariableCopy(Readable, Component):
 
     @property
     def device(self) -> Any:
-        """The device that it is on."""
+        """The device of this copy."""
         mesh = self._variable.mesh
         return mesh.local_devices[self._local_index] if mesh else None
 
     def held(self) -> Any:
-        """The copy's value."""
+        """The value of this copy."""
         return self.read_value()
 
     def read_value(self) -> jax.Array:

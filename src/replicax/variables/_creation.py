@@ -1,4 +1,4 @@
-"""Making a variable: checking the request, and its initial value."""
+"""Creating a variable: check the arguments, and compute the initial value."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ __all__ = ["NewVariable", "awaiting_values", "made_beside", "prepare_variable"]
 
 
 class NewVariable(NamedTuple):
-    """A variable that is being made, as those see it who may have a value for it."""
+    """What a pending restore sees of a variable that is being created."""
 
     name: str
     shape: tuple[int, ...]
     dtype: Any
     beside: Any
-    """A variable that exists, next to which this one will be found; None if that is not known."""
+    """An existing variable with the same parent in a checkpoint; None if that is not known."""
     path: str
-    """Where, seen from there."""
+    """The path of the new variable, relative to that parent."""
 
 
 awaiting_values: list[weakref.WeakMethod[Callable[[NewVariable], Any]]] = []
-"""Who has values for variables that do not exist yet: asked about each new one."""
+"""Pending restores: called for each new variable, they return its value or None."""
 
 _Enum = TypeVar("_Enum", bound=enum.Enum)
 
@@ -49,7 +49,7 @@ _place: ContextVar[tuple[Any, str]] = ContextVar("replicax_place", default=(None
 
 @contextlib.contextmanager
 def made_beside(variable: Any, path: str) -> Iterator[None]:
-    """A `with` block that makes a variable which belongs to `path`, next to `variable` in a checkpoint."""
+    """A `with` block for creating a variable that a checkpoint has at `path`, next to `variable`."""
     token = _place.set((variable, path))
     try:
         yield
@@ -67,15 +67,15 @@ def prepare_variable(
     shape: Any = None,
     constraint: Callable[[Any], Any] | None = None,
 ) -> tuple[VariableSpec, Any]:
-    """The checked properties of a variable and its initial value."""
+    """Check the arguments of `rx.Variable`; returns the spec and the initial value."""
     synchronization = _member(VariableSynchronization, synchronization, "synchronization")
     aggregation = _member(VariableAggregation, aggregation, "aggregation")
     if initial_value is None:
-        raise VariableError("A variable needs an initial_value: an array, or a function for one.")
+        raise VariableError("A variable needs an initial_value: an array, or a function that returns one.")
     value = _initial_array(initial_value, dtype)
     if not (
         synchronization is VariableSynchronization.ON_READ and aggregation is VariableAggregation.SUM
-    ):  # whose initial value is that of each part, not of the whole
+    ):  # here the initial value is that of each part, a saved one that of the total
         value = _awaited(f"{name or 'Variable'}:0", value)
     if shape is not None and tuple(shape) != value.shape:
         raise VariableError(
@@ -98,15 +98,15 @@ def prepare_variable(
 
 
 def _awaited(name: str, value: Any) -> Any:
-    """What somebody has for this variable in place of its initial value, or that."""
+    """The value that a pending restore has for the variable; otherwise the initial value."""
     for reference in list(awaiting_values):
-        give = reference()
-        if give is None:
+        find_value = reference()
+        if find_value is None:
             awaiting_values.remove(reference)
             continue
-        given = give(NewVariable(name, value.shape, value.dtype, *_place.get()))
-        if given is not None:
-            return jnp.asarray(given, value.dtype)
+        found = find_value(NewVariable(name, value.shape, value.dtype, *_place.get()))
+        if found is not None:
+            return jnp.asarray(found, value.dtype)
     return value
 
 
@@ -133,12 +133,12 @@ def _initial_array(initial_value: Any, dtype: Any) -> Any:
         value = value.to_plain()
     if is_key(value):
         raise VariableError(
-            "A variable can't hold typed random keys. Keep their data, "
+            "A variable can't hold typed random keys. Store their data, "
             "`rx.Variable(jax.random.key_data(key))`, and use `jax.random.wrap_key_data(v.value)`."
         )
     try:
         array = value if is_number(value) else np.asarray(value, dtype)
-        # Somebody may change a NumPy array, whose memory JAX would use as it is.
+        # Copy: JAX may alias NumPy memory, and the caller may change it later.
         make = jnp.array if isinstance(array, np.ndarray) else jnp.asarray
         return make(array, dtype or jnp.result_type(array))
     except TypeError as error:

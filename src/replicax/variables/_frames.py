@@ -1,9 +1,9 @@
-"""Who answers when a variable is read or written.
+"""Frames: where a variable's value is read from and written to.
 
-Eagerly its strategy's store does. While `rx.function` traces a step, a frame does: it knows the tracer
-that stands for the variable's value and collects what is written, until the compiled step returns it.
-Both speak of a variable's *cell*: a `Mirrored` if its copies are equal, a `PerReplica` if they differ.
-The current frame is part of the context: `current().frame`.
+In eager code that is the store of its strategy. While `rx.function` traces a step, the step's frame has a
+tracer for each variable and records the writes, which the compiled step returns. A frame holds each
+variable's *cell*: a `Mirrored` if its copies are equal, a `PerReplica` if they differ. The current frame is
+part of the context: `current().frame`.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ Cell = Mirrored | PerReplica
 
 
 class Frame(abc.ABC):
-    """Has the cells of variables for as long as it is current."""
+    """Holds the cells of variables while it is the current frame."""
 
     is_eager: bool = False
-    """Whether a compiled step called here runs, rather than becoming a part of something larger."""
+    """Whether a compiled step that is called here runs at once, rather than being traced or recorded."""
     is_one_replica: bool = False
     """Whether this is the inside of a replica function, traced once for all replicas."""
 
@@ -57,22 +57,22 @@ class Frame(abc.ABC):
 
     @abc.abstractmethod
     def creating(self) -> contextlib.AbstractContextManager[None]:
-        """A `with` block for making a variable, whose initial value must outlive any trace."""
+        """A `with` block for creating a variable, whose initial value must outlive any trace."""
 
     @abc.abstractmethod
     def initial_value(self, value: Any) -> Any:
-        """The initial value of a variable being created: called if it is a function, never a tracer."""
+        """The initial value of a new variable: functions are called, tracers refused."""
 
     def updating(self, variable: Variable) -> contextlib.AbstractContextManager[None]:
         """A `with` block that reads and then writes `variable` as one operation."""
         return contextlib.nullcontext()
 
-    def require_own_trace(self) -> None:  # noqa: B027 - eagerly there is no trace
-        """Called when something is read that a trace cached by JAX must not contain."""
+    def require_own_trace(self) -> None:  # noqa: B027 - eager code has no trace
+        """Called when something is read that must not become part of a cached trace."""
 
 
 class RecordingFrame(Frame):
-    """A frame in which nothing can be written yet: it records writes, to be made later."""
+    """A frame that records writes, to be applied later."""
 
     @abc.abstractmethod
     def record(self, variable: Variable, write: Any) -> Any:
@@ -84,7 +84,7 @@ class EagerFrame(Frame):
     """Variables are read from and written to their stores.
 
     Args:
-        changes: where to note the cells of variables before they are written, so that they can be restored.
+        changes: collects the cells of variables before their first write, to undo the writes.
         loop: compiles the replica functions of a Python loop; see `execution/_loop.py`.
     """
 
@@ -105,7 +105,7 @@ class EagerFrame(Frame):
         variable._set_view(cell)
 
     def before_write(self, variables: Iterable[Variable]) -> None:
-        """Note the cells of variables that are about to be written, if this frame may undo it."""
+        """Save the cells of variables that are about to be written, if the writes may be undone."""
         if self.changes is not None:
             for variable in variables:
                 self.changes.setdefault(variable.ref(), variable._view())
@@ -123,7 +123,7 @@ class EagerFrame(Frame):
         if is_tracer(value) or is_staging():
             raise TracingError(
                 "A variable was created while JAX traces a function (jit, grad, scan, ...), so its "
-                "value would not outlive the trace. Create it before, or compile the step with "
+                "value would not outlive the trace. Create it earlier, or compile the step with "
                 "`rx.function`, which may create variables in its first call."
             )
         return value() if callable(value) else value
@@ -144,7 +144,7 @@ def _baked_in(variable: Variable, verb: str) -> str:
         )
     return (
         f"The variable {variable.name!r} is {verb} inside a function that JAX compiles "
-        f"({staged_for()}). JAX would bake in today's value as a constant, and later changes would be "
+        f"({staged_for()}). JAX would bake in the current value as a constant, and later changes would be "
         "lost. Use `@rx.function` in place of `@jax.jit` around the step; inside an eager step, read "
         "`v.value` before the scan, cond or jit and pass it in."
     )
@@ -154,12 +154,12 @@ EAGER = EagerFrame()
 
 
 def current_frame() -> Frame:
-    """The frame that answers for variables here."""
+    """The frame of the current context."""
     return current().frame
 
 
 def use_frame(frame: Frame) -> contextlib.AbstractContextManager[None]:
-    """Let `frame` answer during a `with` block."""
+    """Make `frame` the current one during a `with` block."""
     return enter(current().with_frame(frame))
 
 
@@ -167,7 +167,7 @@ def use_frame(frame: Frame) -> contextlib.AbstractContextManager[None]:
 def journal(*, keep: bool) -> Iterator[None]:
     """Undo the eager writes made during a `with` block: if it fails, or always unless `keep`.
 
-    While a step is traced there is nothing to undo: a trace that fails is thrown away.
+    While a step is traced there is nothing to undo: a trace that fails is discarded.
     """
     outer = current_frame()
     if not isinstance(outer, EagerFrame):
@@ -184,6 +184,6 @@ def journal(*, keep: bool) -> Iterator[None]:
             for ref, cell in changes.items():
                 ref.deref()._set_view(cell)
         elif outer.changes is not None:
-            # The enclosing block may still undo these.
+            # The enclosing block may still undo these writes.
             for ref, cell in changes.items():
                 outer.changes.setdefault(ref, cell)

@@ -1,6 +1,6 @@
 """TensorFlow's names for kinds of variables, for `isinstance`.
 
-There is one class of variables; what differs is the layout. These names answer `isinstance(v, ...)` by it.
+There is one class of variables. `isinstance(v, ...)` with these names checks the variable's layout.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["AggregatingVariable", "MirroredVariable", "SyncOnReadVariable"]
 
 
 class _ByLayout(type):
-    """Makes `isinstance(v, cls)` true for variables that are laid out as `cls.layout`."""
+    """Makes `isinstance(v, cls)` true for variables with the layout `cls.layout`."""
 
     layout: type[Layout]
 
@@ -26,12 +26,12 @@ class _ByLayout(type):
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         raise TypeError(
-            f"{cls.__name__} is for isinstance(). Use `rx.Variable(...)` in a strategy's scope."
+            f"{cls.__name__} is for isinstance() only. Use `rx.Variable(...)` in a strategy's scope."
         )
 
 
 if TYPE_CHECKING:
-    # Checkers see subclasses, so that `isinstance(v, ...)` leaves a variable what it is.
+    # Type checkers see subclasses, so that `v` is still a `Variable` after `isinstance(v, ...)`.
     class _Kind(Variable):  # type: ignore[misc]
         layout: Any
 
@@ -42,7 +42,7 @@ else:
 
 
 class MirroredVariable(_Kind):
-    """A variable with one equal copy on each replica: what a `MirroredStrategy` makes.
+    """A variable with one equal copy on each replica: what a `MirroredStrategy` creates.
 
     >>> with rx.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
     ...     v = rx.Variable(1.0)
@@ -73,7 +73,7 @@ class SyncOnReadVariable(_Kind):
 
 
 class AggregatingVariable(_Kind):
-    """A variable with one copy on the parameter device: what a `CentralStorageStrategy` makes.
+    """A variable with one copy on the parameter device: what a `CentralStorageStrategy` creates.
 
     >>> strategy = rx.CentralStorageStrategy(["CPU:0", "CPU:1"], parameter_device="CPU:0")
     >>> with strategy.scope():

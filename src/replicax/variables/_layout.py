@@ -1,7 +1,7 @@
 """A layout: where a variable's value is, and what reading and writing it means there.
 
-A variable asks its layout everything that depends on how it is placed, and so do frames, compiled steps,
-gradients, the optimizer and checkpoints. A new layout is one file with one class like these:
+Everything that depends on how a variable is placed is a method of its layout; frames, compiled steps,
+gradients, the optimizer and checkpoints call it too. A new layout is one file with one class like these:
 
     Replicated      _replicated.py    one equal copy on each replica          cell: Mirrored
     OnePerReplica   _per_replica.py   a different part on each replica        cell: PerReplica
@@ -32,33 +32,33 @@ __all__ = ["Layout", "spread_parts", "write_one_copy"]
 
 
 class Layout(abc.ABC):
-    """Where the value of a variable is. One object serves all variables that a strategy places alike."""
+    """Where the value of a variable is. Variables that are placed in the same way share one object."""
 
     type_name: ClassVar[str]
-    """What TensorFlow calls variables that are laid out so."""
+    """TensorFlow's name for variables with this layout."""
     differs: ClassVar[bool] = False
     """Whether replicas hold different values."""
     has_copies: ClassVar[bool] = False
-    """Whether each replica has a copy, or a part, of its own."""
+    """Whether each replica has its own copy or part."""
 
     on_mesh: bool
-    """Whether the array is placed on `mesh` between steps, too."""
+    """Whether the array is placed on `mesh` between steps as well."""
 
     @property
     @abc.abstractmethod
     def mesh(self) -> ReplicaMesh | None:
-        """The devices that compiled steps see the variable on; None if JAX chooses."""
+        """The devices of the variable in compiled steps; None if JAX chooses."""
 
     @property
     @abc.abstractmethod
     def device(self) -> Any:
         """The device of the (first) copy in this process."""
 
-    # The array.
+    # The array in the store.
 
     @abc.abstractmethod
     def place(self, value: Any) -> Any:
-        """The array of a variable whose value is `value`; it may share memory with that."""
+        """The array for a variable with this value; it may share memory with `value`."""
 
     def array_shape(self, spec: VariableSpec) -> tuple[int, ...]:
         """The shape of the array."""
@@ -70,14 +70,14 @@ class Layout(abc.ABC):
 
     @abc.abstractmethod
     def wrap(self, array: Any, scalar: bool) -> Cell:
-        """The cell that an array, or its tracer, stands for; `scalar` if the variable's shape is ()."""
+        """The cell of an array or its tracer; `scalar` if the variable's shape is ()."""
 
     @abc.abstractmethod
     def unwrap(self, cell: Any) -> Any:
         """The array of a cell."""
 
     def local_cell(self, value: Any) -> Cell:
-        """The cell of a variable whose value in a replica that is being traced is `value`."""
+        """The cell of a variable in a replica that is being traced; `value` is a replica-local tracer."""
         return Mirrored.from_whole(value, self.mesh)
 
     # Reading.
@@ -91,13 +91,13 @@ class Layout(abc.ABC):
         """The value outside of replicas, combined if the replicas' parts differ."""
 
     def held(self, variable: Variable) -> Any:
-        """What each replica holds, as the distributed value that reductions take."""
+        """What each replica holds, as a distributed value that can be reduced."""
         return current().frame.load(variable)
 
     # Writing.
 
     def check_method(self, variable: Variable, method: str) -> None:  # noqa: B027 - most allow all
-        """Raise if a scatter method makes no sense for this layout."""
+        """Raise if this layout does not support a scatter method."""
 
     @abc.abstractmethod
     def write_in_replica(self, variable: Variable, replica: Any, write: Write) -> Any:
@@ -113,7 +113,7 @@ class Layout(abc.ABC):
 
 
 def write_one_copy(variable: Variable, local_index: int, write: Write) -> Any:
-    """Write a local replica's copy of a variable that has one for each; returns the new value."""
+    """Write one local replica's copy of a variable with copies; returns the new value."""
     frame, mesh = current().frame, variable.mesh
     assert mesh is not None
     operand = write.operand

@@ -1,4 +1,4 @@
-"""The layouts of variables with one copy: for the one replica there is, or in one place for all of them."""
+"""The layouts of variables with one copy: for a single replica, or shared by all replicas."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class OneDevice(Layout):
     """One copy, for a strategy of one replica.
 
     Args:
-        device: where it is, unless JAX chooses.
-        mesh: the strategy's; None leaves values wherever JAX puts them.
+        device: the device of the variable, unless JAX chooses.
+        mesh: the strategy's mesh; None leaves values wherever JAX puts them.
     """
 
     type_name = "Variable"
@@ -75,8 +75,8 @@ class OneDevice(Layout):
 class Central(Layout):
     """One copy on the parameter device, which all replicas read and write.
 
-    What replicas write is combined first, as the aggregation says, for every synchronization. Compiled
-    steps bring the value to their devices and back.
+    What replicas write is combined first, as the aggregation says, whatever the synchronization. Compiled
+    steps copy the value to their devices and back.
     """
 
     type_name = "AggregatingVariable"
@@ -110,7 +110,7 @@ class Central(Layout):
         return current().frame.load(variable).to_plain()
 
     def held(self, variable: Variable) -> Any:
-        """Replicas share the value; of an ON_READ total each contributes a part, as if it had its own."""
+        """The shared value; an ON_READ total is divided, so that the replicas' parts add up to it."""
         cell = current().frame.load(variable)
         total = variable.aggregation is VariableAggregation.SUM
         if not total or variable.synchronization is not VariableSynchronization.ON_READ:
@@ -146,7 +146,7 @@ def _write_single(variable: Variable, write: Write) -> Any:
 
 
 def _single_operand(value: Any) -> Any:
-    """A value to write into a single copy, which JAX may move to the device of that copy."""
+    """The value to write, uncommitted: JAX may move it to the device of the copy."""
     if isinstance(value, IndexedSlices):
         values, indices = _single_operand(value.values), _single_operand(value.indices)
         return IndexedSlices(values, indices, value.dense_shape)

@@ -1,4 +1,4 @@
-"""The layout of ON_READ variables: each replica has a part of its own, and reading combines them.
+"""The layout of ON_READ variables: each replica has its own part, and reading combines the parts.
 
 For metrics and statistics, which replicas update without communication.
 """
@@ -118,7 +118,7 @@ def _require_combinable(variable: Variable, what: str) -> None:
     if variable.aggregation is VariableAggregation.NONE:
         raise VariableError(
             f"{what} of the ON_READ variable {variable.name!r} outside of a replica function: its "
-            "aggregation is NONE, so the replicas' parts don't make one value. Make it with "
-            "aggregation SUM, MEAN or ONLY_FIRST_REPLICA, or look at the parts with "
+            "aggregation is NONE, so the replicas' parts can't be combined into one value. "
+            "Create it with aggregation SUM, MEAN or ONLY_FIRST_REPLICA, or read the parts with "
             "`strategy.local_results(v)`."
         )

@@ -1,4 +1,4 @@
-"""What a variable and a copy of one have in common: a value, which JAX sees."""
+"""What variables and their copies have in common: a value that JAX sees as an array."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _T = TypeVar("_T", bound=type)
 
 
 def seen_by_jax(cls: _T) -> _T:
-    """Register a class with `jax.tree`, which sees the value in place of the object."""
+    """Register a class as a pytree node with one child: its value."""
     jax.tree_util.register_pytree_node(
         cls, lambda readable: ((readable.read_value(),), None), lambda _, children: children[0]
     )
@@ -26,10 +26,10 @@ def seen_by_jax(cls: _T) -> _T:
 
 
 class Readable(ArrayOperators, Leaf, abc.ABC):
-    """What a variable and one of its copies have in common: a value.
+    """A variable or one of its copies.
 
-    JAX sees the value: given to `jnp.sum`, `jax.jit` or `jax.grad`, alone or in a structure, a variable
-    is the array that it holds here.
+    `jnp.sum`, `jax.jit`, `jax.grad` and other JAX functions see its current value, as an array, also where
+    it is part of a structure.
     """
 
     __slots__ = ()
@@ -40,7 +40,7 @@ class Readable(ArrayOperators, Leaf, abc.ABC):
 
     @abc.abstractmethod
     def held(self) -> Any:
-        """What each replica holds of it, as the form that reductions take."""
+        """What each replica holds, as a distributed value that can be reduced."""
 
     @property
     def value(self) -> jax.Array:
@@ -58,7 +58,7 @@ class Readable(ArrayOperators, Leaf, abc.ABC):
         )
 
     def numpy(self) -> np.ndarray:
-        """The value, as a NumPy array of its own."""
+        """A copy of the value, as a NumPy array."""
         return np.array(self.read_value())
 
     def __jax_array__(self) -> jax.Array:
@@ -66,11 +66,11 @@ class Readable(ArrayOperators, Leaf, abc.ABC):
 
 
 def describe(name: str, readable: Any) -> str:
-    """One line about a variable or a copy of one."""
+    """The `repr` of a variable or a copy."""
     text = f"<rx.Variable {name!r} shape={readable.shape} dtype={readable.dtype}"
     try:
         value = readable.read_value()
-    except Exception as error:  # a repr must not raise, whatever the state of the program
+    except Exception as error:  # a repr must not raise
         return f"{text}, unreadable here: {type(error).__name__}>"
     if is_tracer(value):
         return f"{text}, traced>"
@@ -79,5 +79,5 @@ def describe(name: str, readable: Any) -> str:
 
 
 def is_variable(value: Any) -> bool:
-    """Whether `value` is a variable, or a replica's copy of one; `jax.tree` would take its value."""
+    """Whether `value` is a variable or a copy of one, which `jax.tree` would replace by its value."""
     return isinstance(value, Readable)

@@ -1,6 +1,6 @@
 """The layout of mirrored variables: one equal copy on each replica.
 
-The copies are equal by construction: what replicas write is combined first, as the aggregation says.
+The copies stay equal because what replicas write is combined first, as the aggregation says.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a variable was asked to be, checked."""
+"""The properties of a variable, and the checks of values that are written to it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PACKAGE = str(Path(__file__).resolve().parent.parent)
 @final
 @dataclasses.dataclass(frozen=True)
 class VariableSpec:
-    """A variable's unchanging properties."""
+    """The immutable properties of a variable."""
 
     name: str
     shape: tuple[int, ...]
@@ -36,7 +36,7 @@ class VariableSpec:
     made_at: str
 
     def check_mean(self) -> None:
-        """Raise if averages of this variable could not be kept in it."""
+        """Raise if the aggregation is MEAN but the dtype can't hold fractions."""
         mean = self.aggregation is VariableAggregation.MEAN
         if mean and not jnp.issubdtype(self.dtype, jnp.inexact):
             raise VariableError(
@@ -45,7 +45,7 @@ class VariableSpec:
             )
 
     def from_python(self, value: Any, what: str) -> Any:
-        """Something that is no array yet, as one; of Python's whole numbers, in the variable's dtype."""
+        """Convert a Python value to an array; integers to the variable's dtype."""
         try:
             array = np.asarray(value)
             whole = array.dtype == np.asarray(0).dtype and all(
@@ -75,7 +75,7 @@ class VariableSpec:
             return  # replicas may have different numbers of rows
         if not jnp.issubdtype(indices.dtype, jnp.integer):
             raise VariableError(
-                f"{what} of the variable '{self.name}:0' takes whole numbers for rows, got {indices.dtype}."
+                f"{what} of the variable '{self.name}:0' takes integers as indices, got {indices.dtype}."
             )
         if not _broadcasts(values.shape, (*indices.shape, *self.shape[1:])):
             raise VariableError(
@@ -133,7 +133,7 @@ def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
 
 
 def user_line() -> str:
-    """The innermost line outside of Replicax and JAX, as "file:line"."""
+    """The innermost line of the call stack outside of Replicax and JAX, as "file:line"."""
     jax_package = str(Path(jax.__file__).resolve().parent)
     frame = sys._getframe(1)
     while frame is not None:

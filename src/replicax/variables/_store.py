@@ -1,15 +1,15 @@
-"""The state of one strategy's variables: a list of arrays, and a place in it for each variable.
+"""The state of one strategy's variables: a list of arrays, with an index (its place) for each variable.
 
-Compiled steps take the arrays that they write out of the list and put the new ones back, a slice at a
-time. Their arrays are donated, so between the two nobody may see them: `lock` is held for that moment, and
-for every eager read-modify-write. It is not held while JAX traces or compiles.
+A compiled step takes the arrays that it writes out of the list, donates them to its program and puts the
+new ones back, a slice at a time. No other thread may see the arrays in between, so `lock` is held for that
+time, and for every eager read-modify-write. It is not held while JAX traces or compiles.
 
-An exception (Ctrl-C, say) may arrive between any two lines of Python, also after the program has taken the
-old arrays and before the new ones are stored. So a step leaves word of itself in `unfinished` before it
-calls the program, and whoever comes to the store next completes what was begun.
+An exception such as Ctrl-C may arrive between any two lines of Python, also after the old arrays were
+donated and before the new ones are stored. So a step registers itself in `unfinished` before it calls its
+program, and the next access to the store completes the interrupted call.
 
-What eager code looks at is a *view* of an array: a `Mirrored` or a `PerReplica` that shares its memory.
-`views` has those that were handed out. An array with a view is copied before it is donated, so the view
+Eager code sees *views* of the arrays: a view is a `Mirrored` or a `PerReplica` that shares its array's
+memory. `views` has those in use. An array with a view is copied before it is donated, so that the view
 stays valid.
 """
 
@@ -47,16 +47,16 @@ class Store:
         self.views: dict[int, Cell] = {}
         self.lock = threading.RLock()
         self.unfinished: Callable[[], None] | None = None
-        """Stores the results of a compiled call that an exception interrupted."""
+        """Stores the results of a compiled call that an exception has interrupted."""
         self.number = next(_numbers)
-        """Locks of several stores are taken in this order."""
+        """The order in which the locks of several stores are acquired."""
         self._free: list[int] = []
 
     def add(self, array: Any) -> int:
-        """Keep `array`; returns its place."""
+        """Add an array; returns its place."""
         with self.lock:
             if self._free:
-                # The lowest first, so that the variables of a new model are next to each other.
+                # The lowest first, so that the variables of a new model have adjacent places.
                 self._free.sort(reverse=True)
                 place = self._free.pop()
                 self.arrays[place] = array
@@ -65,13 +65,13 @@ class Store:
             return len(self.arrays) - 1
 
     def remove(self, place: int) -> None:
-        """Forget the array of a variable that is gone. Called by the garbage collector: never waits."""
+        """Remove the array of a deleted variable. The garbage collector calls it, so it never blocks."""
         self.views.pop(place, None)
         self.arrays[place] = None
         self._free.append(place)
 
     def view(self, place: int, layout: Layout, scalar: bool) -> Cell:
-        """The value in `place`, for eager code."""
+        """The view of the array in `place`."""
         with self.exclusive():
             array, view = self.arrays[place], self.views.get(place)
             if view is None or layout.unwrap(view) is not array:
@@ -79,11 +79,10 @@ class Store:
             return view
 
     def write(self, place: int, layout: Layout, view: Cell) -> None:
-        """Replace the value in `place`."""
+        """Replace the array in `place`."""
         array = layout.unwrap(view)
         with self.exclusive():
-            # In this order an interrupt leaves the old array with a view that does not match it, which
-            # `view` notices.
+            # View first: after an interrupt in between, `view` sees that the view does not match the array.
             self.views[place] = view
             self.arrays[place] = array
 
@@ -104,7 +103,7 @@ class Store:
             self.lock.release()
 
     def detach_views(self, places: Iterable[int]) -> None:
-        """Before the arrays in `places` are donated: copy those that eager code can see."""
+        """Copy the arrays in `places` that have views, before they are donated."""
         for place in self.views.keys() & places:
             self.arrays[place] = jnp.copy(self.arrays[place])
             del self.views[place]
@@ -112,7 +111,7 @@ class Store:
 
 @final
 class Places:
-    """Some places of a store, in ascending order, as few slices as possible."""
+    """Several places of a store, in ascending order, as few slices as possible."""
 
     __slots__ = ("_getter", "_slices", "indices", "only")
 
@@ -120,7 +119,7 @@ class Places:
         self.indices = frozenset(indices)
         self._slices = list(_runs(indices))
         self.only: slice | None = self._slices[0] if len(self._slices) == 1 else None
-        """The one slice that it is, if it is one."""
+        """The slice, if there is only one."""
         many = len(self._slices) > 4
         self._getter = itemgetter(*indices) if many else None
 

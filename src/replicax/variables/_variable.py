@@ -1,8 +1,8 @@
 """`Variable`: state that outlives a step, with one meaning for every strategy.
 
-A variable is a spec (`_spec.py`: what was asked for), a layout (`_layout.py`: where its value is, and what
-reading and writing mean there) and a place in its strategy's store of arrays (`_store.py`). This class is
-the API: it looks at the context and asks the layout.
+A variable has a spec (`_spec.py`: its name, shape, dtype, ...), a layout (`_layout.py`: where its value is,
+and what reading and writing mean there) and a place in its strategy's store of arrays (`_store.py`). This
+class is the API: it looks at the context and calls the layout.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ __all__ = ["Variable"]
 
 @final
 class _Reference:
-    """A hashable stand-in for a variable, equal for the same variable."""
+    """A hashable reference to a variable; references to the same variable are equal."""
 
     __slots__ = ("variable",)
 
@@ -63,15 +63,14 @@ class _Reference:
 @final
 @seen_by_jax
 class Variable(Readable):
-    """State that lives where the strategy in scope puts it.
+    """State that the strategy in scope places on its devices.
 
-    It computes like the array that it holds: `v + 1`, `v[0]`, `jnp.sum(v)`; in a replica function that
-    is the replica's own copy. (`jax.lax` takes arrays only: `jax.lax.add(v.value, 1.0)`.) Write it with
+    Use it like the array that it holds: `v + 1`, `v[0]`, `jnp.sum(v)`. In a replica function that is the
+    replica's own copy. (`jax.lax` takes arrays only: `jax.lax.add(v.value, 1.0)`.) Write it with
     `assign`, `assign_add` and similar methods.
 
     `jax.tree` functions see the array, so `jax.grad(loss)({"w": v})` differentiates with respect to the
-    value. To go through variables themselves, use lists, or pass
-    `is_leaf=lambda x: isinstance(x, rx.Variable)`.
+    value. To map over the variables themselves, pass `is_leaf=lambda x: isinstance(x, rx.Variable)`.
 
     Args:
         initial_value: an array, anything that converts to one, or a function without arguments that
@@ -79,10 +78,10 @@ class Variable(Readable):
         trainable: whether optimizers should update it; by default True, except ON_READ.
         name: shown in messages and checkpoints.
         dtype: the dtype; by default that of the initial value.
-        synchronization: when copies are kept equal. AUTO and ON_WRITE: always (a mirrored variable).
-            ON_READ: replicas write their own part without communication, and reading outside of
-            replicas combines the parts.
-        aggregation: how the replicas' values combine when a replica function writes the variable
+        synchronization: when the copies are synchronized. AUTO and ON_WRITE: at every write, so that they
+            are always equal (a mirrored variable). ON_READ: replicas write their own part without
+            communication, and reading outside of replicas combines the parts.
+        aggregation: how the replicas' values are combined when a replica function writes the variable
             (ON_WRITE) or when it is read (ON_READ).
         shape: if given, the shape that the initial value must have.
         constraint: a function that optimizers apply after an update; `assign` does not.
@@ -110,7 +109,7 @@ class Variable(Readable):
     _place: int
     _strategy: StrategyProtocol
     was_written: bool
-    """Whether it may have another value than its first."""
+    """Whether the value may differ from the initial one."""
 
     def __new__(
         cls,
@@ -123,14 +122,14 @@ class Variable(Readable):
         shape: Any = None,
         constraint: Callable[[Any], Any] | None = None,
     ) -> Variable:
-        """Let the strategy in scope lay it out."""
+        """Create it with the strategy in scope."""
         return current().strategy.create_variable(
             initial_value, trainable, name, dtype, synchronization, aggregation, shape, constraint
         )
 
     @classmethod
     def _make(cls, spec: VariableSpec, layout: Layout, strategy: StrategyProtocol, array: Any) -> Variable:
-        """A variable with its array placed, in the store of `strategy`."""
+        """Add `array`, placed as `layout` says, to the store of `strategy`."""
         self = object.__new__(cls)
         self._spec, self._layout, self._strategy, self._store = spec, layout, strategy, strategy.store
         self._place = self._store.add(array)
@@ -146,7 +145,7 @@ class Variable(Readable):
             "Pickle `v.numpy()`, or save it with `rx.Checkpoint`."
         )
 
-    # What it is.
+    # Properties.
 
     @property
     def name(self) -> str:
@@ -180,22 +179,22 @@ class Variable(Readable):
 
     @property
     def synchronization(self) -> VariableSynchronization:
-        """When the copies are kept equal."""
+        """When the copies are synchronized."""
         return self._spec.synchronization
 
     @property
     def aggregation(self) -> VariableAggregation:
-        """How replicas' values combine."""
+        """How the replicas' values are combined."""
         return self._spec.aggregation
 
     @property
     def constraint(self) -> Callable[[Any], Any] | None:
-        """What optimizers apply after an update."""
+        """A function that optimizers apply after an update."""
         return self._spec.constraint
 
     @property
     def distribute_strategy(self) -> Strategy:
-        """The strategy in whose scope it was made."""
+        """The strategy in whose scope it was created."""
         return cast("Strategy", self._strategy)
 
     @property
@@ -205,7 +204,7 @@ class Variable(Readable):
 
     @property
     def mesh(self) -> ReplicaMesh | None:
-        """The strategy's devices; None for variables made without a strategy."""
+        """The strategy's devices; None for variables created without a strategy."""
         return self._layout.mesh
 
     @property
@@ -215,12 +214,12 @@ class Variable(Readable):
 
     @property
     def is_distributed(self) -> bool:
-        """Whether each replica has a copy, or a part, of its own."""
+        """Whether each replica has its own copy or part."""
         return self._layout.has_copies
 
     @property
     def copies(self) -> tuple[Any, ...]:
-        """The copies of this process: what `strategy.local_results` returns for it."""
+        """The copies in this process: what `strategy.local_results` returns."""
         mesh = self._layout.mesh
         if not self._layout.has_copies or mesh is None:
             return (self,)
@@ -228,21 +227,21 @@ class Variable(Readable):
 
     @property
     def values(self) -> tuple[Any, ...]:
-        """The copies of this process, if each replica has its own."""
+        """The copies in this process; only if each replica has its own."""
         if not self._layout.has_copies:
             raise AttributeError(
-                f"The variable {self.name!r} has one copy, so no `values`. `strategy.local_results(v)` "
-                "works for every variable."
+                f"The variable {self.name!r} has one copy, so it has no `values`. "
+                "`strategy.local_results(v)` works for every variable."
             )
         return self.copies
 
     def select(self, local_index: int) -> Any:
-        """The copy of one local replica; the variable itself if all share one."""
+        """The copy of one local replica; the variable itself if all replicas share it."""
         return VariableCopy(self, local_index) if self._layout.has_copies else self
 
     @property
     def made_at(self) -> str:
-        """The line of the user's program that made it."""
+        """The line of the user's program that created it."""
         return self._spec.made_at
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Variable:
@@ -250,18 +249,18 @@ class Variable(Readable):
         array = self._layout.unwrap(current().frame.load(self))
         if is_tracer(array):
             raise TracingError(
-                f"The variable {self.name!r} is copied while a step is traced, so that the copy would have "
-                "no value afterwards. Copy it outside of the step, or take its value, `v.read_value()`."
+                f"The variable {self.name!r} was copied while a step is traced: the copy would have no "
+                "value after the trace. Copy it outside of the step, or use its value, `v.read_value()`."
             )
         memo[id(self)] = copied = self._make(self._spec, self._layout, self._strategy, jnp.copy(array))
         return copied
 
     def __copy__(self) -> Variable:
-        """A new variable too: no two variables share their state."""
+        """A new variable, too: two variables never share their state."""
         return self.__deepcopy__({})
 
     def ref(self) -> _Reference:
-        """Something hashable that stands for this variable, for sets and dict keys."""
+        """A hashable reference to this variable, for sets and dict keys."""
         return _Reference(self)
 
     def is_initialized(self) -> bool:
@@ -274,7 +273,7 @@ class Variable(Readable):
         lines = ",\n".join(f"  {i}: {copy!r}" for i, copy in enumerate(self.copies))
         return f"{self._layout.type_name}:{{\n{lines}\n}}"
 
-    # Its place in the store, for eager frames.
+    # The view of its array in the store, for eager frames.
 
     def _view(self) -> Cell:
         return self._store.view(self._place, self._layout, not self._spec.shape)
@@ -286,7 +285,7 @@ class Variable(Readable):
     # Reading.
 
     def read_value(self) -> jax.Array:
-        """The value here: the replica's own copy in a replica function, the combined value outside.
+        """The value: in a replica function that of the replica's copy, outside of it the combined value.
 
         >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
         >>> with strategy.scope():
@@ -299,7 +298,7 @@ class Variable(Readable):
         return self._layout.read(self) if index is None else self._layout.read_copy(self, index)
 
     def held(self) -> Any:
-        """What each replica holds of it, as a distributed value: the form that reductions take."""
+        """What each replica holds, as a distributed value that can be reduced."""
         return self._layout.held(self)
 
     # Writing.
@@ -307,12 +306,12 @@ class Variable(Readable):
     def assign(self, value: Any, read_value: bool = True) -> Any:
         """Replace the value.
 
-        In a replica function the replicas' values are combined as `aggregation` says; an ON_READ
-        variable takes each replica's own. Outside, all copies take `value`; an ON_READ variable with
-        aggregation SUM takes parts of it that add up to it.
+        In a replica function, the replicas' values are combined as `aggregation` says, or, if the variable
+        is ON_READ, each replica writes its own part. Outside of one, all copies become `value`; with
+        ON_READ and aggregation SUM, `value` is divided into parts that add up to it.
 
         Args:
-            value: the new value, or something that broadcasts to its shape.
+            value: the new value; it is broadcast to the shape of the variable.
             read_value: return the new value; otherwise None.
 
         >>> v = rx.Variable([1.0, 2.0])
@@ -322,7 +321,7 @@ class Variable(Readable):
         return self._write(REPLACE, value, read_value)
 
     def assign_add(self, value: Any, read_value: bool = True) -> Any:
-        """Add `value`, combined over the replicas like in `assign`.
+        """Add `value`, combined over the replicas as in `assign`.
 
         >>> v = rx.Variable(1.0)
         >>> v.assign_add(2.0)
@@ -331,7 +330,7 @@ class Variable(Readable):
         return self._write(ADD, value, read_value)
 
     def assign_sub(self, value: Any, read_value: bool = True) -> Any:
-        """Subtract `value`, combined over the replicas like in `assign`.
+        """Subtract `value`, combined over the replicas as in `assign`.
 
         >>> v = rx.Variable(1.0)
         >>> v.assign_sub(2.0)
@@ -340,7 +339,7 @@ class Variable(Readable):
         return self._write(SUBTRACT, value, read_value)
 
     def scatter_add(self, sparse_delta: IndexedSlices) -> Any:
-        """Add to some rows; in a replica function, to the rows of all replicas.
+        """Add to some rows; in a replica function, add the rows of all replicas.
 
         >>> v = rx.Variable([1.0, 2.0, 3.0])
         >>> v.scatter_add(rx.IndexedSlices(jnp.array([10.0]), jnp.array([1])))
@@ -361,11 +360,11 @@ class Variable(Readable):
         return self._write_rows("scatter_div", sparse_delta)
 
     def scatter_min(self, sparse_delta: IndexedSlices) -> Any:
-        """Take the smaller of old and new in some rows."""
+        """Replace some rows by the elementwise minimum of old and new."""
         return self._write_rows("scatter_min", sparse_delta)
 
     def scatter_max(self, sparse_delta: IndexedSlices) -> Any:
-        """Take the larger of old and new in some rows."""
+        """Replace some rows by the elementwise maximum of old and new."""
         return self._write_rows("scatter_max", sparse_delta)
 
     def scatter_update(self, sparse_delta: IndexedSlices) -> Any:
@@ -385,7 +384,7 @@ class Variable(Readable):
             return result if read_value else None
         own = here.strategy is self._strategy
         if here.replica is not None and not own and has_strategy():
-            raise ContextError(self._written_by_stranger(here.strategy, method.name))
+            raise ContextError(self._of_another_strategy(here.strategy, method.name))
         write = Write(method, self._checked(value, method.name))
         if own and here.replica is not None:
             result = self._layout.write_in_replica(self, here.replica, write)
@@ -396,21 +395,21 @@ class Variable(Readable):
         return result if read_value else None
 
     def _write_merged(self, strategy: StrategyProtocol, method: Any, value: Any) -> Any:
-        """Where replicas meet that write this variable: `value` is what each of them writes."""
+        """The merged write of all replicas; `value` is what each of them writes."""
         check_same_method(self, method)
         combined = aggregate(self.aggregation, value, strategy.communicator)
         return strategy.communicator.mirrored(self._layout.write(self, Write(method, combined)))
 
-    def _written_by_stranger(self, strategy: StrategyProtocol, what: str) -> str:
+    def _of_another_strategy(self, strategy: StrategyProtocol, what: str) -> str:
         return (
             f"{what} of the variable {self.name!r} in a replica function of {strategy!r}, but the "
-            f"variable was made outside of that strategy's scope (at {self.made_at}). Every replica "
-            "would write it. Make it inside `with strategy.scope():`, or write it outside of the "
+            f"variable was created outside of that strategy's scope (at {self.made_at}), so each replica "
+            "would write it. Create it inside `with strategy.scope():`, or write it outside of the "
             "replica function."
         )
 
     def _checked(self, value: Any, what: str) -> Any:
-        """`value` as something to write: of a variable its value; dtype and shape must fit."""
+        """Check the dtype and shape of `value`, and convert it to what can be written."""
         if isinstance(value, Readable):
             value = value.held() if current().replica is None else value.read_value()
         if isinstance(value, IndexedSlices):
@@ -424,7 +423,7 @@ class Variable(Readable):
         return _own(value)
 
     def _fitted(self, value: Any) -> Any:
-        """A computed new value in the variable's dtype and shape."""
+        """Convert a computed value to the variable's dtype; raise if its shape differs."""
         value = jnp.asarray(value, self._spec.dtype)
         if value.shape != self._spec.shape:
             raise VariableError(
@@ -435,5 +434,5 @@ class Variable(Readable):
 
 
 def _own(value: Any) -> Any:
-    """A value in memory of its own: JAX may alias a NumPy array's, which the caller may change."""
+    """Copy NumPy arrays: JAX may alias their memory, and the caller may change it."""
     return jnp.array(value) if isinstance(value, np.ndarray) else value

@@ -1,4 +1,4 @@
-"""What the writing methods of a variable do to its value."""
+"""The methods that write a variable: how each computes the new value."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Method:
 
     name: str
     apply: Callable[[Any, Any], Any]
-    """Makes the new value from the old one and the operand."""
+    """Computes the new value from the old one and the operand."""
 
 
 class Write(NamedTuple):
@@ -34,7 +34,7 @@ class Write(NamedTuple):
         return self.method.name
 
     def applied_to(self, old: Any, operand: Any) -> Any:
-        """The new value; `operand` is this write's, as it is where `old` is."""
+        """The new value; `operand` is the part of this write's operand that belongs to `old`."""
         return self.method.apply(old, operand)
 
 
