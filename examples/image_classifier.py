@@ -24,7 +24,7 @@ EPOCHS = 3
 NUM_EXAMPLES = 1000  # not a multiple of the batch size: the last batch is smaller
 
 one_shape = rx.InputOptions(partial_batch="pad")  # one program for all batches; padding counts for nothing
-examples = rx.from_arrays(make_images(NUM_EXAMPLES, seed=1)).shuffle(seed=0)  # anew in every epoch
+examples = rx.from_arrays(make_images(NUM_EXAMPLES, seed=1)).shuffle(seed=0)  # again in every epoch
 train_dataset = strategy.distribute_dataset(examples.batch(BATCH_SIZE), one_shape)
 test_examples = rx.from_arrays(make_images(300, seed=2))
 test_dataset = strategy.distribute_dataset(test_examples.batch(BATCH_SIZE), one_shape)

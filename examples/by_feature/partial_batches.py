@@ -1,7 +1,7 @@
 """Batches that do not divide by the number of replicas: exact, padded or dropped.
 
-22 examples in batches of 8 on four replicas: the last batch has 6, of which two replicas get two and two
-get one. `rx.compute_average_loss` divides by the number of examples of all replicas.
+22 examples in batches of 8 on four replicas: the last batch has 6 examples, so two replicas get two of
+them and two get one. `rx.compute_average_loss` divides by the number of examples of all replicas.
 """
 
 from typing import Any, Literal

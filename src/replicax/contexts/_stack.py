@@ -61,7 +61,11 @@ class Context:
     """Where variables are read from and written to: see `variables/_frames.py`."""
 
     def inner(
-        self, strategy: Any, replica: Any = None, update_replica_id: Any = None, update_index: int = 0
+        self,
+        strategy: StrategyProtocol,
+        replica: Any = None,
+        update_replica_id: Any = None,
+        update_index: int = 0,
     ) -> Context:
         """A context of `strategy` inside this one, with the same frame."""
         return Context(strategy, replica, update_replica_id, update_index, None, self.frame)

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax._jax import current_program, current_trace, is_transforming
-from replicax.contexts import Rows, current, current_rows, use_rows
+from replicax.contexts import Rows, StrategyProtocol, current, current_rows, use_rows
 from replicax.errors import CollectiveError, InputError, TracingError
 from replicax.values import PerReplica, is_array
 from replicax.variables import is_variable
@@ -214,7 +214,7 @@ def _fewest_rows(own: int) -> int:
     return replica.merge_call(_smallest, args=(own,))
 
 
-def _smallest(strategy: Any, rows: Any) -> int:
+def _smallest(strategy: StrategyProtocol, rows: Any) -> int:
     if not isinstance(rows, PerReplica):
         return rows
     if strategy.mesh.is_local or is_transforming():

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from replicax.collectives import CommunicationOptions
-from replicax.contexts import current, has_strategy
+from replicax.contexts import StrategyProtocol, current, has_strategy
 from replicax.errors import ContextError, TracingError, VariableError
 from replicax.training._gradients import value_and_grad
 from replicax.training._loss_scale import DynamicLossScale
@@ -170,7 +170,7 @@ class Optimizer:
         self._parameters = given
         return given
 
-    def _create_slot(self, strategy: Any, value: Any, name: str) -> Variable:
+    def _create_slot(self, strategy: StrategyProtocol, value: Any, name: str) -> Variable:
         # A checkpoint that was restored earlier may have a value for this slot; see `checkpoint_items`.
         with made_beside(self.iterations, f"slots/{checkpoint_key(name)}"):
             return strategy.create_variable(
@@ -308,7 +308,7 @@ class Optimizer:
     def _apply(
         self,
         given: Parameters,
-        strategy: Any,
+        strategy: StrategyProtocol,
         gradients: list[Any],
         from_replicas: bool,
         *,

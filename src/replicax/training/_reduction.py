@@ -8,6 +8,7 @@ from typing import Any, final
 import jax.numpy as jnp
 
 from replicax.collectives import CommunicationOptions, map_each, reduce_leaves
+from replicax.contexts import StrategyProtocol
 from replicax.types import ReduceOp
 from replicax.values import IndexedSlices, Mirrored, PerReplica
 from replicax.variables import Variable
@@ -38,11 +39,11 @@ class GradientReduction:
         small = gradient.dtype in (jnp.bfloat16, jnp.float16)
         return gradient.astype(self.dtype or (jnp.float32 if small else gradient.dtype))
 
-    def reduce_all(self, strategy: Any, gradients: list[Any]) -> list[Any]:
+    def reduce_all(self, strategy: StrategyProtocol, gradients: list[Any]) -> list[Any]:
         """Reduce every gradient; one that all replicas share is contributed by each of them."""
         return reduce_leaves(strategy.communicator, self.op, gradients, self.options)
 
-    def reduce_distributed(self, strategy: Any, gradients: list[Any]) -> list[Any]:
+    def reduce_distributed(self, strategy: StrategyProtocol, gradients: list[Any]) -> list[Any]:
         """Reduce the per-replica gradients and leave the others alone."""
         chosen = [i for i, gradient in enumerate(gradients) if is_distributed(gradient)]
         values = [self._cast_parts(gradients[i], strategy.mesh) for i in chosen]

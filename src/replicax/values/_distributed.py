@@ -51,7 +51,7 @@ def is_array(value: Any) -> bool:
 
 
 def is_key(value: Any) -> bool:
-    """Whether `value` is an array of typed random keys, which JAX keeps apart from other arrays."""
+    """Whether `value` is an array of typed random keys, which have a dtype of their own in JAX."""
     return isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
 
 
@@ -72,14 +72,14 @@ def free(value: Any) -> Any:
 def on_first_replica(array: jax.Array) -> jax.Array:
     """A replicated array as a plain one: a view of the first local copy that mixes with any device.
 
-    An array that somebody has cut into parts stays as it is.
+    An array that is split over devices is returned unchanged.
     """
     cut = is_tracer(array) or not array.is_fully_replicated
     return array if cut else uncommitted(array.addressable_data(0))
 
 
 def _whole(component: Any, local_index: int, mesh: ReplicaMesh) -> Any:
-    """A component that eager code may have cut into parts for the devices of its replica, as a whole."""
+    """Undo the split of a component over the devices of its replica, which eager code may have made."""
     cut = (
         isinstance(component, jax.Array) and not is_tracer(component) and not component.is_fully_replicated
     )
@@ -87,7 +87,7 @@ def _whole(component: Any, local_index: int, mesh: ReplicaMesh) -> Any:
 
 
 class Leaf:
-    """Something that Replicax's structures do not look into, although `jax.tree` may."""
+    """A leaf of Replicax's structures, although it may be a node for `jax.tree`."""
 
     __slots__ = ()
 
@@ -153,14 +153,14 @@ class Layout:
         return f"{self.kind} on {self.mesh}"
 
 
-_kept_layout = functools.lru_cache(maxsize=None)(Layout)
+_cached_layout = functools.lru_cache(maxsize=None)(Layout)
 
 
 def _layout(
     kind: str, mesh: ReplicaMesh | None, scalar: bool, masked: bool = False, ndim: int | None = None
 ) -> Layout:
     """The one `Layout` of this description, however it was given: they are compared by identity."""
-    return _kept_layout(kind, mesh, scalar, masked, ndim)
+    return _cached_layout(kind, mesh, scalar, masked, ndim)
 
 
 def _listing(name: str, components: Sequence[Any], show: Callable[[Any], str]) -> str:
@@ -205,7 +205,7 @@ class PerReplica(DistributedValues, Generic[T]):
 
     @classmethod
     def from_layout(cls, array: Any, layout: Layout) -> PerReplica:
-        """The value that consists of one array, which lies as `layout` says."""
+        """Wrap one array, which is placed as `layout` says."""
         self = object.__new__(cls)
         self._components, self._array, self._layout, self._mask = None, array, layout, None
         self.known_sum = None
@@ -227,7 +227,7 @@ class PerReplica(DistributedValues, Generic[T]):
 
     @classmethod
     def from_local(cls, value: Any, mesh: ReplicaMesh | None) -> PerReplica:
-        """The value of which a compiled replica holds `value`."""
+        """Wrap `value`, a compiled replica's own value."""
         return cls.from_layout(value, _layout("local", mesh, False))
 
     @property
@@ -237,7 +237,7 @@ class PerReplica(DistributedValues, Generic[T]):
 
     @property
     def layout(self) -> Layout:
-        """How the array of the value lies on the devices, if it is one array."""
+        """How the array is placed on the devices, if the value is one array."""
         return self._layout
 
     def on(self, mesh: ReplicaMesh) -> PerReplica:
@@ -255,8 +255,8 @@ class PerReplica(DistributedValues, Generic[T]):
                 f"A PerReplica value with {has} components was used for {needs} replicas."
             )
         if self.mesh is None:
-            lies = self._layout
-            self._layout = _layout(lies.kind, mesh, lies.scalar, lies.masked, lies.ndim)
+            old = self._layout
+            self._layout = _layout(old.kind, mesh, old.scalar, old.masked, old.ndim)
         return self
 
     @property
@@ -265,11 +265,11 @@ class PerReplica(DistributedValues, Generic[T]):
         return self._mask
 
     def with_mask(self, mask: PerReplica) -> PerReplica:
-        """This value, of whose rows `mask` says which are examples."""
+        """This value with a mask that says which of its rows are examples."""
         masked = PerReplica((), mesh=self.mesh)
         masked._components, masked._array, masked._mask = self._components, self._array, mask
-        lies = self._layout
-        masked._layout = _layout(lies.kind, self.mesh, lies.scalar, True, lies.ndim)
+        old = self._layout
+        masked._layout = _layout(old.kind, self.mesh, old.scalar, True, old.ndim)
         return masked
 
     @property
@@ -396,9 +396,9 @@ class PerReplica(DistributedValues, Generic[T]):
         *values, mask = children if aux.masked else (*children, None)
         if aux.ndim is not None and getattr(values[0], "ndim", 0) > aux.ndim:
             raise CollectiveError(
-                "A per-replica value came out of lax.scan, vmap, jnp.stack or their like with one axis "
-                "more, so that its first axis is not that of the replicas. Put the loop into the replica "
-                "function, or reduce or gather the value inside of the loop."
+                "A per-replica value came out of lax.scan, vmap, jnp.stack or a similar function with one "
+                "axis more, so that its first axis is not that of the replicas. Put the loop into the "
+                "replica function, or reduce or gather the value inside of the loop."
             )
         self = cls(values, mesh=aux.mesh) if aux.kind == "components" else cls.from_layout(values[0], aux)
         self._layout, self._mask = aux, mask

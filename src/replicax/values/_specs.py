@@ -1,7 +1,7 @@
-"""What values look like before there are any: the specs of a dataset's elements and a function's arguments.
+"""Specs: the structure, shapes and dtypes of a dataset's elements and of a function's arguments.
 
-A spec says structure, dtype and shape, where a dimension that is not known beforehand is None: most often
-the number of examples, since the last batch may be smaller.
+A size that is not known in advance is None. Most often that is the number of examples, since the last batch
+may be smaller.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class TensorSpec:
     name: str | None = None
 
     def __post_init__(self) -> None:
-        """Bring the fields into one form."""
+        """Convert the shape to a tuple and the dtype to a `np.dtype`."""
         object.__setattr__(self, "shape", tuple(self.shape))
         object.__setattr__(self, "dtype", np.dtype(self.dtype))
 
