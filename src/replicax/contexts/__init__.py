@@ -3,7 +3,7 @@
 from replicax.contexts._exchange import Exchange
 from replicax.contexts._protocol import StrategyProtocol
 from replicax.contexts._replica import MergePoint, ReplicaContext
-from replicax.contexts._rows import Rows, current_rows, use_rows
+from replicax.contexts._rows import Rows
 from replicax.contexts._stack import (
     Context,
     Scope,
@@ -33,7 +33,6 @@ __all__ = [
     "StrategyProtocol",
     "context_stack",
     "current",
-    "current_rows",
     "enter",
     "enter_default",
     "get_replica_context",
@@ -44,5 +43,4 @@ __all__ = [
     "register_default",
     "require_cross_replica",
     "set_strategy",
-    "use_rows",
 ]

@@ -13,7 +13,6 @@ from replicax._jax import eval_trace
 from replicax.collectives import checked_axis, merge_options
 from replicax.contexts._exchange import Exchange, out_of_reach
 from replicax.contexts._protocol import StrategyProtocol
-from replicax.contexts._rows import current_rows
 from replicax.contexts._stack import current
 from replicax.errors import CollectiveError, InputError
 from replicax.types import ReduceOp, ReduceOpLike
@@ -130,7 +129,7 @@ class ReplicaContext:
                 f"This replica got padded batches with {sizes} rows, so there is not one mask for all. "
                 "Pass each batch to a strategy.run of its own."
             )
-        mask, rows = self._whole_mask, current_rows()
+        mask, rows = self._whole_mask, current().rows
         if mask is not None and rows is not None and mask.shape[0] == rows.total:
             return mask[rows.start : rows.stop]
         return mask

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Iterator
-from contextvars import ContextVar
 from typing import Any, final
 
-__all__ = ["Rows", "current_rows", "use_rows"]
+__all__ = ["Rows"]
 
 
 @final
@@ -22,21 +19,3 @@ class Rows:
     num_parts: int
     weights: Any = None
     """The weights of losses in the other parts, for training."""
-
-
-_rows: ContextVar[Rows | None] = ContextVar("replicax_rows", default=None)
-
-
-def current_rows() -> Rows | None:
-    """The rows of this part; None if the whole batch is processed at once."""
-    return _rows.get()
-
-
-@contextlib.contextmanager
-def use_rows(rows: Rows) -> Iterator[None]:
-    """Process some of the rows during a `with` block."""
-    token = _rows.set(rows)
-    try:
-        yield
-    finally:
-        _rows.reset(token)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from replicax._jax import thread_settings
 from replicax.contexts._protocol import StrategyProtocol
+from replicax.contexts._rows import Rows
 from replicax.errors import ContextError
 
 if TYPE_CHECKING:
@@ -59,6 +60,8 @@ class Context:
     owner: Any = None
     frame: Any = None
     """Where variables are read from and written to: see `variables/_frames.py`."""
+    rows: Rows | None = None
+    """The rows of the replica's batch that are processed now, if it is taken in parts."""
 
     def inner(
         self,
@@ -68,11 +71,15 @@ class Context:
         update_index: int = 0,
     ) -> Context:
         """A context of `strategy` inside this one, with the same frame."""
-        return Context(strategy, replica, update_replica_id, update_index, None, self.frame)
+        return Context(strategy, replica, update_replica_id, update_index, None, self.frame, self.rows)
 
     def with_frame(self, frame: Any) -> Context:
         """The same context with another frame."""
-        return Context(self.strategy, self.replica, self.update_replica_id, self.update_index, None, frame)
+        return dataclasses.replace(self, frame=frame, owner=None)
+
+    def with_rows(self, rows: Rows) -> Context:
+        """The same context, where some rows of the batch are processed."""
+        return dataclasses.replace(self, rows=rows, owner=None)
 
     @property
     def is_outside(self) -> bool:

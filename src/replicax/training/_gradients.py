@@ -18,7 +18,7 @@ import numpy as np
 
 from replicax._jax import fresh_traces
 from replicax.collectives import offer_early_sum
-from replicax.contexts import current_rows
+from replicax.contexts import current
 from replicax.errors import VariableError
 from replicax.execution import explain_leaks
 from replicax.training._microbatches import Microbatches
@@ -253,7 +253,7 @@ class _LossCall:
     def _call(self, values: list[Any], args: Any, kwargs: Any, *, fresh: bool) -> tuple[Tape, Any]:
         if self._precision is not None:
             values = self._precision.cast(values)
-        rows = current_rows()
+        rows = current().rows
         if rows is not None:
             rows.weights.restart()
         tape = Tape(self._outer, self._variables, values, fresh=fresh)
@@ -281,3 +281,5 @@ def _split_result(fn: Callable[..., Any], result: Any, has_aux: bool) -> tuple[A
             "the examples (`jnp.mean`, or `rx.compute_average_loss`)."
         )
     return loss.astype(jnp.float32) if loss.dtype in (jnp.bfloat16, jnp.float16) else loss, aux
+from replicax.contexts import current
+from replicax.errors import VariableError

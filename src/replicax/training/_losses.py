@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from replicax.contexts import Rows, current, current_rows
+from replicax.contexts import Rows, current
 from replicax.errors import CollectiveError
 from replicax.training._microbatches import part_weight, sum_over_replicas
 
@@ -94,7 +94,7 @@ def compute_weighted_loss(losses: Any, weights: Any = None) -> jax.Array:
         weights = jnp.where(_per_row(mask, losses), weights, 0)
     # 0 * NaN is NaN, so select instead of multiplying.
     total = jnp.sum(jnp.where(weights == 0, 0, wide * weights))
-    own, rows = jax.lax.stop_gradient(jnp.sum(weights)), current_rows()
+    own, rows = jax.lax.stop_gradient(jnp.sum(weights)), current().rows
     sum_of_weights = sum_over_replicas([own])[0] if rows is None else rows.weights.total(own)
     return _share(total, jnp.where(sum_of_weights == 0, 1, sum_of_weights), losses.dtype)
 
@@ -106,7 +106,7 @@ def _widened(losses: Any) -> Any:
 
 def _share(total: Any, divisor: Any, dtype: Any) -> Any:
     """The share of this replica, or of the part of its batch, in a mean."""
-    rows = current_rows()
+    rows = current().rows
     if rows is not None:
         # `value_and_grad` weights the loss of each part by its share of the examples; undo that here.
         weight = jnp.asarray(part_weight(rows), total.dtype)
@@ -156,7 +156,7 @@ def _per_row(mask: Any, losses: Any) -> Any:
 
 def _count_examples(num_losses: int, mask: Any) -> Any:
     """How many examples the batch has on all replicas, also if this is only a part of it."""
-    replica, rows = current().replica, current_rows()
+    replica, rows = current().replica, current().rows
     own: Any = num_losses if rows is None else _count_in_all_parts(num_losses, rows)
     if mask is not None:
         assert replica is not None

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax._jax import current_program, current_trace, is_transforming
-from replicax.contexts import Rows, StrategyProtocol, current, current_rows, use_rows
+from replicax.contexts import Rows, StrategyProtocol, current, enter
 from replicax.errors import CollectiveError, InputError, TracingError
 from replicax.values import PerReplica, is_array
 from replicax.variables import is_variable
@@ -126,7 +126,7 @@ class Microbatches:
 
     def __init__(self, count: int, args: Any, kwargs: Any) -> None:
         """Count the rows."""
-        if current_rows() is not None:
+        if current().rows is not None:
             raise InputError(
                 "value_and_grad(microbatches=...) inside another one: cut the batch only once."
             )
@@ -168,7 +168,7 @@ class Microbatches:
                 leaves, sums = _in_turn(leaves, sums)
             args, kwargs = self._treedef.unflatten(leaves)
             weights = LossWeights(totals, program=self._program)
-            with use_rows(dataclasses.replace(rows, weights=weights)):
+            with enter(current().with_rows(dataclasses.replace(rows, weights=weights))):
                 (loss, aux), gradients = one(args, kwargs)
             if totals is not None and weights.num_calls != len(totals):
                 raise _unequal_calls()
@@ -185,7 +185,7 @@ class Microbatches:
         for rows in self._parts():
             args, kwargs = self._treedef.unflatten(self._cut_leaves(rows))
             weights = LossWeights(collected=[], program=self._program)
-            with use_rows(dataclasses.replace(rows, weights=weights)):
+            with enter(current().with_rows(dataclasses.replace(rows, weights=weights))):
                 probe(args, kwargs)
             found.append(weights.collected)
         if len({len(part) for part in found}) > 1:

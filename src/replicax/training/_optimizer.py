@@ -25,7 +25,7 @@ from replicax.training._reduction import GradientReduction, dense, is_distribute
 from replicax.training._slots import checkpoint_key, initial_state, slot_names
 from replicax.types import ReduceOp, ReduceOpLike, VariableAggregation
 from replicax.values import Mirrored
-from replicax.variables import Variable, made_beside
+from replicax.variables import Variable
 
 __all__ = ["Optimizer"]
 
@@ -172,10 +172,13 @@ class Optimizer:
 
     def _create_slot(self, strategy: StrategyProtocol, value: Any, name: str) -> Variable:
         # A checkpoint that was restored earlier may have a value for this slot; see `checkpoint_items`.
-        with made_beside(self.iterations, f"slots/{checkpoint_key(name)}"):
-            return strategy.create_variable(
-                value, name=name, trainable=False, aggregation=VariableAggregation.ONLY_FIRST_REPLICA
-            )
+        return strategy.create_variable(
+            value,
+            name=name,
+            trainable=False,
+            aggregation=VariableAggregation.ONLY_FIRST_REPLICA,
+            beside=(self.iterations, f"slots/{checkpoint_key(name)}"),
+        )
 
     def _check_same_variables(self, own: Parameters, given: Parameters) -> None:
         known = {v.ref() for v in own.variables}

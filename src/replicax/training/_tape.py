@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from replicax._jax import current_program
-from replicax.contexts import current, current_rows
+from replicax.contexts import current
 from replicax.errors import TracingError, VariableError
 from replicax.training._microbatches import is_padding
 from replicax.types import VariableAggregation
@@ -103,7 +103,7 @@ class Tape(RecordingFrame):
 
     def replay(self, operands: list[Any]) -> None:
         """Make the writes, with the operands that the differentiated function returned."""
-        rows = current_rows()
+        rows = current().rows
         skip = None if rows is None else is_padding(rows)
         for (variable, write), operand in zip(self._writes, operands, strict=True):
             if skip is not None:

@@ -1,7 +1,7 @@
 """Variables: state that a strategy places on its devices and keeps equal, or combines when it is read."""
 
 from replicax.variables._copy import VariableCopy
-from replicax.variables._creation import NewVariable, awaiting_values, made_beside, prepare_variable
+from replicax.variables._creation import NewVariable, awaiting_values, prepare_variable
 from replicax.variables._frames import (
     EAGER,
     Cell,
@@ -48,7 +48,6 @@ __all__ = [
     "current_frame",
     "is_variable",
     "journal",
-    "made_beside",
     "prepare_variable",
     "use_frame",
     "user_line",

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import weakref
-from collections.abc import Callable, Iterator
-from contextvars import ContextVar
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 import jax.numpy as jnp
@@ -24,7 +22,7 @@ from replicax.variables._frames import current_frame
 from replicax.variables._readable import Readable
 from replicax.variables._spec import VariableSpec, user_line
 
-__all__ = ["NewVariable", "awaiting_values", "made_beside", "prepare_variable"]
+__all__ = ["NewVariable", "awaiting_values", "prepare_variable"]
 
 
 class NewVariable(NamedTuple):
@@ -44,18 +42,6 @@ awaiting_values: list[weakref.WeakMethod[Callable[[NewVariable], Any]]] = []
 
 _Enum = TypeVar("_Enum", bound=enum.Enum)
 
-_place: ContextVar[tuple[Any, str]] = ContextVar("replicax_place", default=(None, ""))
-
-
-@contextlib.contextmanager
-def made_beside(variable: Any, path: str) -> Iterator[None]:
-    """A `with` block for creating a variable that a checkpoint has at `path`, next to `variable`."""
-    token = _place.set((variable, path))
-    try:
-        yield
-    finally:
-        _place.reset(token)
-
 
 def prepare_variable(
     initial_value: Any = None,
@@ -66,8 +52,13 @@ def prepare_variable(
     aggregation: AggregationLike = VariableAggregation.NONE,
     shape: Any = None,
     constraint: Callable[[Any], Any] | None = None,
+    beside: tuple[Any, str] = (None, ""),
 ) -> tuple[VariableSpec, Any]:
-    """Check the arguments of `rx.Variable`; returns the spec and the initial value."""
+    """Check the arguments of `rx.Variable`; returns the spec and the initial value.
+
+    `beside` says where the variable will be in a checkpoint, if that is known: something that exists, and the
+    path from there. A pending restore may have a value for it.
+    """
     synchronization = _member(VariableSynchronization, synchronization, "synchronization")
     aggregation = _member(VariableAggregation, aggregation, "aggregation")
     if initial_value is None:
@@ -76,7 +67,7 @@ def prepare_variable(
     if not (
         synchronization is VariableSynchronization.ON_READ and aggregation is VariableAggregation.SUM
     ):  # here the initial value is that of each part, a saved one that of the total
-        value = _awaited(f"{name or 'Variable'}:0", value)
+        value = _pending(f"{name or 'Variable'}:0", value, beside)
     if shape is not None and tuple(shape) != value.shape:
         raise VariableError(
             f"The variable {name or 'Variable'!r} was given shape={tuple(shape)} and an initial value "
@@ -97,16 +88,16 @@ def prepare_variable(
     return spec, value
 
 
-def _awaited(name: str, value: Any) -> Any:
-    """The value that a pending restore has for the variable; otherwise the initial value."""
+def _pending(name: str, value: Any, beside: tuple[Any, str]) -> Any:
+    """The value that a restored checkpoint has for this variable, or else its initial value."""
     for reference in list(awaiting_values):
         find_value = reference()
         if find_value is None:
             awaiting_values.remove(reference)
             continue
-        found = find_value(NewVariable(name, value.shape, value.dtype, *_place.get()))
-        if found is not None:
-            return jnp.asarray(found, value.dtype)
+        given = give(NewVariable(name, value.shape, value.dtype, *beside))
+        if given is not None:
+            return jnp.asarray(given, value.dtype)
     return value
 
 

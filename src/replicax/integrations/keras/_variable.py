@@ -33,7 +33,7 @@ from replicax.integrations.keras._private import in_stateless_scope
 from replicax.integrations.keras._run import Run, running
 from replicax.types import VariableAggregation, VariableSynchronization
 from replicax.values import Mirrored
-from replicax.variables import Variable, made_beside
+from replicax.variables import Variable
 
 __all__ = ["DistributedVariable", "move", "place_in_checkpoint", "writing_outside_of_steps"]
 
@@ -207,15 +207,15 @@ class DistributedVariable(keras.Variable):
 
     def _create(self, initial_value: Any) -> None:
         synchronization, aggregation = self._how_combined()
-        with made_beside(*self._place_in_checkpoint):
-            self._variable = self._distribute_strategy.create_variable(
-                initial_value,
-                trainable=self._trainable,
-                name=self._path,
-                synchronization=synchronization,
-                aggregation=aggregation,
-                constraint=self._constrained,
-            )
+        self._variable = self._distribute_strategy.create_variable(
+            initial_value,
+            trainable=self._trainable,
+            name=self._path,
+            synchronization=synchronization,
+            aggregation=aggregation,
+            constraint=self._constrained,
+            beside=self._place_in_checkpoint,
+        )
         self._place_in_checkpoint = (None, "")
 
     def _how_combined(self) -> tuple[VariableSynchronization, VariableAggregation]:
