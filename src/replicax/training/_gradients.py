@@ -281,5 +281,3 @@ def _split_result(fn: Callable[..., Any], result: Any, has_aux: bool) -> tuple[A
             "the examples (`jnp.mean`, or `rx.compute_average_loss`)."
         )
     return loss.astype(jnp.float32) if loss.dtype in (jnp.bfloat16, jnp.float16) else loss, aux
-from replicax.contexts import current
-from replicax.errors import VariableError
