@@ -259,7 +259,7 @@ def test_handlers_of_signals_are_restored_and_called_afterwards():
     before = {number: signal.getsignal(number) for number in signal.valid_signals()}
     old = signal.signal(signal.SIGUSR1, lambda *_: calls.append("USR1"))
     try:
-        with pytest.raises(KeyboardInterrupt), _run._signals_deferred():
+        with pytest.raises(KeyboardInterrupt), _run.signals_deferred():
             signal.raise_signal(signal.SIGUSR1)
             signal.raise_signal(signal.SIGINT)
             assert not calls

@@ -200,7 +200,7 @@ _VARS = {
     ("mirrored", "* scope ON_READ/NONE assign(PerReplica)"): Ours(TRIPPED, "!TypeError"),
     ("mirrored", "* scope ON_READ/MEAN assign(PerReplica)"): Ours(TRIPPED, "!TypeError"),
     ("mirrored", "* scope ON_READ/ONLY_FIRST_REPLICA assign(PerReplica)"): Ours(TRIPPED, "!TypeError"),
-    (MC, "in scope ON_WRITE.assign(ON_READ var)"): Ours(4, "!ValueError"),
+    ("mirrored", "in scope ON_WRITE.assign(ON_READ var)"): Ours(4, "!ValueError"),
     (ALL, "outside var assign_add(1.) in run eager"): Ours(5, "!RuntimeError"),
     (ALL, "outside var assign_add(1.) in tf.function{run}"): Ours(5, "!RuntimeError"),
     (ALL, "outside var w/ MEAN assign(rid) in run"): Ours(5, "!RuntimeError"),

@@ -2,6 +2,7 @@
 
 from replicax.execution._function import Function, function, in_replicas
 from replicax.execution._run import run
+from replicax.execution._signals import signals_deferred
 from replicax.execution._single import SingleReplica
 from replicax.execution._traced_values import explain_leaks, explain_traced_values
 from replicax.execution._update import update_copies
@@ -14,5 +15,6 @@ __all__ = [
     "function",
     "in_replicas",
     "run",
+    "signals_deferred",
     "update_copies",
 ]

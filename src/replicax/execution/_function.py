@@ -21,6 +21,7 @@ from replicax._jax import ArrayImpl, disable_jit, eval_trace, is_transforming, t
 from replicax.contexts import StrategyProtocol, context_stack, current
 from replicax.execution._compiled import CompiledStep, leaf_key
 from replicax.execution._loop import Loop
+from replicax.execution._signals import signals_deferred
 from replicax.execution._traced_values import explain_leaks
 from replicax.input import DistributedDataset, DistributedIterator
 from replicax.values import PerReplica, check_signature
@@ -233,7 +234,7 @@ class Function(Generic[_P, _R]):
         frame = current().frame
         if isinstance(frame, EagerFrame):
             frame.before_write(step.written)
-        with explain_leaks():
+        with explain_leaks(), signals_deferred():
             return step.run(leaves)
 
     def _find_program(self, args: Any, kwargs: Any, leaves: list[Any], treedef: Any) -> CompiledStep:

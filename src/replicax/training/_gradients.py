@@ -185,8 +185,7 @@ def _flatten_variables(variables: Any) -> tuple[list[Variable], Any]:
             raise VariableError(
                 f"value_and_grad differentiates with respect to variables, got {leaf!r}. Create "
                 "variables from arrays with `rx.create_variables(arrays)`, or use `jax.value_and_grad` "
-                "for functions of arrays. Create Keras variables in a scope, after "
-                "`import replicax.integrations.keras`."
+                "for functions of arrays. Create Keras variables in a strategy's scope."
             )
         if not jnp.issubdtype(leaf.dtype, jnp.inexact):
             raise VariableError(

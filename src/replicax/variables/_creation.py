@@ -95,9 +95,9 @@ def _pending(name: str, value: Any, beside: tuple[Any, str]) -> Any:
         if find_value is None:
             awaiting_values.remove(reference)
             continue
-        given = give(NewVariable(name, value.shape, value.dtype, *beside))
-        if given is not None:
-            return jnp.asarray(given, value.dtype)
+        found = find_value(NewVariable(name, value.shape, value.dtype, *beside))
+        if found is not None:
+            return jnp.asarray(found, value.dtype)
     return value
 
 

@@ -131,7 +131,7 @@ class EagerFrame(Frame):
 
 def _holds_tracer(cell: Cell) -> bool:
     if isinstance(cell, Mirrored):
-        return is_tracer(cell.whole) or any(map(is_tracer, cell.components))
+        return any(map(is_tracer, cell._components or (cell.whole,)))
     return cell.is_traced_apart or cell.is_local or is_tracer(cell._array)
 
 

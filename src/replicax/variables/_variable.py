@@ -410,8 +410,10 @@ class Variable(Readable):
 
     def _checked(self, value: Any, what: str) -> Any:
         """Check the dtype and shape of `value`, and convert it to what can be written."""
-        if isinstance(value, Readable):
-            value = value.held() if current().replica is None else value.read_value()
+        if isinstance(value, Variable) and current().replica is None:
+            value = current().frame.load(value)
+        elif isinstance(value, Readable):
+            value = value.read_value()
         if isinstance(value, IndexedSlices):
             self._spec.check_rows(value, what)
             return IndexedSlices(_own(value.values), _own(value.indices), value.dense_shape)

@@ -10,16 +10,16 @@ variable completes it.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any, final
 
 import jax
 import numpy as np
+
+from replicax.execution import signals_deferred
 
 __all__ = ["Run", "keeping_results", "placing_state", "running", "syncing_state", "taking_state"]
 
@@ -90,7 +90,7 @@ def keeping_results(make_function: Callable[..., Any]) -> Callable[..., Any]:
                 # JAX's first call of a program runs Python code after the arrays were donated. Tracing and
                 # compiling take longer, so they happen before, where they can be interrupted.
                 step_function.lower(state, data).compile()
-                with _signals_deferred():
+                with signals_deferred():
                     results.extend(map(step_function, [state], [data]))
                 seen.add(key)
             del results[:-1]
@@ -164,36 +164,3 @@ def _signature(data: Any) -> Any:
     return structure, tuple(
         (x.shape, x.dtype, x.sharding) if isinstance(x, jax.Array) else np.shape(x) for x in leaves
     )
-
-
-@contextlib.contextmanager
-def _signals_deferred() -> Iterator[None]:
-    """Defer Python's signal handlers to the end of a `with` block."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # Python runs signal handlers only in the main thread
-        return
-    handlers: dict[int, Any] = {
-        number: handler
-        for number in signal.valid_signals()
-        if callable(handler := signal.getsignal(number))
-    }
-    deferred: list[int] = []
-    deferring = True
-
-    def receive(number: int, frame: Any) -> None:
-        if deferring:
-            deferred.append(number)
-        else:
-            handlers[number](number, frame)
-
-    try:
-        for number in handlers:
-            signal.signal(number, receive)
-        yield
-    finally:
-        # From here on a restored handler may raise. `receive` calls those that are not yet restored.
-        deferring = False
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-        for number in deferred:
-            signal.raise_signal(number)
