@@ -56,8 +56,8 @@ def prepare_variable(
 ) -> tuple[VariableSpec, Any]:
     """Check the arguments of `rx.Variable`; returns the spec and the initial value.
 
-    `beside` says where the variable will be in a checkpoint, if that is known: something that exists, and the
-    path from there. A pending restore may have a value for it.
+    `beside` says where the variable will be in a checkpoint, if that is known: something that exists, and
+    the path from there. A pending restore may have a value for it.
     """
     synchronization = _member(VariableSynchronization, synchronization, "synchronization")
     aggregation = _member(VariableAggregation, aggregation, "aggregation")
