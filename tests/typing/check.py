@@ -38,6 +38,7 @@ def pyright() -> Iterator[Error]:
 def mypy() -> Iterator[Error]:
     """What mypy reports, with `mypy.ini` of this folder."""
     command = [
+        BIN / "mypy",
         "--python-executable",
         sys.executable,
         "--output",

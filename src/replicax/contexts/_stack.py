@@ -61,7 +61,7 @@ class Context:
     frame: Any = None
     """Where variables are read from and written to: see `variables/_frames.py`."""
     rows: Rows | None = None
-    """The rows of the replica's batch that are processed now, if it is taken in parts."""
+    """The rows of the replica's batch that are processed now, if it is split into microbatches."""
 
     def inner(
         self,
@@ -78,7 +78,7 @@ class Context:
         return dataclasses.replace(self, frame=frame, owner=None)
 
     def with_rows(self, rows: Rows) -> Context:
-        """The same context, where some rows of the batch are processed."""
+        """The same context, for some rows of the batch."""
         return dataclasses.replace(self, rows=rows, owner=None)
 
     @property

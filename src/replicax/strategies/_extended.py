@@ -169,7 +169,7 @@ class StrategyExtended:
         return reduce_leaves(self._strategy.communicator, op, leaves, options, where)
 
     def broadcast_to(self, tensor: Any, destinations: Any) -> Any:
-        """Copy one array to all devices of `destinations`; a Python number is returned as it is.
+        """Copy one array to all devices of `destinations`; a Python number is returned unchanged.
 
         >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
         >>> with strategy.scope():
@@ -226,7 +226,7 @@ class StrategyExtended:
             fn: the update; it writes the copy with `copy.assign(...)` and similar methods.
             args: arguments; each call gets the copy's part of mirrored values. Per-replica values are
                 refused: reduce them first, so that the copies stay equal.
-            kwargs: likewise.
+            kwargs: keyword arguments, likewise.
             group: merge the results into one value; otherwise return a tuple with one for each copy.
 
         >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -338,7 +338,7 @@ class StrategyExtended:
         return v.read_value()
 
     def value_container(self, value: Any) -> Any:
-        """The variable that `value` is a copy of; anything else is returned as it is.
+        """The variable that `value` is a copy of; anything else is returned unchanged.
 
         >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
         >>> with strategy.scope():

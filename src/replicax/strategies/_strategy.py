@@ -171,7 +171,7 @@ class StrategyBase(abc.ABC):
                 collectives.
             args: positional arguments. Each replica gets its part of per-replica values, in structures
                 too, and the whole of everything else.
-            kwargs: keyword arguments, likewise.
+            kwargs: keyword arguments, treated in the same way.
             options: a `RunOptions`.
 
         Returns:

@@ -32,9 +32,9 @@ class NewVariable(NamedTuple):
     shape: tuple[int, ...]
     dtype: Any
     beside: Any
-    """An existing variable with the same parent in a checkpoint; None if that is not known."""
+    """A variable with the same parent in a checkpoint, or the parent itself; None if neither is known."""
     path: str
-    """The path of the new variable, relative to that parent."""
+    """The path of the new variable, relative to its parent."""
 
 
 awaiting_values: list[weakref.WeakMethod[Callable[[NewVariable], Any]]] = []
@@ -56,8 +56,8 @@ def prepare_variable(
 ) -> tuple[VariableSpec, Any]:
     """Check the arguments of `rx.Variable`; returns the spec and the initial value.
 
-    `beside` says where the variable will be in a checkpoint, if that is known: something that exists, and
-    the path from there. A pending restore may have a value for it.
+    `beside` is the place of the variable in a checkpoint, if that is known: see `NewVariable`. A pending
+    restore may have a value for it.
     """
     synchronization = _member(VariableSynchronization, synchronization, "synchronization")
     aggregation = _member(VariableAggregation, aggregation, "aggregation")
