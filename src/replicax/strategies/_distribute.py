@@ -74,7 +74,7 @@ def distribute_dataset(
     [[3.0], [4.0]]
     """
     require_cross_replica(self, "distribute_dataset()")
-    return inputs.distribute_dataset(dataset, self.input_target, options)
+    return inputs.distribute_dataset(dataset, self._input_target, options)
 
 
 @overload
@@ -117,7 +117,7 @@ def distribute_datasets_from_function(
     [[4, 5], [6, 7]]
     """
     require_cross_replica(self, "distribute_datasets_from_function()")
-    return inputs.distribute_datasets_from_function(dataset_fn, self.input_target, options)
+    return inputs.distribute_datasets_from_function(dataset_fn, self._input_target, options)
 
 
 @overload
@@ -167,7 +167,7 @@ def distribute_batch(
     Array(1.6666666, dtype=float32)
     """
     require_cross_replica(self, "distribute_batch()")
-    return self.host_batches.distribute(batch, partial_batch, batch_size)
+    return self._host_batches.distribute(batch, partial_batch, batch_size)
 
 
 def make_numpy_dataset(self: StrategyBase, numpy_input: T) -> ArrayDataset[T]:

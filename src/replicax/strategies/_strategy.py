@@ -282,14 +282,12 @@ class StrategyBase(abc.ABC):
         return Pipeline.of(self.mesh)
 
     @cached_property
-    def input_target(self) -> Target:
-        """Where the batches of datasets go."""
+    def _input_target(self) -> Target:
         return Target(self.mesh, self.input_pipeline, committed=self.places_values)
 
     @cached_property
-    def host_batches(self) -> HostBatches:
-        """Splits the batches given to `distribute_batch`."""
-        return HostBatches(self.input_target)
+    def _host_batches(self) -> HostBatches:
+        return HostBatches(self._input_target)
 
     # Methods that are defined, as functions of the strategy, in files of their own.
     create_variable = _creation.create_variable
