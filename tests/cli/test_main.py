@@ -10,7 +10,7 @@ import jax
 import pytest
 
 from replicax.cli import main
-from replicax.cli._demo import BATCH_SIZE
+from replicax.cli._demo import LARGEST_BATCH
 from replicax.cli._extras import MissingExtraError, require_extra
 from replicax.cli._main import _MOST_REPLICAS
 from replicax.errors import CheckpointError
@@ -111,7 +111,7 @@ def test_a_folder_that_can_not_be_written_is_named_before_training(
 
 
 def test_no_more_replicas_than_examples_in_a_step():
-    assert _MOST_REPLICAS == BATCH_SIZE
+    assert _MOST_REPLICAS == LARGEST_BATCH
 
 
 @pytest.mark.parametrize(
