@@ -2,6 +2,7 @@
 
 import random
 import signal
+import time
 
 import jax.numpy as jnp
 import numpy as np
@@ -74,10 +75,15 @@ def test_an_interrupted_save_without_a_manager_leaves_nothing(interrupts, tmp_pa
     chance = random.Random(1)
     w = rx.Variable(jnp.zeros(100_000))
     checkpoint = rx.Checkpoint(w=w)
+    checkpoint.save(tmp_path)
+    start = time.perf_counter()
+    checkpoint.save(tmp_path)
+    seconds = time.perf_counter() - start
     num_interrupted = 0
     for i in range(20):
         w.assign(jnp.full(100_000, float(i)), read_value=False)
-        num_interrupted += interrupts(lambda: checkpoint.save(tmp_path), chance.random() * 0.06 + 1e-4)
+        moment = chance.random() * 0.8 * seconds + 1e-4
+        num_interrupted += interrupts(lambda: checkpoint.save(tmp_path), moment)
         path = checkpoint.save(tmp_path)
         w.assign(jnp.zeros(100_000), read_value=False)
         checkpoint.restore(path).assert_consumed()

@@ -67,7 +67,7 @@ def resumed(strategy, directory, compiled=True):
     assert trainer.num_steps == begin
     found = run(trainer, NUM_STEPS - begin)
     trainer.batches.close()
-    trainer.checkpoint._status.assert_consumed()
+    rx.RestoreStatus(trainer.checkpoint._restored).assert_consumed()
     return begin, found, states(trainer)
 
 

@@ -9,7 +9,6 @@ import os
 import pathlib
 import threading
 import weakref
-from concurrent import futures
 from typing import Any, final
 
 from replicax.checkpoint._content import Content
@@ -21,17 +20,42 @@ _logger = logging.getLogger("replicax")
 
 
 @final
-class Writer:
-    """Writes one checkpoint at a time, each in a new thread.
+class _Task:
+    """What one thread does. Waiting for it can be interrupted by an exception (Ctrl-C), and repeated.
 
-    A future tells when a thread is done, even if an exception (Ctrl-C) interrupts a call here:
-    `Thread.join` can't be repeated after that, since Python then takes the thread for ended.
+    `Thread.join` can't be repeated: Python then takes the thread for ended. Nor can a `Future` be used: an
+    exception inside of a `Condition`, which it waits on, leaves the lock in the wrong state.
     """
+
+    def __init__(self) -> None:
+        self.error: BaseException | None = None
+        self._is_done = False
+        self._claimed, self._wake = threading.Lock(), threading.Lock()
+        self._wake.acquire()
+
+    def claim(self) -> bool:
+        """Whether the caller may decide about the task: the thread that runs it, or who cancels it."""
+        return self._claimed.acquire(blocking=False)
+
+    def finish(self, error: BaseException | None = None) -> None:
+        """Tell that the task is done."""
+        self.error, self._is_done = error, True
+        self._wake.release()
+
+    def wait(self) -> None:
+        """Wait until the task is done."""
+        while not self._is_done:
+            self._wake.acquire(timeout=0.05)  # an interrupted wait may have taken the only release
+
+
+@final
+class Writer:
+    """Writes one checkpoint at a time, each in a new thread."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._thread: threading.Thread | None = None
-        self._future: futures.Future[None] | None = None
+        self._task: _Task | None = None
 
     def write_now(self, step: int, content: Content) -> None:
         """Write, and wait until that is done.
@@ -48,27 +72,28 @@ class Writer:
 
     def write(self, step: int, content: Content, *, nice: bool = True) -> None:
         """Start to write; with `nice`, at a low priority."""
-        future: futures.Future[None] = futures.Future()
-        arguments = (future, step, content, nice)
+        task = _Task()
+        arguments = (task, step, content, nice)
         thread = threading.Thread(target=self._run, args=arguments, name="replicax-checkpoint")
         try:
-            self._thread, self._future = thread, future
+            self._thread, self._task = thread, task
             thread.start()
         except BaseException:
-            future.cancel()  # has no effect if the thread is writing already
+            if task.claim():  # the thread is not writing yet, and will not
+                task.finish()
             raise
 
-    def _run(self, future: futures.Future[None], step: int, content: Content, nice: bool) -> None:
-        if not future.set_running_or_notify_cancel():
+    def _run(self, task: _Task, step: int, content: Content, nice: bool) -> None:
+        if not task.claim():
             return
         try:
             if nice:
                 _lower_priority()
             self._store.save(step, content)
         except BaseException as error:  # `wait` raises it in the caller's thread
-            future.set_exception(error)
+            task.finish(error)
         else:
-            future.set_result(None)
+            task.finish()
 
     def wait(self) -> None:
         """Wait for the thread, and raise its error."""
@@ -78,16 +103,14 @@ class Writer:
 
     def _finish(self) -> BaseException | None:
         """Wait for the thread; returns its error, once."""
-        future, thread = self._future, self._thread
-        if future is None or thread is None or thread is threading.current_thread():
+        task, thread = self._task, self._thread
+        if task is None or thread is None or thread is threading.current_thread():
             return None
-        error = None
-        with contextlib.suppress(futures.CancelledError):
-            error = future.exception()
+        task.wait()
         if thread.ident is not None:
             thread.join()
-        self._future = None
-        return error
+        self._task = None
+        return task.error
 
     def drop(self) -> None:
         """Wait for the thread, and log its error: at exit or in a finalizer, none could be caught."""
