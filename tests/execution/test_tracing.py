@@ -108,3 +108,12 @@ def test_eager_calls_once_for_each_replica():
         replica_fn = Counted(strategy)
         strategy.run(replica_fn, args=(batch(strategy, 4),))
         assert replica_fn.calls == count
+
+
+def test_retracing_names_a_per_replica_argument(caplog):
+    strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+    step = rx.function(lambda batch: strategy.run(lambda batch: batch["x"] * 2, args=(batch,)))
+    for size in (2, 3, 4):
+        rows = strategy.distribute_values_from_function(lambda _, size=size: np.ones(size, np.float32))
+        step({"x": rows})
+    assert "argument 0['x'] was float32[6] and is float32[8]" in caplog.text

@@ -330,7 +330,12 @@ def _leaf_names(treedef: Any) -> list[str]:
     """Names for the leaves of the arguments: "argument 0['x']" or "argument 'rate'"."""
     numbers = treedef.unflatten(range(treedef.num_leaves))
     paths, _ = jax.tree_util.tree_flatten_with_path(numbers)
-    return [f"argument {_key(path[1])}{jax.tree_util.keystr(path[2:])}" for path, _ in paths]
+    return [f"argument {_key(path[1])}{jax.tree_util.keystr(_inside(path))}" for path, _ in paths]
+
+
+def _inside(path: Any) -> tuple[Any, ...]:
+    """The path from an argument to a leaf; the array inside of a per-replica value goes without saying."""
+    return tuple(key for key in path[2:] if not isinstance(key, jax.tree_util.FlattenedIndexKey))
 
 
 def _key(entry: Any) -> str:
