@@ -18,6 +18,7 @@ BUILTINS = {
     errors.TracingError: [RuntimeError],
     errors.TracedValueError: [TypeError],
     errors.CollectiveError: [ValueError],
+    errors.CollectiveMismatchError: [ValueError, RuntimeError],
     errors.ReduceOpTypeError: [TypeError, AssertionError],
     errors.CollectiveTimeoutError: [TimeoutError],
     errors.ClusterError: [ValueError],

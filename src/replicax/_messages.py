@@ -1,12 +1,17 @@
-"""How error messages show the values that arrived: an array by its dtype and shape, not by its numbers."""
+"""How error messages show what arrived and where: an array by dtype and shape, the user's line of code."""
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
-__all__ = ["brief"]
+import jax
+
+__all__ = ["brief", "user_line"]
 
 _LONGEST = 160
+_PACKAGES = tuple(str(Path(path).resolve().parent) for path in (__file__, jax.__file__))
 
 
 def brief(value: Any) -> str:
@@ -24,3 +29,14 @@ def brief(value: Any) -> str:
         return f"{kind} {dtype}[{','.join(map(str, shape))}]"
     text = " ".join(repr(value).split())
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
+def user_line() -> str:
+    """The innermost line of the call stack outside of Replicax and JAX, as "file:line"."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        path = frame.f_code.co_filename
+        if not path.startswith((*_PACKAGES, "<frozen")):
+            return f"{path}:{frame.f_lineno}"
+        frame = frame.f_back
+    return "an unknown place"

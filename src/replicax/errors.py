@@ -14,6 +14,7 @@ ported code keeps working, and `except ReplicaxError` catches errors of Replicax
     ├── TracingError               (RuntimeError)                a variable in a trace outside `rx.function`
     ├── TracedValueError           (TypeError)                   a traced value used as a Python number
     ├── CollectiveError            (ValueError)                  a reduction that can't be done
+    │   └── CollectiveMismatchError (and RuntimeError)           processes start different collectives
     ├── ArgumentKindError          (ValueError, AssertionError)  an argument of the wrong kind
     ├── PerReplicaUseError         (TypeError, ValueError)       a per-replica value used as one array
     ├── ReduceOpTypeError          (TypeError, AssertionError)   not a kind of reduction at all
@@ -46,6 +47,7 @@ __all__ = [
     "ClusterFormatError",
     "ClusterTimeoutError",
     "CollectiveError",
+    "CollectiveMismatchError",
     "CollectiveTimeoutError",
     "ContextError",
     "DeviceError",
@@ -154,6 +156,15 @@ class CollectiveError(ReplicaxError, ValueError):
 
     Raised for an unknown reduction, an axis that a value does not have, values whose shapes or dtypes do
     not match, and an algorithm that the platform does not offer.
+    """
+
+
+class CollectiveMismatchError(CollectiveError, RuntimeError):
+    """The processes of a cluster started different collectives, or the same ones in different orders.
+
+    Raised in every process before anything is sent. The message has the process, the collective, its
+    shapes and the line of code of each. Processes must run the same program: the same steps, the same
+    variables, in the same order.
     """
 
 

@@ -6,6 +6,7 @@ there is one class for each way of starting processes. Strategies for several ho
 
 from replicax.cluster._bootstrap import Place, Task, find_place, join_cluster
 from replicax.cluster._cloud import GCEClusterResolver, KubernetesClusterResolver
+from replicax.cluster._log import Collective, CollectiveLog, collective_log
 from replicax.cluster._messages import exchange_between_processes
 from replicax.cluster._resolver import ClusterResolver
 from replicax.cluster._simple import SimpleClusterResolver
@@ -25,6 +26,8 @@ from replicax.cluster._union import UnionResolver as UnionClusterResolver
 __all__ = [
     "ClusterResolver",
     "ClusterSpec",
+    "Collective",
+    "CollectiveLog",
     "GCEClusterResolver",
     "KubernetesClusterResolver",
     "Place",
@@ -35,6 +38,7 @@ __all__ = [
     "Task",
     "UnionClusterResolver",
     "UnionResolver",
+    "collective_log",
     "connect_to_cluster",
     "exchange_between_processes",
     "find_place",

@@ -18,7 +18,7 @@ from replicax.variables._one_device import Central, OneDevice
 from replicax.variables._per_replica import OnePerReplica
 from replicax.variables._readable import is_variable
 from replicax.variables._replicated import Replicated
-from replicax.variables._spec import VariableSpec, user_line
+from replicax.variables._spec import VariableSpec
 from replicax.variables._store import Places, Store
 from replicax.variables._variable import Variable
 from replicax.variables._writes import Write
@@ -50,5 +50,4 @@ __all__ = [
     "journal",
     "prepare_variable",
     "use_frame",
-    "user_line",
 ]

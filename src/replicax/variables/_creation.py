@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 import jax.numpy as jnp
 import numpy as np
 
+from replicax._messages import user_line
 from replicax.errors import VariableError
 from replicax.types import (
     AggregationLike,
@@ -20,7 +21,7 @@ from replicax.types import (
 from replicax.values import Mirrored, PerReplica, is_key, is_number
 from replicax.variables._frames import current_frame
 from replicax.variables._readable import Readable
-from replicax.variables._spec import VariableSpec, user_line
+from replicax.variables._spec import VariableSpec
 
 __all__ = ["NewVariable", "awaiting_values", "prepare_variable"]
 

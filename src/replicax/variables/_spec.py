@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, final
 
 import jax
@@ -16,9 +14,7 @@ from replicax.errors import VariableError
 from replicax.types import VariableAggregation, VariableSynchronization
 from replicax.values import IndexedSlices, Mirrored, PerReplica, is_array
 
-__all__ = ["VariableSpec", "user_line"]
-
-_PACKAGE = str(Path(__file__).resolve().parent.parent)
+__all__ = ["VariableSpec"]
 
 
 @final
@@ -130,15 +126,3 @@ def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
         return np.broadcast_shapes(shape, to) == to
     except ValueError:
         return False
-
-
-def user_line() -> str:
-    """The innermost line of the call stack outside of Replicax and JAX, as "file:line"."""
-    jax_package = str(Path(jax.__file__).resolve().parent)
-    frame = sys._getframe(1)
-    while frame is not None:
-        path = frame.f_code.co_filename
-        if not path.startswith((_PACKAGE, jax_package, "<frozen")):
-            return f"{path}:{frame.f_lineno}"
-        frame = frame.f_back
-    return "an unknown place"

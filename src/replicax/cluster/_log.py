@@ -1,0 +1,153 @@
+"""What this process has asked the other processes to do with it: the log of its collectives.
+
+A collective between processes works only if every process starts the same ones, in the same order. So each
+program that communicates with other processes gets a sequence number when it is started, and has a
+*fingerprint*: what it does, with which shapes and dtypes. Processes whose fingerprints differ at the same
+number run different programs; the log also has the lines of the user's code, to say where.
+
+Recording must cost next to nothing, because every training step does it: two attributes and a place in a
+list. Other threads may read the log at any time, and do not disturb it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, final
+
+__all__ = ["Collective", "CollectiveLog", "Entry", "State", "collective_log"]
+
+_LENGTH = 1024  # a power of two
+
+
+@final
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class Collective:
+    """A program that communicates with other processes; compared with `is`.
+
+    Args:
+        kind: what it does, "all-reduce SUM" or "train_step".
+        values: the dtypes and shapes that processes must agree on, as text.
+        line: the line of the user's code that first started it; processes may start it from different
+            lines.
+    """
+
+    kind: str
+    values: str
+    line: str
+    fingerprint: str = dataclasses.field(init=False)
+    """A digest of `kind` and `values`, equal in all processes."""
+
+    def __post_init__(self) -> None:
+        digest = hashlib.blake2b(f"{self.kind}\0{self.values}".encode(), digest_size=8).hexdigest()
+        object.__setattr__(self, "fingerprint", digest)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.kind} of {self.values} ({self.line})" if self.values else f"{self.kind} ({self.line})"
+        )
+
+
+class Entry(NamedTuple):
+    """One collective that was started."""
+
+    seq: int
+    collective: Collective
+    batch: tuple[int, int] | None
+    """The last batch that the program had read then: the number of the dataset, and of the batch."""
+
+
+class State(NamedTuple):
+    """What a process is doing."""
+
+    what: str
+    """A phase: "checking", "compiling", "input", "checkpoint"; else "running": between two collectives, or
+    waiting for the last one. Collectives run in the background, so Python can't tell these apart."""
+    seq: int
+    """The number of the last collective that was started."""
+    since: float
+    """When the phase, or else the last collective, was started, in seconds of `time.monotonic()`."""
+
+
+@final
+class CollectiveLog:
+    """The collectives that this process has started with a group of processes, the last 1024 of them.
+
+    >>> from replicax.cluster import Collective, CollectiveLog
+    >>> log = CollectiveLog()
+    >>> step = Collective("train_step", "float32[8]", "train.py:7")
+    >>> log.record(step), log.record(step), log.seq
+    (1, 2, 2)
+    >>> [(entry.seq, entry.collective.kind) for entry in log.recent(2)]
+    [(1, 'train_step'), (2, 'train_step')]
+    >>> log.state.what
+    'running'
+    """
+
+    __slots__ = ("_entries", "_phase", "_since", "batch", "running", "seq")
+
+    def __init__(self) -> None:
+        """Start at number 0: nothing was started yet."""
+        self.seq = 0
+        self.batch: tuple[int, int] | None = None
+        """The last batch that the program has read: the number of the dataset, and of the batch."""
+        self.running: Any = None
+        """An array that the last collective computes, to wait for; None if there is none."""
+        self._entries: list[Entry | None] = [None] * _LENGTH
+        self._since = time.monotonic()
+        self._phase: tuple[str, float] | None = None
+
+    def record(self, collective: Collective) -> int:
+        """Give the collective that is started now its number."""
+        seq = self.seq + 1
+        self._entries[seq % _LENGTH] = Entry(seq, collective, self.batch)
+        self._since = time.monotonic()
+        self.seq = seq
+        return seq
+
+    @property
+    def last(self) -> Entry | None:
+        """The last collective that was started."""
+        return self._entries[self.seq % _LENGTH]
+
+    def recent(self, count: int) -> list[Entry]:
+        """The last `count` collectives, the oldest first; any thread may call this."""
+        last = self.seq
+        numbers = range(max(1, last - count + 1), last + 1)
+        found = [self._entries[seq % _LENGTH] for seq in numbers]
+        return [entry for entry, seq in zip(found, numbers, strict=True) if entry and entry.seq == seq]
+
+    @contextlib.contextmanager
+    def phase(self, what: str) -> Iterator[None]:
+        """A `with` block in which the process waits for something other than a collective."""
+        outer, self._phase = self._phase, (what, time.monotonic())
+        try:
+            yield
+        finally:
+            self._phase = outer
+
+    @property
+    def state(self) -> State:
+        """What the process is doing; any thread may ask."""
+        phase, since, seq = self._phase, self._since, self.seq
+        return State("running", seq, since) if phase is None else State(phase[0], seq, phase[1])
+
+
+_logs: dict[tuple[int, ...] | None, CollectiveLog] = {None: CollectiveLog()}
+
+
+def collective_log(processes: Sequence[int] | None = None) -> CollectiveLog:
+    """The log of this process's collectives with all processes, or with some of them.
+
+    Args:
+        processes: a group that is smaller than the cluster; None is the whole cluster.
+
+    >>> from replicax.cluster import collective_log
+    >>> collective_log() is collective_log()
+    True
+    """
+    key = None if processes is None else tuple(processes)
+    return _logs.setdefault(key, CollectiveLog()) if key not in _logs else _logs[key]

@@ -1,0 +1,56 @@
+"""The log of collectives: numbers, the last entries, and what a process is doing."""
+
+import timeit
+
+import pytest
+
+from replicax.cluster import Collective, CollectiveLog, collective_log
+
+
+def make(kind="step", values="float32[2]", line="a.py:1"):
+    return Collective(kind, values, line)
+
+
+def test_fingerprints_depend_on_kind_and_values_but_not_on_the_line():
+    assert make().fingerprint == make(line="b.py:9").fingerprint
+    assert len({make().fingerprint, make(kind="x").fingerprint, make(values="float32[3]").fingerprint}) == 3
+
+
+def test_the_log_has_the_last_entries_in_order():
+    log, step = CollectiveLog(), make()
+    for _ in range(3000):
+        log.record(step)
+    assert log.seq == 3000
+    assert [entry.seq for entry in log.recent(3)] == [2998, 2999, 3000]
+    assert len(log.recent(5000)) == 1024
+    assert log.last is not None and log.last.collective is step
+
+
+def test_an_entry_has_the_batch_that_was_read_before():
+    log = CollectiveLog()
+    log.record(make())
+    log.batch = (0, 7)
+    log.record(make())
+    assert [entry.batch for entry in log.recent(2)] == [None, (0, 7)]
+
+
+def test_the_state_is_the_innermost_phase():
+    log = CollectiveLog()
+    assert log.state[:2] == ("running", 0)
+    log.record(make())
+    with log.phase("input"):
+        with log.phase("checking"):
+            assert log.state[:2] == ("checking", 1)
+        assert log.state.what == "input"
+    assert log.state.what == "running"
+
+
+def test_each_group_of_processes_has_a_log():
+    assert collective_log() is not collective_log((0, 1))
+    assert collective_log((0, 1)) is collective_log([0, 1])
+
+
+@pytest.mark.long
+def test_recording_takes_about_a_microsecond():
+    log, step = CollectiveLog(), make()
+    assert min(timeit.repeat(lambda: log.record(step), number=10_000, repeat=20)) / 10_000 < 3e-6
