@@ -25,6 +25,7 @@ BUILTINS = {
     errors.ClusterFormatError: [ValueError, json.JSONDecodeError],
     errors.NotInClusterError: [ValueError, RuntimeError],
     errors.ClusterTimeoutError: [TimeoutError],
+    errors.RunFailedError: [RuntimeError, AssertionError],
     errors.InputError: [ValueError],
     errors.MissingFilesError: [ValueError, FileNotFoundError],
     errors.NotADatasetError: [TypeError, AttributeError],

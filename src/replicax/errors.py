@@ -23,6 +23,7 @@ ported code keeps working, and `except ReplicaxError` catches errors of Replicax
     │   ├── ClusterFormatError     (and json.JSONDecodeError)    TF_CONFIG is not JSON
     │   └── NotInClusterError      (and RuntimeError)            this process was not started as a task
     ├── ClusterTimeoutError        (TimeoutError)                a task of the cluster did not join
+    ├── RunFailedError             (RuntimeError, AssertionError)  a worker that a test started failed
     ├── InputError                 (ValueError)                  batches that can't be distributed
     │   └── MissingFilesError      (and FileNotFoundError)       the files of a dataset are missing
     ├── NotADatasetError           (TypeError, AttributeError)   not a dataset
@@ -36,6 +37,8 @@ ported code keeps working, and `except ReplicaxError` catches errors of Replicax
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from typing import Any
 
 __all__ = [
     "ArgumentKindError",
@@ -61,6 +64,7 @@ __all__ = [
     "ReduceOpTypeError",
     "RepeatedDeviceError",
     "ReplicaxError",
+    "RunFailedError",
     "StructureMismatchError",
     "TracedValueError",
     "TracingError",
@@ -216,6 +220,23 @@ class NotInClusterError(ClusterError, RuntimeError):
 
 class ClusterTimeoutError(ReplicaxError, TimeoutError):
     """Not all tasks of a cluster joined in time; the message names the others."""
+
+
+class RunFailedError(ReplicaxError, RuntimeError, AssertionError):
+    """A worker that `replicax.testing.run` started failed, was killed, or was not done in time.
+
+    The message has the traceback of the rank that failed first, and what every rank printed. The exception
+    that it raised is the cause of this one.
+
+    Args:
+        message: the whole message.
+        outcomes: what became of each worker (`replicax.testing.Outcome`), in the order of the ranks.
+    """
+
+    def __init__(self, message: str, outcomes: Sequence[Any] = ()) -> None:
+        """Take the outcomes, too."""
+        super().__init__(message)
+        self.outcomes = tuple(outcomes)
 
 
 class InputError(ReplicaxError, ValueError):

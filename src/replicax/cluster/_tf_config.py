@@ -2,7 +2,10 @@
 
     {"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index": 0}}
 
-The cluster is the same for all processes; the task is different for each.
+The cluster is the same for all processes; the task is different for each. A task may also say
+how many of its devices a strategy uses, which TensorFlow's format does not have:
+
+    {"cluster": ..., "task": {"type": "worker", "index": 0, "num_accelerators": {"CPU": 2}}}
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, final
 
-from replicax.cluster._resolver import ClusterResolver, checked_task_id, master_url
+from replicax.cluster._resolver import ClusterResolver, checked_task_id, master_url, refuse_config_proto
 from replicax.cluster._spec import ClusterSpec
 from replicax.errors import ClusterError, ClusterFormatError
 
@@ -88,6 +91,20 @@ class TFConfigClusterResolver(ClusterResolver):
             )
         return master_url(spec.task_address(job, index), rpc_layer or self.rpc_layer)
 
+    def num_accelerators(
+        self, task_type: str | None = None, task_id: int | None = None, config_proto: None = None
+    ) -> Mapping[str, int]:
+        """The number of devices of this task: those that TF_CONFIG gives it, or else its accelerators.
+
+        Raises:
+            ClusterError: the devices of another task were requested, which this process can't see.
+        """
+        given = _read_section("task").get("num_accelerators")
+        if given is None or (task_type, task_id) != (None, None):
+            return super().num_accelerators(task_type, task_id, config_proto)
+        refuse_config_proto(config_proto)
+        return _checked_counts(given)
+
     @property
     def task_type(self) -> str | None:
         """The job of this process."""
@@ -157,6 +174,16 @@ def _checked_object(value: Any, where: str) -> Mapping[str, Any]:
             f"got {json.dumps(value)}."
         )
     return value
+
+
+def _checked_counts(value: Any) -> dict[str, int]:
+    counts = value.values() if isinstance(value, Mapping) else [value]
+    if not isinstance(value, Mapping) or any(type(count) is not int or count < 1 for count in counts):
+        raise ClusterError(
+            f'{_VARIABLE}["task"]["num_accelerators"] must be the number of devices by platform, such as '
+            f'{{"CPU": 2}}; got {json.dumps(value)}.'
+        )
+    return dict(value)
 
 
 def _checked_string(value: Any, where: str) -> str | None:

@@ -1,0 +1,108 @@
+"""One worker's process: its status, and signals to it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from typing import IO, final
+
+from replicax.launch._guard import Guard
+
+__all__ = ["WorkerProcess", "describe_status"]
+
+
+@final
+class WorkerProcess:
+    """A running worker, the leader of its own process group.
+
+    Args:
+        rank: the worker's index among the workers.
+        guard: kills the worker if this process ends.
+        command: the program and its arguments.
+        environment: all environment variables of the worker.
+        stdout: where the worker's output goes, as for `subprocess.Popen`.
+        stderr: where its error output goes.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        guard: Guard,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        stdout: IO[bytes] | int | None = None,
+        stderr: IO[bytes] | int | None = None,
+    ) -> None:
+        """Start the worker."""
+        self.rank = rank
+        self.started_at = time.monotonic()
+        self.ended_at: float | None = None
+        self._guard = guard
+        self._process = guard.start(command, environment, stdout, stderr)
+
+    @property
+    def pid(self) -> int:
+        """The process, and its process group."""
+        return self._process.pid
+
+    @property
+    def stdout(self) -> IO[bytes] | None:
+        """The reading end of the worker's output, if it is a pipe."""
+        return self._process.stdout
+
+    @property
+    def stderr(self) -> IO[bytes] | None:
+        """The reading end of the worker's error output, if it is a pipe."""
+        return self._process.stderr
+
+    @property
+    def seconds(self) -> float:
+        """How long the worker has run, or ran."""
+        return (time.monotonic() if self.ended_at is None else self.ended_at) - self.started_at
+
+    def poll(self) -> int | None:
+        """The exit status, negative for a signal; None while the worker runs."""
+        if self.ended_at is None and self._process.poll() is not None:
+            self.ended_at = time.monotonic()
+            self._signal_group(signal.SIGKILL)  # processes that the worker started and left behind
+            self._guard.forget(self.pid)
+        return self._process.returncode
+
+    def send(self, number: int) -> None:
+        """Send a signal to the worker's own process, unless it has ended."""
+        if self.poll() is None:
+            self._process.send_signal(number)
+
+    def kill(self) -> int:
+        """Kill the worker and all processes that it started; its exit status."""
+        if self.poll() is None:
+            self._signal_group(signal.SIGKILL)
+            self._process.wait()
+        status = self.poll()
+        assert status is not None
+        return status
+
+    def _signal_group(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: all are zombies
+            os.killpg(self.pid, number)
+
+
+def describe_status(status: int) -> str:
+    """How a process ended, in words.
+
+    >>> from replicax.launch import describe_status
+    >>> describe_status(3)
+    'failed with exit status 3'
+    >>> describe_status(-9)
+    'was killed by SIGKILL'
+    """
+    if status == 0:
+        return "succeeded"
+    if status > 0:
+        return f"failed with exit status {status}"
+    with contextlib.suppress(ValueError):
+        return f"was killed by {signal.Signals(-status).name}"
+    return f"was killed by signal {-status}"

@@ -1,0 +1,50 @@
+"""Processes that a guard starts do not outlive the process that has the guard."""
+
+import signal
+import sys
+
+import pytest
+
+from replicax.launch import Guard, WorkerProcess, describe_status, free_ports, worker_environment
+
+SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
+
+
+def test_closing_the_guard_kills_what_still_runs():
+    with Guard() as guard:
+        process = guard.start(SLEEP, {})
+    assert process.wait(60) == -signal.SIGKILL
+
+
+def test_a_worker_can_be_signalled_and_killed():
+    with Guard() as guard:
+        first, second = (WorkerProcess(rank, guard, SLEEP, {}) for rank in range(2))
+        assert first.poll() is None
+        first.send(signal.SIGTERM)
+        assert second.kill() == -signal.SIGKILL
+        assert first.kill() in (-signal.SIGTERM, -signal.SIGKILL)
+        first.send(signal.SIGTERM)  # it has ended: does nothing
+        assert describe_status(second.kill()) == "was killed by SIGKILL"
+        assert first.seconds == first.seconds
+
+
+def test_a_command_that_does_not_exist_fails():
+    with Guard() as guard:
+        worker = WorkerProcess(0, guard, ["/does/not/exist"], {}, stderr=-3)
+        assert worker._process.wait(60) == 1
+        assert worker.poll() == 1
+
+
+@pytest.mark.parametrize("flags", ["", "--xla_a=1 --xla_force_host_platform_device_count=8 --xla_b=2"])
+def test_devices_of_the_starting_process_are_not_those_of_workers(flags):
+    inherited = {"PJRT_NPROC": "16", "JAX_NUM_CPU_DEVICES": "8", "HOME": "/", "XLA_FLAGS": flags}
+    own = worker_environment(inherited, ["a:1"], 0, cpu_devices=3)
+    assert "PJRT_NPROC" not in own and own["JAX_NUM_CPU_DEVICES"] == "3" and own["HOME"] == "/"
+    assert own.get("XLA_FLAGS", "") == flags.replace("--xla_force_host_platform_device_count=8 ", "")
+    assert '"num_accelerators": {"CPU": 3}' in own["TF_CONFIG"]
+
+
+def test_ports_are_different_and_outside_of_the_range_for_outgoing_connections():
+    ports = free_ports(50)
+    assert len(set(ports)) == 50
+    assert all(10000 <= port < 65536 for port in ports)
