@@ -24,6 +24,7 @@ BUILTINS = {
     errors.ClusterError: [ValueError],
     errors.ClusterFormatError: [ValueError, json.JSONDecodeError],
     errors.NotInClusterError: [ValueError, RuntimeError],
+    errors.OverlappingTasksError: [ValueError, KeyError],
     errors.ClusterTimeoutError: [TimeoutError],
     errors.RunFailedError: [RuntimeError, AssertionError],
     errors.InputError: [ValueError],

@@ -21,7 +21,8 @@ ported code keeps working, and `except ReplicaxError` catches errors of Replicax
     ├── CollectiveTimeoutError     (TimeoutError)                the replicas did not all arrive
     ├── ClusterError               (ValueError)                  an invalid cluster
     │   ├── ClusterFormatError     (and json.JSONDecodeError)    TF_CONFIG is not JSON
-    │   └── NotInClusterError      (and RuntimeError)            this process was not started as a task
+    │   ├── NotInClusterError      (and RuntimeError)            this process was not started as a task
+    │   └── OverlappingTasksError  (and KeyError)                two clusters have the same task
     ├── ClusterTimeoutError        (TimeoutError)                a task of the cluster did not join
     ├── RunFailedError             (RuntimeError, AssertionError)  a worker that a test started failed
     ├── InputError                 (ValueError)                  batches that can't be distributed
@@ -60,6 +61,7 @@ __all__ = [
     "NotADatasetError",
     "NotInClusterError",
     "OutOfRangeError",
+    "OverlappingTasksError",
     "PerReplicaUseError",
     "ReduceOpTypeError",
     "RepeatedDeviceError",
@@ -216,6 +218,12 @@ class ClusterFormatError(ClusterError, json.JSONDecodeError):
 
 class NotInClusterError(ClusterError, RuntimeError):
     """A resolver's cluster manager, such as Slurm, did not start this process."""
+
+
+class OverlappingTasksError(ClusterError, KeyError):
+    """Clusters that are combined have a task with the same job and index."""
+
+    __str__ = Exception.__str__  # a KeyError would quote the message
 
 
 class ClusterTimeoutError(ReplicaxError, TimeoutError):

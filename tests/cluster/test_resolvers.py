@@ -129,7 +129,7 @@ def test_arguments_replace_parts_of_tf_config(tf_config):
         ({"cluster": ["a:1"]}, "cluster_spec", r'TF_CONFIG\["cluster"\] must be a JSON object'),
         ({"cluster": {"worker": "a:1"}}, "cluster_spec", r'TF_CONFIG\["cluster"\].*tasks of the job'),
         ({"task": "worker"}, "task_type", r'TF_CONFIG\["task"\] must be a JSON object'),
-        ({"task": {"type": 3}}, "task_type", r'TF_CONFIG\["task"\]\["type"\] must be a string'),
+        ({"task": {"type": ["a"]}}, "task_type", r'TF_CONFIG\["task"\]\["type"\] must be a string'),
         ({"task": {"index": "x"}}, "task_id", r'TF_CONFIG\["task"\]\["index"\].*\'x\''),
         ({"task": {"index": 1.5}}, "task_id", r'TF_CONFIG\["task"\]\["index"\].*1.5'),
         ({"task": {"index": True}}, "task_id", r'TF_CONFIG\["task"\]\["index"\].*True'),

@@ -152,7 +152,7 @@ def test_a_rank_without_a_job(slurm):
 
 @pytest.fixture
 def fresh(monkeypatch):
-    monkeypatch.setattr("replicax.cluster._slurm.backends_are_initialized", lambda: False)
+    monkeypatch.setattr("replicax.cluster._gpus.backends_are_initialized", lambda: False)
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,9 @@ def test_unknown_task():
         ({1: ["a:1"]}, "name of a job"),
         ({"worker": "a:1"}, "tasks of the job 'worker'"),
         ({"worker": [1]}, "address of task 0"),
-        ({"worker": {"0": "a:1"}}, "must be an int >= 0, got '0'"),
+        ({"worker": {"first": "a:1"}}, "must be an int >= 0, got 'first'"),
+        ({"worker": {1.5: "a:1"}}, "must be an int >= 0, got 1.5"),
+        ({"worker": {True: "a:1"}}, "must be an int >= 0, got True"),
         ({"worker": {-1: "a:1"}}, "must be an int >= 0, got -1"),
     ],
 )

@@ -6,6 +6,7 @@ there is one class for each way of starting processes. Strategies for several ho
 
 from replicax.cluster._bootstrap import Place, Task, find_place, join_cluster
 from replicax.cluster._cloud import GCEClusterResolver, KubernetesClusterResolver
+from replicax.cluster._cluster_def import ClusterDef, JobDef
 from replicax.cluster._log import Collective, CollectiveLog, collective_log
 from replicax.cluster._messages import exchange_between_processes
 from replicax.cluster._resolver import ClusterResolver
@@ -24,11 +25,13 @@ from replicax.cluster._union import UnionResolver
 from replicax.cluster._union import UnionResolver as UnionClusterResolver
 
 __all__ = [
+    "ClusterDef",
     "ClusterResolver",
     "ClusterSpec",
     "Collective",
     "CollectiveLog",
     "GCEClusterResolver",
+    "JobDef",
     "KubernetesClusterResolver",
     "Place",
     "SimpleClusterResolver",

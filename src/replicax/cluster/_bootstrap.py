@@ -16,7 +16,7 @@ import jax
 
 from replicax._jax import backends_are_initialized
 from replicax.cluster._resolver import ClusterResolver
-from replicax.cluster._spec import ClusterSpec
+from replicax.cluster._spec import ClusterSpec, training_tasks
 from replicax.errors import BackendStartedError, ClusterError, ClusterTimeoutError
 
 __all__ = ["Place", "Task", "find_place", "join_cluster"]
@@ -95,12 +95,7 @@ def _check_jobs(spec: ClusterSpec, own_job: str) -> None:
 
 
 def _training_tasks(spec: ClusterSpec) -> tuple[Task, ...]:
-    return tuple(
-        Task(job, index, spec.task_address(job, index))
-        for job in ("chief", "worker")
-        if job in spec.jobs
-        for index in spec.task_indices(job)
-    )
+    return tuple(Task(job, index, spec.task_address(job, index)) for job, index in training_tasks(spec))
 
 
 def join_cluster(place: Place | None, timeout_seconds: float | None = None) -> None:

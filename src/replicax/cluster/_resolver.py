@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from replicax.cluster._spec import ClusterSpec
+from replicax.cluster._spec import ClusterSpec, integer, training_tasks
 from replicax.errors import ClusterError
 from replicax.topology import device_name, parse_device_name, prepare_cpu_pool
 
@@ -69,7 +69,7 @@ class ClusterResolver(abc.ABC):
     ) -> Mapping[str, int]:
         """The number of accelerators of a task, by platform: `{"GPU": 4}`. CPU devices do not count.
 
-        Counting them starts JAX: join the cluster first.
+        Counting them starts JAX: join the cluster first. Those of other tasks are known after that.
 
         Args:
             task_type: the job of the task; None is the job of this process.
@@ -77,16 +77,26 @@ class ClusterResolver(abc.ABC):
             config_proto: must be None: JAX has no sessions.
 
         Raises:
-            ClusterError: the devices of another task were requested, which this process can't see.
+            ClusterError: there is no such task, or this process has not joined its cluster.
         """
         refuse_config_proto(config_proto)
-        for named, own in ((task_type, self.task_type), (task_id, self.task_id)):
-            if named is not None and named != own:
-                raise ClusterError(
-                    f"num_accelerators(task_type={task_type!r}, task_id={task_id!r}): this process is "
-                    f"task {self.task_id} of {self.task_type!r} and can count only its own devices."
-                )
-        return count_accelerators()
+        job = self.task_type if task_type is None else task_type
+        index = self.task_id if task_id is None else task_id
+        if (job, index) == (self.task_type, self.task_id):
+            return count_accelerators()
+        return count_accelerators(self._process_of(str(job), -1 if index is None else index))
+
+    def _process_of(self, job: str, index: int) -> int:
+        spec = self.cluster_spec()
+        spec.task_address(job, index)  # raises if there is no such task
+        tasks = training_tasks(spec)
+        if jax.process_count() != len(tasks) or (job, index) not in tasks:
+            raise ClusterError(
+                f"num_accelerators: this process is task {self.task_id} of {self.task_type!r} and can "
+                f"count only its own devices, not those of task {index} of {job!r}. Join the cluster "
+                "first, by making a MultiWorkerMirroredStrategy."
+            )
+        return tasks.index((job, index))
 
     @property
     def task_type(self) -> str | None:
@@ -95,7 +105,7 @@ class ClusterResolver(abc.ABC):
 
     @task_type.setter
     def task_type(self, task_type: str | None) -> None:
-        self._task_type = task_type
+        self._task_type = None if task_type is None else str(task_type)
 
     @property
     def task_id(self) -> int | None:
@@ -104,7 +114,7 @@ class ClusterResolver(abc.ABC):
 
     @task_id.setter
     def task_id(self, task_id: int | None) -> None:
-        self._task_id = task_id
+        self._task_id = checked_task_id(task_id, f"{type(self).__name__}: task_id")
 
     @property
     def rpc_layer(self) -> str | None:
@@ -136,22 +146,25 @@ def refuse_config_proto(config_proto: Any) -> None:
 
 
 def checked_task_id(task_id: Any, where: str) -> int | None:
-    """A task's index as an int, also if it is given as a string; None is returned unchanged."""
+    """A task's index as an int, also if it is given as text or as 1.0; None is returned unchanged."""
     if task_id is None:
         return None
-    try:
-        if isinstance(task_id, bool | float):
-            raise ValueError
-        return int(task_id)
-    except (TypeError, ValueError):
-        raise ClusterError(f"{where} must be an integer, 0 or more; got {task_id!r}.") from None
+    number = integer(task_id)
+    if number is None:
+        raise ClusterError(f"{where} must be an integer, 0 or more; got {task_id!r}.")
+    return number
 
 
-def count_accelerators() -> dict[str, int]:
-    """The number of accelerators of this process, by platform."""
+def count_accelerators(process: int | None = None) -> dict[str, int]:
+    """The number of accelerators of a process, by platform; None is this process."""
     prepare_cpu_pool()
+    devices = (
+        jax.local_devices()
+        if process is None
+        else [device for device in jax.devices() if device.process_index == process]
+    )
     counts: dict[str, int] = defaultdict(int)
-    for device in jax.local_devices():
+    for device in devices:
         platform = parse_device_name(device_name(device)).platform
         if platform != "CPU":
             counts[platform] += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import final
 
-from replicax.cluster._resolver import ClusterResolver, checked_task_id, master_url, refuse_config_proto
+from replicax.cluster._resolver import ClusterResolver, master_url, refuse_config_proto
 from replicax.cluster._spec import ClusterSpec
 
 __all__ = ["SimpleClusterResolver"]
@@ -26,7 +26,7 @@ class SimpleClusterResolver(ClusterResolver):
         rpc_layer: the protocol of the URLs that `master` returns.
 
     Raises:
-        TypeError: `cluster_spec` is not a `ClusterSpec`.
+        TypeError: `cluster_spec` is not a `ClusterSpec`, or `num_accelerators` is not a dict.
         ClusterError: `task_id` is not an integer.
 
     >>> from replicax.cluster import ClusterSpec, SimpleClusterResolver
@@ -54,8 +54,12 @@ class SimpleClusterResolver(ClusterResolver):
             )
         self._cluster_spec = cluster_spec
         self._master = master
-        self._task_type = task_type
-        self._task_id = checked_task_id(task_id, "SimpleClusterResolver(task_id=...)")
+        if not isinstance(num_accelerators, Mapping | None):
+            raise TypeError(
+                "SimpleClusterResolver: num_accelerators must be a dict of numbers by platform, such as "
+                f"{{'GPU': 8}}; got {num_accelerators!r}."
+            )
+        self.task_type, self.task_id = task_type, task_id
         self._environment = environment
         self._num_accelerators = dict(num_accelerators or {})
         self._rpc_layer = rpc_layer

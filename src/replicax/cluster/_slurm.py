@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
-from replicax._jax import backends_are_initialized
+from replicax.cluster._gpus import gpus_of_host, show_gpus
 from replicax.cluster._hostlist import expand_counts, expand_hostlist
 from replicax.cluster._resolver import ClusterResolver, count_accelerators, master_url, refuse_config_proto
-from replicax.cluster._spec import ClusterSpec
-from replicax.errors import BackendStartedError, ClusterError, NotInClusterError
+from replicax.cluster._spec import ClusterSpec, integer
+from replicax.errors import ClusterError, NotInClusterError
 
 __all__ = ["SlurmClusterResolver"]
 
@@ -39,12 +39,14 @@ class SlurmClusterResolver(ClusterResolver):
     Args:
         jobs: the number of tasks of each job, by name; None makes all tasks workers. Ranks are assigned to
             the jobs in alphabetical order, so a chief comes first.
-        port_base: the port of the first task of each host; the next task has the next port. gpus_per_node:
-        the number of GPUs of each host for these tasks; None asks Slurm. gpus_per_task: the number of GPUs
-        of each task; None divides those of the host evenly. tasks_per_node: the number of tasks of each
-        host; None asks Slurm. auto_set_gpu: set CUDA_VISIBLE_DEVICES so that each task sees only its own
-        GPUs; must happen before JAX
-            starts. Changes nothing if Slurm has already done so, or without GPUs.
+        port_base: the port of the first task of each host; the next task has the next port.
+        gpus_per_node: the number of GPUs of each host for these tasks; None asks Slurm, then
+            CUDA_VISIBLE_DEVICES.
+        gpus_per_task: the number of GPUs of each task; None divides those of the host evenly.
+        tasks_per_node: the number of tasks of each host; None asks Slurm.
+        auto_set_gpu: set CUDA_VISIBLE_DEVICES so that each task sees only its own GPUs; must happen before
+            JAX starts. Changes nothing if Slurm has already done so, or without GPUs. An empty
+            CUDA_VISIBLE_DEVICES hides the GPUs, unless the number of them is given here.
         rpc_layer: the protocol of the URLs that `master` returns.
 
     Raises:
@@ -183,9 +185,10 @@ def _checked_jobs(jobs: Any) -> dict[str, int]:
 
 
 def _checked_number(number: Any, what: str, at_least: int) -> int:
-    if isinstance(number, bool) or not isinstance(number, int) or number < at_least:
+    whole = None if isinstance(number, str | bytes) else integer(number)
+    if whole is None or whole < at_least:
         raise ClusterError(f"{what} must be an integer, {at_least} or more; got {number!r}.")
-    return number
+    return whole
 
 
 def _assign_ranks(jobs: Mapping[str, int], num_tasks: int) -> dict[str, range]:
@@ -204,21 +207,23 @@ def _assign_ranks(jobs: Mapping[str, int], num_tasks: int) -> dict[str, range]:
 
 def _divided_gpus(per_node: int | None, per_task: int | None, tasks_per_node: int) -> int | None:
     """The number of GPUs of each task; None if it is not specified."""
+    for number, what in ((per_node, "gpus_per_node"), (per_task, "gpus_per_task")):
+        if number is not None:
+            _checked_number(number, what, at_least=0)
+    if per_node is None and per_task is None and os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+        return None  # the GPUs are hidden
     if per_node is None:
         per_node = _gpus_in_environment("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE")
     if per_task is None:
         per_task = _gpus_in_environment("SLURM_GPUS_PER_TASK")
-    for number, what in ((per_node, "gpus_per_node"), (per_task, "gpus_per_task")):
-        if number is not None:
-            _checked_number(number, what, at_least=0)
     if per_task is None:
-        return None if per_node is None else per_node // tasks_per_node
+        return _visible_gpus(tasks_per_node) if per_node is None else int(per_node) // tasks_per_node
     if per_node is not None and per_task * tasks_per_node > per_node:
         raise ClusterError(
             f"{tasks_per_node} tasks on a host with {per_task} GPUs each need "
             f"{per_task * tasks_per_node} GPUs, and a host has {per_node}."
         )
-    return per_task
+    return int(per_task)
 
 
 def _gpus_in_environment(*names: str) -> int | None:
@@ -229,11 +234,19 @@ def _gpus_in_environment(*names: str) -> int | None:
     return None
 
 
+def _visible_gpus(tasks_per_node: int) -> int | None:
+    """The share of a task in CUDA_VISIBLE_DEVICES; all of it if the list is this task's own."""
+    if not os.environ.get("CUDA_VISIBLE_DEVICES"):
+        return None
+    shown = len(gpus_of_host() or ())
+    return shown // tasks_per_node or shown
+
+
 def _show_gpus(local_index: int, num_gpus: int) -> None:
     """Let JAX see only the GPUs of this task."""
-    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+    shown = gpus_of_host() if os.environ.get("CUDA_VISIBLE_DEVICES") else None
     first = local_index * num_gpus
-    visible = list(map(str, range(first + num_gpus))) if shown is None else shown.split(",")
+    visible = list(map(str, range(first + num_gpus))) if shown is None else shown
     if shown is not None and len(visible) == num_gpus:
         return  # Slurm has already chosen them
     mine = visible[first:][:num_gpus]
@@ -242,9 +255,4 @@ def _show_gpus(local_index: int, num_gpus: int) -> None:
             f"Task {local_index} of this host needs {num_gpus} GPUs of its own, but CUDA_VISIBLE_DEVICES "
             f"lists {len(visible)} for all tasks: {','.join(visible)}. Use fewer tasks or GPUs per task."
         )
-    if backends_are_initialized():
-        raise BackendStartedError(
-            "SlurmClusterResolver chooses the GPUs of this task, but JAX has already started with all of "
-            "them. Make the resolver before JAX is first used, or pass auto_set_gpu=False."
-        )
-    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(mine)
+    show_gpus(mine, "SlurmClusterResolver")

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, final
 
+from replicax.cluster._cluster_def import ClusterDef, JobDef
 from replicax.errors import ClusterError
 
-__all__ = ["ClusterSpec"]
+__all__ = ["ClusterSpec", "integer", "training_tasks"]
 
 
 @final
@@ -20,7 +21,7 @@ class ClusterSpec:
 
     Args:
         cluster: for each job the list of its tasks' addresses, or a dict from a task's index to its
-            address; or another `ClusterSpec`.
+            address; or another `ClusterSpec`, or a `ClusterDef`. Indices may be strings, as in JSON.
 
     Raises:
         TypeError: `cluster` is something else.
@@ -33,8 +34,10 @@ class ClusterSpec:
     'host2:2222'
     """
 
-    def __init__(self, cluster: Mapping[str, Any] | ClusterSpec) -> None:
+    def __init__(self, cluster: Mapping[str, Any] | ClusterSpec | ClusterDef) -> None:
         """Check the jobs and number their tasks."""
+        if isinstance(cluster, ClusterDef):
+            cluster = {job.name: job.tasks for job in cluster.job}
         if isinstance(cluster, ClusterSpec):
             self._jobs = cluster._jobs
         elif isinstance(cluster, Mapping):
@@ -72,6 +75,15 @@ class ClusterSpec:
             job: list(tasks.values()) if tasks and max(tasks) + 1 == len(tasks) else dict(tasks)
             for job, tasks in self._jobs.items()
         }
+
+    def as_cluster_def(self) -> ClusterDef:
+        """The cluster as TensorFlow's `ClusterDef` has it, with the jobs in alphabetical order.
+
+        >>> from replicax.cluster import ClusterSpec
+        >>> ClusterSpec({"worker": ["host0:1"]}).as_cluster_def().job[0].tasks
+        {0: 'host0:1'}
+        """
+        return ClusterDef([JobDef(job, dict(self._jobs[job])) for job in sorted(self._jobs)])
 
     @property
     def jobs(self) -> list[str]:
@@ -143,10 +155,31 @@ class ClusterSpec:
         return self._jobs[job_name]
 
 
+def training_tasks(spec: ClusterSpec) -> list[tuple[str, int]]:
+    """The job and index of each task that trains, in the order of JAX's process ids: the chief first."""
+    return [(job, i) for job in ("chief", "worker") if job in spec.jobs for i in spec.task_indices(job)]
+
+
+def integer(value: Any) -> int | None:
+    """`value` as an int if it is a whole number, 0 or more, of any type or as text; otherwise None."""
+    if isinstance(value, bool):
+        return None
+    try:
+        number = int(value)
+        return number if number >= 0 and (isinstance(value, str | bytes) or number == value) else None
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
 def _checked_job(job: Any) -> str:
-    if not isinstance(job, str):
+    name = _text(job)
+    if not isinstance(name, str):
         raise TypeError(f"The name of a job must be a string, such as 'worker'; got {job!r}.")
-    return job
+    return name
+
+
+def _text(value: Any) -> Any:
+    return value.decode() if isinstance(value, bytes) else value
 
 
 def _numbered(job: str, tasks: Any) -> dict[int, str]:
@@ -158,12 +191,27 @@ def _numbered(job: str, tasks: Any) -> dict[int, str]:
             f"The tasks of the job {job!r} must be a list of addresses, or a dict of addresses by index; "
             f"got {tasks!r}."
         )
-    for index, address in tasks.items():
-        if isinstance(index, bool) or not isinstance(index, int) or index < 0:
-            raise TypeError(f"The index of a task of the job {job!r} must be an int >= 0, got {index!r}.")
-        if not isinstance(address, str):
-            raise TypeError(
-                f"The address of task {index} of the job {job!r} must be a string, 'host:port'; got "
-                f"{address!r}."
-            )
-    return dict(sorted(tasks.items()))
+    numbered: dict[int, str] = {}
+    for key, address in tasks.items():
+        index = _checked_index(job, key)
+        if index in numbered:
+            raise TypeError(f"The job {job!r} has two addresses for task {index}.")
+        numbered[index] = _checked_address(job, index, address)
+    return dict(sorted(numbered.items()))
+
+
+def _checked_index(job: str, key: Any) -> int:
+    index = integer(key)
+    if index is None:
+        raise TypeError(f"The index of a task of the job {job!r} must be an int >= 0, got {key!r}.")
+    return index
+
+
+def _checked_address(job: str, index: int, address: Any) -> str:
+    text = _text(address)
+    if not isinstance(text, str):
+        raise TypeError(
+            f"The address of task {index} of the job {job!r} must be a string, 'host:port'; got "
+            f"{address!r}."
+        )
+    return text

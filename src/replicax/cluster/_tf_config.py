@@ -58,8 +58,7 @@ class TFConfigClusterResolver(ClusterResolver):
         environment: str | None = None,
     ) -> None:
         """Take values that replace parts of TF_CONFIG."""
-        self._task_type = task_type
-        self._task_id = checked_task_id(task_id, "TFConfigClusterResolver(task_id=...)")
+        self.task_type, self.task_id = task_type, task_id
         self._rpc_layer = rpc_layer
         self._environment = environment
 
@@ -74,11 +73,16 @@ class TFConfigClusterResolver(ClusterResolver):
     def master(
         self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
     ) -> str:
-        """The address of a task, by default of this one; "" if the cluster has at most one task.
+        """`"session_master"` if TF_CONFIG has it, or else the address of a task, by default of this one.
+
+        "" if the cluster has at most one task.
 
         Raises:
             ClusterError: there is no such task.
         """
+        session_master = _checked_string(_read().get("session_master"), '["session_master"]')
+        if session_master is not None:
+            return session_master
         spec = self.cluster_spec()
         if sum(map(spec.num_tasks, spec.jobs)) <= 1:
             return ""
@@ -110,11 +114,14 @@ class TFConfigClusterResolver(ClusterResolver):
         """The job of this process."""
         if self._task_type is not None:
             return self._task_type
-        return _checked_string(_read_section("task").get("type"), '["task"]["type"]')
+        job = _read_section("task").get("type")
+        if isinstance(job, int | float) and not isinstance(job, bool):
+            return str(job)
+        return _checked_string(job, '["task"]["type"]')
 
     @task_type.setter
     def task_type(self, task_type: str | None) -> None:
-        self._task_type = task_type
+        self._task_type = None if task_type is None else str(task_type)
 
     @property
     def task_id(self) -> int | None:
@@ -125,7 +132,7 @@ class TFConfigClusterResolver(ClusterResolver):
 
     @task_id.setter
     def task_id(self, task_id: int | None) -> None:
-        self._task_id = checked_task_id(task_id, "task_id")
+        self._task_id = checked_task_id(task_id, "TFConfigClusterResolver: task_id")
 
     @property
     def rpc_layer(self) -> str | None:

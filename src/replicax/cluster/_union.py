@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, final
 
-from replicax.cluster._resolver import ClusterResolver, checked_task_id, master_url
+from replicax.cluster._resolver import ClusterResolver, master_url
 from replicax.cluster._spec import ClusterSpec
-from replicax.errors import ClusterError
+from replicax.errors import ClusterError, OverlappingTasksError
 
 __all__ = ["UnionResolver"]
 
@@ -54,17 +54,15 @@ class UnionResolver(ClusterResolver):
                 )
         first = cluster_resolvers[0]
         self._resolvers = cluster_resolvers
-        self._task_type = first.task_type if task_type is None else task_type
-        self._task_id = (
-            first.task_id if task_id is None else checked_task_id(task_id, "UnionResolver(task_id=...)")
-        )
+        self.task_type = first.task_type if task_type is None else task_type
+        self.task_id = first.task_id if task_id is None else task_id
         self._rpc_layer = first.rpc_layer if rpc_layer is None else rpc_layer
 
     def cluster_spec(self) -> ClusterSpec:
         """The union of all clusters.
 
         Raises:
-            ClusterError: a job has gaps in its indices, and two of its tasks have the same index.
+            OverlappingTasksError: a job has gaps in its indices, and two of its tasks have the same index.
         """
         parts: dict[str, list[Any]] = {}
         for resolver in self._resolvers:
@@ -104,7 +102,7 @@ def _joined(job: str, parts: list[Any]) -> list[str] | dict[int, str]:
     for tasks in parts:
         for index, address in tasks.items() if isinstance(tasks, dict) else enumerate(tasks):
             if index in joined:
-                raise ClusterError(
+                raise OverlappingTasksError(
                     f"UnionResolver: two clusters have a task {index} of the job {job!r}, at "
                     f"{joined[index]} and at {address}. Give them different indices."
                 )

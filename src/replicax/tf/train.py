@@ -16,7 +16,7 @@ import numpy as np
 
 from replicax import checkpoint as core
 from replicax.checkpoint import Store
-from replicax.cluster import ClusterSpec
+from replicax.cluster import ClusterDef, ClusterSpec, JobDef
 from replicax.errors import CheckpointMismatchError, CheckpointMissingError
 from replicax.tf._missing import refuse
 
@@ -24,7 +24,9 @@ __all__ = [
     "Checkpoint",
     "CheckpointManager",
     "CheckpointReader",
+    "ClusterDef",
     "ClusterSpec",
+    "JobDef",
     "latest_checkpoint",
     "list_variables",
     "load_checkpoint",
