@@ -1,7 +1,12 @@
 """Processes that a guard starts do not outlive the process that has the guard."""
 
+import contextlib
+import os
 import signal
+import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -48,3 +53,31 @@ def test_ports_are_different_and_outside_of_the_range_for_outgoing_connections()
     ports = free_ports(50)
     assert len(set(ports)) == 50
     assert all(10000 <= port < 65536 for port in ports)
+
+
+PARENT = """
+import subprocess, sys
+print(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], stdout=subprocess.DEVNULL).pid)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux")
+def test_what_a_worker_started_may_outlive_it_until_the_worker_is_killed():
+    with Guard() as guard:
+        worker = WorkerProcess(0, guard, [sys.executable, "-c", PARENT], {}, stdout=subprocess.PIPE)
+        with worker.stdout as output:
+            child = int(output.read())
+        worker._process.wait(60)
+        assert worker.poll() == 0
+        os.kill(child, 0)  # it exists
+        worker.kill()
+        wait_for_end(child)
+
+
+def wait_for_end(pid):
+    """Wait until there is no such process, or only its zombie."""
+    deadline = time.monotonic() + 30
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+            assert time.monotonic() < deadline
+            time.sleep(0.02)

@@ -18,6 +18,8 @@ __all__ = ["WorkerProcess", "describe_status"]
 class WorkerProcess:
     """A running worker, the leader of its own process group.
 
+    Processes that it started may outlive it, as its coordinator does, until `kill`.
+
     Args:
         rank: the worker's index among the workers.
         guard: kills the worker if this process ends.
@@ -40,7 +42,7 @@ class WorkerProcess:
         self.rank = rank
         self.started_at = time.monotonic()
         self.ended_at: float | None = None
-        self._guard = guard
+        self._guard, self._forgotten = guard, False
         self._process = guard.start(command, environment, stdout, stderr)
 
     @property
@@ -67,8 +69,8 @@ class WorkerProcess:
         """The exit status, negative for a signal; None while the worker runs."""
         if self.ended_at is None and self._process.poll() is not None:
             self.ended_at = time.monotonic()
-            self._signal_group(signal.SIGKILL)  # processes that the worker started and left behind
-            self._guard.forget(self.pid)
+        if self.ended_at is not None and not self._signal_group(0):
+            self._forget()
         return self._process.returncode
 
     def send(self, number: int) -> None:
@@ -77,17 +79,29 @@ class WorkerProcess:
             self._process.send_signal(number)
 
     def kill(self) -> int:
-        """Kill the worker and all processes that it started; its exit status."""
-        if self.poll() is None:
-            self._signal_group(signal.SIGKILL)
-            self._process.wait()
-        status = self.poll()
-        assert status is not None
+        """Kill the worker, and the processes that it started, also if it has ended; its exit status."""
+        self.poll()
+        self._signal_group(signal.SIGKILL)
+        status = self._process.wait()
+        self.poll()
+        self._forget()
         return status
 
-    def _signal_group(self, number: int) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: all are zombies
+    def _signal_group(self, number: int) -> bool:
+        """Whether there was a process to send the signal to."""
+        if self._forgotten:
+            return False
+        try:
             os.killpg(self.pid, number)
+        except (ProcessLookupError, PermissionError):  # macOS: all are zombies
+            return False
+        return True
+
+    def _forget(self) -> None:
+        """Never signal the group again: it has ended, and its number may be given to others."""
+        if not self._forgotten:
+            self._forgotten = True
+            self._guard.forget(self.pid)
 
 
 def describe_status(status: int) -> str:
