@@ -57,7 +57,8 @@ def test_ports_are_different_and_outside_of_the_range_for_outgoing_connections()
 
 PARENT = """
 import subprocess, sys
-print(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], stdout=subprocess.DEVNULL).pid)
+sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+print(subprocess.Popen(sleep, stdout=subprocess.DEVNULL).pid)
 """
 
 
