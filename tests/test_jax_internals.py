@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace as Object
 
 import jax
 import jax.numpy as jnp
@@ -483,3 +484,27 @@ def test_a_vmap_without_the_name_of_its_axis_is_an_error(monkeypatch):
     monkeypatch.setattr(_jax, "trace_state", type("State", (), {"trace": _UnknownTrace()}))
     with pytest.raises(UnsupportedJaxError, match=r"BatchTrace\.axis_data\.name"):
         _jax.is_mapped_over("rows")
+
+
+# JAX's detection of clusters.
+
+
+def test_the_coordinator_of_open_mpi(monkeypatch):
+    monkeypatch.setenv("OMPI_MCA_orte_hnp_uri", "8192.0;tcp://192.0.2.2:38459")
+    assert _jax.open_mpi_coordinator() == f"192.0.2.2:{2**16 - 2**12 + 2}"
+
+
+def test_the_job_of_a_pod(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert _jax.detect_kubernetes_job(1) is None
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    assert _jax.detect_kubernetes_job(1) is None
+
+    labels = {"job-name": "train"}
+    owner = Object(kind="Job", controller=True)
+    pod = Object(metadata=Object(labels=labels, owner_references=[owner]), spec=Object(subdomain="workers"))
+    job = Object(metadata=Object(name="train", labels={}), spec=Object(parallelism=4))
+    for name, value in {"is_env_present": True, "_controller": owner, "_pod": pod, "_job": job}.items():
+        monkeypatch.setattr(_jax._K8sCluster, name, lambda value=value: value)
+    assert _jax.detect_kubernetes_job(8476) == ("train-0.workers:8476", 4)

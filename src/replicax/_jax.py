@@ -11,7 +11,8 @@ The rest of Replicax uses JAX's public API. What is here, and why there is no pu
   `jax.device_put` takes for a small batch;
 * a traced array whose type does not name the mesh that it came from;
 * discarding a profile that could not be written, without which JAX refuses to start another;
-* the key-value store of `jax.distributed`: its messages need no collective and so no fixed order.
+* the key-value store of `jax.distributed`: its messages need no collective and so no fixed order;
+* JAX's detection of Open MPI and Kubernetes, which its public function combines with connecting.
 
 Nothing here has a silent fallback: if JAX renames a part, importing or first using it raises
 `UnsupportedJaxError`. `tests/test_jax_internals.py` has a test for each part.
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.util
 import itertools
 import operator
 from collections.abc import Iterator, Sequence
@@ -73,6 +75,7 @@ _unchecked = {"_skip_checks": True} if "_skip_checks" in str(_array_result_handl
 
 _backends_are_initialized = _private("xla_bridge", "backends_are_initialized")
 _distributed_state = _private("distributed", "global_state")
+_OmpiCluster, _K8sCluster = _private("clusters", "OmpiCluster"), _private("clusters", "K8sCluster")
 
 __all__ = [
     "ArrayImpl",
@@ -85,6 +88,7 @@ __all__ = [
     "current_trace",
     "debug_infs",
     "debug_nans",
+    "detect_kubernetes_job",
     "disable_jit",
     "distributed_client",
     "eval_trace",
@@ -94,6 +98,7 @@ __all__ = [
     "is_staging",
     "is_tracer",
     "is_transforming",
+    "open_mpi_coordinator",
     "plain",
     "put_parts",
     "staged_for",
@@ -116,6 +121,22 @@ def distributed_client() -> Any:
         return _distributed_state.client
     except AttributeError as error:
         raise _unsupported("jax._src.distributed.global_state.client") from error
+
+
+def open_mpi_coordinator() -> str:
+    """'host:port' of the process that all connect to, from the variables that Open MPI 4 sets."""
+    return _OmpiCluster.get_coordinator_address(timeout_secs=None, override_coordinator_port=None)
+
+
+def detect_kubernetes_job(port: int) -> tuple[str, int] | None:
+    """'host:port' of the first pod of this pod's Job, and the number of pods; asks the Kubernetes API.
+
+    None without the package `kubernetes`. Raises `RuntimeError` if the API refuses or there is no Job.
+    """
+    if importlib.util.find_spec("kubernetes") is None or not _K8sCluster.is_env_present():
+        return None
+    address = _K8sCluster.get_coordinator_address(timeout_secs=None, override_coordinator_port=str(port))
+    return address, _K8sCluster.get_process_count()
 
 
 def forget_profile() -> None:

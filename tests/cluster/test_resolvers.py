@@ -250,23 +250,3 @@ def test_a_resolver_of_ones_own():
 def test_the_base_class_is_abstract():
     with pytest.raises(TypeError, match="abstract"):
         ClusterResolver()  # pyright: ignore[reportAbstractUsage]
-
-
-@pytest.mark.parametrize("name", ["KubernetesClusterResolver", "GCEClusterResolver"])
-def test_clouds_are_refused_and_name_the_alternative(name):
-    with pytest.raises(NotImplementedError, match=rf"{name}.*TF_CONFIG.*SimpleClusterResolver"):
-        getattr(cluster, name)("project", zone="z")
-
-
-def test_tf_config_may_give_a_task_its_number_of_devices(monkeypatch):
-    config = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}
-    monkeypatch.setenv("TF_CONFIG", json.dumps(config))
-    assert TFConfigClusterResolver().num_accelerators() == {}
-    config["task"]["num_accelerators"] = {"CPU": 2}
-    monkeypatch.setenv("TF_CONFIG", json.dumps(config))
-    assert TFConfigClusterResolver().num_accelerators() == {"CPU": 2}
-    for wrong in (2, {"CPU": 0}, {"CPU": "2"}):
-        config["task"]["num_accelerators"] = wrong
-        monkeypatch.setenv("TF_CONFIG", json.dumps(config))
-        with pytest.raises(ClusterError, match=r'such as {"CPU": 2}; got'):
-            TFConfigClusterResolver().num_accelerators()

@@ -5,15 +5,22 @@ there is one class for each way of starting processes. Strategies for several ho
 """
 
 from replicax.cluster._bootstrap import Place, Task, find_place, join_cluster
-from replicax.cluster._cloud import GCEClusterResolver, KubernetesClusterResolver
 from replicax.cluster._cluster_def import ClusterDef, JobDef
+from replicax.cluster._detect import detect_cluster
+from replicax.cluster._gce import GCEClusterResolver
+from replicax.cluster._jax_variables import JAXClusterResolver
+from replicax.cluster._kubernetes import KubernetesClusterResolver, KubernetesExecutableLocation
+from replicax.cluster._kubernetes_job import KubernetesJobClusterResolver
 from replicax.cluster._log import Collective, CollectiveLog, collective_log
 from replicax.cluster._messages import exchange_between_processes
+from replicax.cluster._open_mpi import OpenMPIClusterResolver
+from replicax.cluster._ray_train import RayTrainClusterResolver
 from replicax.cluster._resolver import ClusterResolver
 from replicax.cluster._simple import SimpleClusterResolver
 from replicax.cluster._slurm import SlurmClusterResolver
 from replicax.cluster._spec import ClusterSpec
 from replicax.cluster._tf_config import TFConfigClusterResolver
+from replicax.cluster._torchrun import TorchrunClusterResolver
 from replicax.cluster._tpu import (
     TPUClusterResolver,
     connect_to_cluster,
@@ -31,18 +38,25 @@ __all__ = [
     "Collective",
     "CollectiveLog",
     "GCEClusterResolver",
+    "JAXClusterResolver",
     "JobDef",
     "KubernetesClusterResolver",
+    "KubernetesExecutableLocation",
+    "KubernetesJobClusterResolver",
+    "OpenMPIClusterResolver",
     "Place",
+    "RayTrainClusterResolver",
     "SimpleClusterResolver",
     "SlurmClusterResolver",
     "TFConfigClusterResolver",
     "TPUClusterResolver",
     "Task",
+    "TorchrunClusterResolver",
     "UnionClusterResolver",
     "UnionResolver",
     "collective_log",
     "connect_to_cluster",
+    "detect_cluster",
     "exchange_between_processes",
     "find_place",
     "initialize_tpu_system",

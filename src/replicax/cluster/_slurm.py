@@ -18,9 +18,14 @@ from replicax.cluster._resolver import ClusterResolver, count_accelerators, mast
 from replicax.cluster._spec import ClusterSpec, integer
 from replicax.errors import ClusterError, NotInClusterError
 
-__all__ = ["SlurmClusterResolver"]
+__all__ = ["SlurmClusterResolver", "started_by_slurm"]
 
 _GPUS = re.compile(r"(?:[^:,]+:)*(\d+)")  # a number, or kinds and a number: "a100:4"
+
+
+def started_by_slurm() -> bool:
+    """Whether `srun` started this process as one of several tasks; a batch script is not a task."""
+    return "SLURM_PROCID" in os.environ and os.environ.get("SLURM_STEP_NUM_TASKS", "1") != "1"
 
 
 @final

@@ -14,6 +14,7 @@ import jax
 from replicax.cluster import (
     ClusterResolver,
     TFConfigClusterResolver,
+    detect_cluster,
     exchange_between_processes,
     find_place,
     join_cluster,
@@ -50,7 +51,8 @@ class MultiWorkerMirroredStrategy(Strategy):
     can set another number (`{"CPU": 2}` for two virtual CPU devices).
 
     Args:
-        cluster_resolver: knows the tasks of the cluster and which one this is; None reads TF_CONFIG.
+        cluster_resolver: knows the tasks of the cluster and which one this is. None reads TF_CONFIG, or
+            else asks `rx.cluster.detect_cluster`; a `TFConfigClusterResolver()` reads only TF_CONFIG.
         communication_options: the default options of all collectives. Their `timeout_seconds` also limits
             how long the workers wait for each other here.
 
@@ -77,7 +79,9 @@ class MultiWorkerMirroredStrategy(Strategy):
     ) -> None:
         """Join the cluster and find its devices."""
         options = merge_options(communication_options, None)
-        resolver = TFConfigClusterResolver() if cluster_resolver is None else cluster_resolver
+        resolver = cluster_resolver
+        if resolver is None:
+            resolver = detect_cluster() or TFConfigClusterResolver()
         if not isinstance(resolver, ClusterResolver):
             raise TypeError(
                 f"cluster_resolver must be an rx.cluster.ClusterResolver, got {resolver!r} of type "

@@ -1,0 +1,79 @@
+"""Finding the cluster of this process without being told how it was started.
+
+Only what can't mean anything else counts: variables that a launcher of processes sets under its own name,
+in a job of several processes. RANK and WORLD_SIZE alone, or a pod of a Job, may be something else; such
+processes need their resolver as an argument.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import jax
+
+from replicax.cluster._jax_variables import JAXClusterResolver, has_jax_variables
+from replicax.cluster._open_mpi import OpenMPIClusterResolver, started_by_open_mpi
+from replicax.cluster._ray_train import RayTrainClusterResolver, runs_in_ray_train, runs_in_ray_worker
+from replicax.cluster._resolver import ClusterResolver
+from replicax.cluster._slurm import SlurmClusterResolver, started_by_slurm
+from replicax.cluster._tf_config import TFConfigClusterResolver
+from replicax.cluster._torchrun import TorchrunClusterResolver, started_by_torchrun
+
+__all__ = ["detect_cluster"]
+
+
+def detect_cluster(auto_set_gpu: bool = True) -> ClusterResolver | None:
+    """The resolver for the way in which this process was started; None if it was started alone.
+
+    `MultiWorkerMirroredStrategy()` uses it. In this order: TF_CONFIG; JAX_COORDINATOR_ADDRESS and its
+    companions (Kubeflow); a worker of Ray Train; `torchrun`; Open MPI's `mpirun` and Slurm's `srun` with
+    several processes. A launcher inside another comes first. Ray's own tasks and actors inherit variables
+    from the process that started Ray, so only TF_CONFIG and JAX's variables count there.
+
+    Args:
+        auto_set_gpu: let a resolver that divides the GPUs of a host set CUDA_VISIBLE_DEVICES.
+
+    Returns:
+        None also if `jax.distributed` is initialized already, unless TF_CONFIG is set.
+
+    Raises:
+        ClusterError: there is a cluster, but it is not valid.
+
+    >>> from unittest.mock import patch
+    >>> from replicax.cluster import detect_cluster
+    >>> detect_cluster() is None
+    True
+    >>> with patch.dict("os.environ", {"TF_CONFIG": '{"cluster": {"worker": ["host0:2222"]}}'}):
+    ...     type(detect_cluster()).__name__
+    'TFConfigClusterResolver'
+    """
+    if os.environ.get("TF_CONFIG", "").strip():
+        return TFConfigClusterResolver()
+    if jax.distributed.is_initialized():
+        return None
+    for is_here, make in _ways(auto_set_gpu):
+        if is_here():
+            return make()
+    return None
+
+
+def _ways(auto_set_gpu: bool) -> list[tuple[Callable[[], bool], Callable[[], ClusterResolver]]]:
+    """How to recognise each way of starting processes, and its resolver; inner launchers first."""
+    return [
+        (has_jax_variables, JAXClusterResolver),
+        (runs_in_ray_train, RayTrainClusterResolver),
+        (
+            _not_in_ray(started_by_torchrun),
+            lambda: TorchrunClusterResolver(auto_set_gpu=auto_set_gpu),
+        ),
+        (
+            _not_in_ray(started_by_open_mpi),
+            lambda: OpenMPIClusterResolver(auto_set_gpu=auto_set_gpu),
+        ),
+        (_not_in_ray(started_by_slurm), lambda: SlurmClusterResolver(auto_set_gpu=auto_set_gpu)),
+    ]
+
+
+def _not_in_ray(is_here: Callable[[], bool]) -> Callable[[], bool]:
+    return lambda: is_here() and not runs_in_ray_worker()
