@@ -4,6 +4,7 @@ A failure here means that JAX has changed a part that `_jax.py` wraps. Fix the w
 """
 
 import contextlib
+import inspect
 import subprocess
 import sys
 import threading
@@ -211,6 +212,58 @@ def test_the_axis_of_a_shard_map_is_not_one_of_a_vmap(mesh):
 
     mapped = PartitionSpec("axis")
     jax.jit(jax.shard_map(f, mesh=mesh, in_specs=mapped, out_specs=mapped))(jnp.ones(2))
+
+
+def test_the_axes_that_jax_maps_over(mesh):
+    """trace_ctx.axis_env: it also knows the axes of `shard_map`."""
+    seen = []
+
+    def look(x):
+        seen.append((_jax.is_axis_bound("axis"), _jax.is_axis_bound("rows")))
+        return x
+
+    look(1.0)
+    jax.vmap(jax.jit(look), axis_name="rows")(jnp.ones(2))
+    mapped = PartitionSpec("axis")
+    jax.jit(jax.shard_map(look, mesh=mesh, in_specs=mapped, out_specs=mapped))(jnp.ones(2))
+    assert seen == [(False, False), (False, True), (True, False)]
+
+
+def test_axes_without_an_environment_are_an_error(monkeypatch):
+    monkeypatch.setattr(_jax, "trace_state", object())
+    with pytest.raises(UnsupportedJaxError, match=r"axis_env\.axis_exists"):
+        _jax.is_axis_bound("rows")
+
+
+@pytest.mark.parametrize("name", _jax._COLLECTIVES)
+def test_collectives_take_the_name_of_an_axis(name):
+    """`jax.lax` and its private module have our function in place of JAX's, whose arguments are these."""
+    parameters = list(inspect.signature(getattr(jax.lax, name)).parameters)
+    assert parameters[: parameters.index("axis_name") + 1] in (["axis_name"], ["x", "axis_name"])
+    assert getattr(jax.lax, name) is _jax._private("lax.parallel", name)
+    assert getattr(jax.lax, name).__wrapped__.__module__ == "jax._src.lax.parallel"
+
+
+def test_collectives_have_the_line_of_their_caller():
+    """register_exclusion"""
+    program = jax.make_jaxpr(lambda x: jax.lax.psum(x, "rows"), axis_env=[("rows", 2)])(1.0)
+    summarize = _jax._private("source_info_util", "summarize")
+    assert "test_jax_internals.py" in summarize(program.eqns[-1].source_info)
+
+
+def test_axes_are_settings_of_a_thread():
+    """axis_env_state: replicas that take turns may be inside of different axes."""
+    outside = ThreadSettings()
+
+    def look(x):
+        inside = ThreadSettings()
+        outside.restore()
+        bound = [_jax.is_axis_bound("rows")]
+        inside.restore()
+        assert [*bound, _jax.is_axis_bound("rows")] == [False, True]
+        return x
+
+    jax.vmap(look, axis_name="rows")(jnp.ones(2))
 
 
 # Cached traces and settings of threads.

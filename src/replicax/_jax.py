@@ -10,6 +10,8 @@ The rest of Replicax uses JAX's public API. What is here, and why there is no pu
 * an array assembled from host memory without validating everything twice, in a fifth of the time that
   `jax.device_put` takes for a small batch;
 * a traced array whose type does not name the mesh that it came from;
+* the functions of `jax.lax` that take the name of an axis: eager replicas answer them, and `psum` of a
+  concrete array reaches no primitive that could;
 * discarding a profile that could not be written, without which JAX refuses to start another;
 * the key-value store of `jax.distributed`: its messages need no collective and so no fixed order;
 * JAX's detection of Open MPI and Kubernetes, which its public function combines with connecting.
@@ -26,6 +28,7 @@ import importlib.util
 import itertools
 import operator
 from collections.abc import Iterator, Sequence
+from types import FunctionType
 from typing import Any
 
 import jax
@@ -94,6 +97,7 @@ __all__ = [
     "eval_trace",
     "forget_profile",
     "fresh_traces",
+    "is_axis_bound",
     "is_mapped_over",
     "is_staging",
     "is_tracer",
@@ -107,6 +111,7 @@ __all__ = [
     "trace_state",
     "traces_of",
     "uncommitted",
+    "wrap_collectives",
 ]
 
 
@@ -213,6 +218,30 @@ def is_mapped_over(axis_name: str) -> bool:
     return any(_axis_name(t) == axis_name for t in _enclosing_traces() if isinstance(t, _BatchTrace))
 
 
+def is_axis_bound(axis_name: str) -> bool:
+    """Whether JAX maps over an axis of this name here (`shard_map`, `vmap`, ...)."""
+    try:
+        return trace_state.axis_env.axis_exists(axis_name)
+    except AttributeError as error:
+        raise _unsupported("jax._src.core.trace_ctx.axis_env.axis_exists") from error
+
+
+_COLLECTIVES = (
+    *("psum", "pmean", "pmax", "pmin", "all_gather", "all_to_all", "psum_scatter", "ppermute"),
+    *("pshuffle", "pswapaxes", "axis_index", "axis_size"),
+)
+
+
+def wrap_collectives(wrap: FunctionType) -> None:
+    """Replace the collectives `jax.lax.NAME` by `wrap(NAME, collective)`."""
+    # JAX names the line that called the collective, in errors and profiles, not one of the wrapper.
+    _private("source_info_util", "register_exclusion")(wrap.__code__.co_filename)
+    for name in _COLLECTIVES:
+        wrapped = wrap(name, _private("lax.parallel", name))
+        for module in (jax.lax, importlib.import_module("jax._src.lax.parallel")):
+            setattr(module, name, wrapped)
+
+
 def _axis_name(trace: Any) -> Any:
     try:
         return trace.axis_data.name
@@ -304,7 +333,7 @@ def traces_of(*context: Any) -> Any:
 def _thread_settings() -> tuple[Any, ...]:
     """Every setting of JAX that a thread can have a value of its own for."""
     kind = _private("config", "config_ext.Config")
-    candidates = list(_private("config", "config_states").values())
+    candidates = [*_private("config", "config_states").values(), _private("core", "axis_env_state")]
     for module in ("config", "mesh", "layout"):  # since JAX 0.12 `mesh` and `layout` define their own
         candidates += vars(importlib.import_module(f"jax._src.{module}")).values()
     try:

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.topology import REPLICA_AXIS
 
 _X = np.random.default_rng(0).normal(size=(12, 3)).astype(np.float32)
 
@@ -34,16 +33,16 @@ def _expected():
     return start, loss, stats, gradients
 
 
-@pytest.mark.parametrize("num_replicas", [2, 3])
-def test_batch_norm_over_the_replica_axis_of_a_compiled_step(num_replicas):
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("num_replicas", [1, 2, 3])
+def test_batch_norm_over_the_replica_axis(num_replicas, compiled):
     start, expected_loss, expected_stats, expected_gradients = _expected()
     strategy = rx.MirroredStrategy([f"CPU:{i}" for i in range(num_replicas)])
-    network = _Network(axis_name=REPLICA_AXIS)
+    network = _Network(axis_name=strategy.axis_name)
     with strategy.scope():
         params = rx.create_variables(start["params"])
         stats = rx.create_variables(start["batch_stats"], trainable=False, aggregation="MEAN")
 
-    @rx.function
     def step(batch):
         def replica_step(x):
             def loss_fn():
@@ -60,7 +59,7 @@ def test_batch_norm_over_the_replica_axis_of_a_compiled_step(num_replicas):
         return strategy.reduce("SUM", loss, axis=None), gradients
 
     (batch,) = strategy.distribute_dataset(rx.from_arrays(_X).batch(12))
-    loss, gradients = step(batch)
+    loss, gradients = (rx.function(step) if compiled else step)(batch)
     np.testing.assert_allclose(loss, expected_loss, rtol=1e-5)
     found = jax.tree.map(np.asarray, rx.read_values(stats))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), found, expected_stats)
@@ -71,10 +70,10 @@ def test_batch_norm_over_the_replica_axis_of_a_compiled_step(num_replicas):
 
 
 def test_running_averages_need_no_axis():
-    """Evaluation works in eager replicas too, since nothing is exchanged."""
+    """Nothing is exchanged in evaluation, inside or outside of replicas."""
     start, *_ = _expected()
-    network = _Network(axis_name=REPLICA_AXIS)
     strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+    network = _Network(axis_name=strategy.axis_name)
     (batch,) = strategy.distribute_dataset(rx.from_arrays(_X).batch(12))
     y = strategy.run(lambda x: network.apply(start, x, train=False), args=(batch,))
     np.testing.assert_allclose(

@@ -21,7 +21,7 @@ from replicax._jax import is_mapped_over, is_tracer, plain
 from replicax._messages import brief
 from replicax.collectives._local import STACK_AXIS, AllReduce, Recipe
 from replicax.errors import CollectiveError
-from replicax.topology import REPLICA_AXIS, ReplicaMesh
+from replicax.topology import ReplicaMesh
 from replicax.values import Mirrored, PerReplica, is_number
 
 __all__ = ["combine", "map_each", "spread"]
@@ -32,12 +32,12 @@ def combine(recipe: Recipe, values: Sequence[PerReplica], mesh: ReplicaMesh) -> 
     if not values:
         return []
     if values[0].is_local:
-        if is_mapped_over(REPLICA_AXIS):
+        if is_mapped_over(mesh.axis_name):
             raise CollectiveError(
-                f"A collective between replicas was called inside jax.vmap(axis_name={REPLICA_AXIS!r}), "
+                f"A collective between replicas was called inside jax.vmap(axis_name={mesh.axis_name!r}), "
                 "which hides the replicas' axis of the same name. Give the vmap another axis_name."
             )
-        outputs = recipe(REPLICA_AXIS, *(value.select(0) for value in values))
+        outputs = recipe(mesh.axis_name, *(value.select(0) for value in values))
         return [Mirrored.from_whole(output, mesh) for output in outputs]
     _require_uniform(values)
     if any(value.is_traced_apart for value in values):
@@ -83,9 +83,9 @@ def _require_uniform(values: Sequence[PerReplica]) -> None:
 def _mapped(recipe: Recipe, mesh: ReplicaMesh, scalars: Sequence[bool]) -> Any:
     def body(*arrays: Any) -> Any:
         mine = (a.reshape(()) if scalar else a for a, scalar in zip(arrays, scalars, strict=True))
-        return tuple(recipe(REPLICA_AXIS, *mine))
+        return tuple(recipe(mesh.axis_name, *mine))
 
-    return _shard_map(body, mesh, PartitionSpec(REPLICA_AXIS), PartitionSpec())
+    return _shard_map(body, mesh, PartitionSpec(mesh.axis_name), PartitionSpec())
 
 
 @functools.lru_cache(maxsize=1024)
@@ -96,20 +96,22 @@ def _compiled(recipe: Recipe, mesh: ReplicaMesh, scalars: tuple[bool, ...]) -> A
 def map_each(recipe: Recipe, value: PerReplica, mesh: ReplicaMesh) -> PerReplica:
     """Apply `recipe` to each replica's own component, without communication."""
     if value.is_local:
-        (mine,) = recipe(REPLICA_AXIS, value.select(0))
+        (mine,) = recipe(mesh.axis_name, value.select(0))
         return PerReplica.from_local(mine, mesh)
     if not value.is_global_tracer:
-        parts = [recipe(REPLICA_AXIS, component)[0] for component in value.components]
+        parts = [recipe(mesh.axis_name, component)[0] for component in value.components]
         return PerReplica(parts, mesh=mesh)
     array, scalar = value.to_global(mesh)
     is_scalar: list[bool] = []
 
     def body(array: Any) -> Any:
-        (mine,) = recipe(REPLICA_AXIS, array.reshape(()) if scalar else array)
+        (mine,) = recipe(mesh.axis_name, array.reshape(()) if scalar else array)
         is_scalar.append(mine.ndim == 0)
         return mine.reshape((1,)) if mine.ndim == 0 else mine
 
-    mapped = plain(_shard_map(body, mesh, PartitionSpec(REPLICA_AXIS), PartitionSpec(REPLICA_AXIS))(array))
+    mapped = plain(
+        _shard_map(body, mesh, PartitionSpec(mesh.axis_name), PartitionSpec(mesh.axis_name))(array)
+    )
     return PerReplica.from_global(mapped, mesh, scalar=is_scalar[-1])
 
 
@@ -131,10 +133,10 @@ def _compiled_spreading(recipe: Recipe, mesh: ReplicaMesh, scalar: bool) -> Any:
 
 def _spreading(recipe: Recipe, mesh: ReplicaMesh, scalar: bool) -> Any:
     def body(array: Any) -> Any:
-        (mine,) = recipe(REPLICA_AXIS, array)
+        (mine,) = recipe(mesh.axis_name, array)
         return mine.reshape((1,)) if scalar else mine
 
-    return _shard_map(body, mesh, PartitionSpec(), PartitionSpec(REPLICA_AXIS))
+    return _shard_map(body, mesh, PartitionSpec(), PartitionSpec(mesh.axis_name))
 
 
 def _shard_map(body: Any, mesh: ReplicaMesh, in_specs: Any, out_specs: Any) -> Any:
@@ -144,6 +146,6 @@ def _shard_map(body: Any, mesh: ReplicaMesh, in_specs: Any, out_specs: Any) -> A
         mesh=mesh.mesh,
         in_specs=in_specs,
         out_specs=out_specs,
-        axis_names={REPLICA_AXIS},
+        axis_names={mesh.axis_name},
         check_vma=False,
     )

@@ -1,5 +1,6 @@
 """Where the program is: default, cross-replica, replica and update contexts."""
 
+from replicax.contexts._axis import ExplainUnboundAxis
 from replicax.contexts._exchange import Exchange
 from replicax.contexts._protocol import StrategyProtocol
 from replicax.contexts._replica import MergePoint, ReplicaContext
@@ -25,6 +26,7 @@ from replicax.contexts._stack import (
 __all__ = [
     "Context",
     "Exchange",
+    "ExplainUnboundAxis",
     "MergePoint",
     "ReplicaContext",
     "Rows",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast, final
 import jax
 import jax.numpy as jnp
 
-from replicax._jax import eval_trace
+from replicax._jax import at_trace, current_program, eval_trace
 from replicax.collectives import checked_axis, merge_options
 from replicax.contexts._exchange import Exchange, out_of_reach
 from replicax.contexts._protocol import StrategyProtocol
@@ -103,6 +103,11 @@ class ReplicaContext:
         return self._strategy.num_replicas_in_sync
 
     @property
+    def _axis_name(self) -> str:
+        """The name of the replicas' axis, for `jax.lax.pmean(x, axis_name)` and similar functions."""
+        return self._strategy.mesh.axis_name
+
+    @property
     def devices(self) -> tuple[str, ...]:
         """The names of this replica's devices; in a compiled step, those of all replicas."""
         return self._devices
@@ -163,6 +168,11 @@ class ReplicaContext:
         return self._merge_point.local_index
 
     @property
+    def _index(self) -> int:
+        """The number of this replica; not for replicas that share one trace."""
+        return self._strategy.mesh.local_replica_ids[self.local_index]
+
+    @property
     def _is_one_program(self) -> bool:
         """Whether all replicas share one trace, and so have the same shapes."""
         return self._merge_point.base_trace is None
@@ -171,6 +181,20 @@ class ReplicaContext:
     def _is_eager(self) -> bool:
         """Whether this replica runs as ordinary Python, rather than being traced."""
         return self._merge_point.base_trace is eval_trace
+
+    @property
+    def _is_in_run(self) -> bool:
+        """Whether a `strategy.run` made this context; False outside of all strategies."""
+        return self._replica_id is not None
+
+    def _can_wait(self) -> bool:
+        """Whether this replica can wait for the others here: not while JAX compiles a part of it."""
+        base = self._merge_point.base_trace
+        if base is None:
+            return True
+        with at_trace(base):
+            program = current_program()
+        return current_program() is program
 
     def create(self, make: Callable[[], Any]) -> Any:
         """Create one object for all replicas: only the first one calls `make`."""

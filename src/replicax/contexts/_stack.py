@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 from replicax._jax import thread_settings
 from replicax.contexts._protocol import StrategyProtocol
 from replicax.contexts._rows import Rows
+from replicax.contexts._thread_stacks import ThreadStacks
 from replicax.errors import ContextError
 
 if TYPE_CHECKING:
@@ -127,20 +128,24 @@ def enter(context: Context) -> Iterator[None]:
 class ThreadSettings:
     """JAX's thread-local settings (default device, matmul precision, mesh, ...) at one moment.
 
+    Also the stacks of other libraries; see `ThreadStacks`.
+
     `with jax.default_device(...)` and similar blocks set state of the *thread*. Replicas that take turns in
     one thread therefore save their settings when they pause and restore them when they continue.
     """
 
-    __slots__ = ("_locals",)
+    __slots__ = ("_locals", "_stacks")
 
     def __init__(self) -> None:
         self._locals = [state.get_local() for state in thread_settings]
+        self._stacks = ThreadStacks()
 
     def restore(self) -> None:
         """Restore the saved settings."""
         for state, value in zip(thread_settings, self._locals, strict=True):
             if state.get_local() is not value:
                 state.set_local(value)
+        self._stacks.restore()
 
 
 def enter_default() -> contextlib.AbstractContextManager[None]:

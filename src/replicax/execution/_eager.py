@@ -18,7 +18,15 @@ import greenlet
 import jax
 
 from replicax._jax import trace_state
-from replicax.contexts import Exchange, ReplicaContext, StrategyProtocol, ThreadSettings, current, enter
+from replicax.contexts import (
+    Exchange,
+    ExplainUnboundAxis,
+    ReplicaContext,
+    StrategyProtocol,
+    ThreadSettings,
+    current,
+    enter,
+)
 from replicax.errors import ContextError, TracingError
 from replicax.values import PerReplica, attach_masks, regroup, regroup_traced, split
 from replicax.variables import Variable
@@ -171,7 +179,8 @@ class _Replica:
         context = ReplicaContext(
             self._strategy, self._replica_id, merge_point=self, devices=names, masks=masks
         )
-        with enter(current().inner(self._strategy, context)), jax.default_device(device):
+        explained = ExplainUnboundAxis(mesh.axis_name)
+        with enter(current().inner(self._strategy, context)), jax.default_device(device), explained:
             self.result = fn(*args, **kwargs)
 
     def resume(self, reply: Any) -> None:

@@ -8,7 +8,9 @@ from typing import Any, final
 
 import jax
 
-from replicax.contexts import ReplicaContext, StrategyProtocol, current, enter
+from replicax._jax import current_program, traces_of
+from replicax.contexts import ExplainUnboundAxis, ReplicaContext, StrategyProtocol, current, enter
+from replicax.topology import ReplicaMesh
 from replicax.values import PerReplica, attach_masks, regroup, select
 
 __all__ = ["SingleReplica", "run_single"]
@@ -43,15 +45,27 @@ def run_single(
     masks: Sequence[PerReplica] = (),
 ) -> Any:
     """Call `fn` as the only replica of `strategy`; `masks` are the masks of its padded arguments."""
-    device = strategy.mesh.local_devices[0]
+    mesh = strategy.mesh
     context = ReplicaContext(
         strategy,
         strategy.replica_ids[0],
         merge_point=SingleReplica(strategy, masks),
-        devices=strategy.mesh.device_names[0],
+        devices=mesh.device_names[0],
         masks=[mask.select(0) for mask in masks],
     )
+    device = mesh.local_devices[0]
     place = jax.default_device(device) if strategy.places_values else contextlib.nullcontext()
-    with enter(current().inner(strategy, context)), place:
+    with (
+        enter(current().inner(strategy, context)),
+        place,
+        _own_traces(mesh),
+        ExplainUnboundAxis(mesh.axis_name),
+    ):
         result = fn(*select(args, 0), **select(kwargs, 0))
-    return regroup([result], strategy.mesh)
+    return regroup([result], mesh)
+
+
+def _own_traces(mesh: ReplicaMesh) -> contextlib.AbstractContextManager[None]:
+    """Keep traces of functions that reduce over the axis of the only replica out of other replicas."""
+    inside = current_program() is not None  # where `Frame.require_own_trace` does it
+    return contextlib.nullcontext() if inside else traces_of("replica", 1, mesh.axis_name)

@@ -1,8 +1,8 @@
 """Compiled replicas: the replica function is traced once, and the program runs on every replica.
 
-`strategy.run` inside `rx.function` becomes a `shard_map` over the `replica` axis. Per-replica arguments are
-its sharded inputs; everything else is closed over. One trace serves all replicas, so the function of a
-`merge_call` is called inline, with per-replica values that wrap replica-local tracers.
+`strategy.run` inside `rx.function` becomes a `shard_map` over the axis of the replicas. Per-replica
+arguments are its sharded inputs; everything else is closed over. One trace serves all replicas, so the
+function of a `merge_call` is called inline, with per-replica values that wrap replica-local tracers.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from jax.sharding import PartitionSpec
 
 from replicax._jax import plain, traces_of
 from replicax.collectives import EarlySums, collect_early_sums
-from replicax.contexts import ReplicaContext, StrategyProtocol, current, enter
+from replicax.contexts import ExplainUnboundAxis, ReplicaContext, StrategyProtocol, current, enter
 from replicax.execution._program import ProgramFrame, ReplicaFrame
 from replicax.execution._traced_values import explain_traced_values
-from replicax.topology import REPLICA_AXIS
 from replicax.values import (
     Component,
     Mirrored,
@@ -70,13 +69,13 @@ def run_spmd(
             result = _call(strategy, fn, inner_args, inner_kwargs, local_masks)
         return traced.outputs(result, replica, early)
 
-    spec = PartitionSpec(REPLICA_AXIS)
+    spec = PartitionSpec(mesh.axis_name)
     results, sums, whole, cells = jax.shard_map(
         body,
         mesh=mesh.mesh,
         in_specs=spec,
         out_specs=(spec, PartitionSpec(), PartitionSpec(), spec),
-        axis_names={REPLICA_AXIS},
+        axis_names={mesh.axis_name},
         check_vma=False,
     )(
         [array for array, _ in globals_],
@@ -95,10 +94,11 @@ def _call(
     """Call `fn` in the replica context that represents all replicas."""
     mesh = strategy.mesh
     names = tuple(name for row in mesh.device_names for name in row)
-    replica_id = lax.axis_index(REPLICA_AXIS)
+    replica_id = lax.axis_index(mesh.axis_name)
     merge_point = _SpmdReplica(strategy, [PerReplica.from_local(mask, mesh) for mask in masks])
     context = ReplicaContext(strategy, replica_id, merge_point=merge_point, devices=names, masks=masks)
-    with enter(current().inner(strategy, context)), explain_traced_values(_NO_VALUES):
+    explained = ExplainUnboundAxis(mesh.axis_name)
+    with enter(current().inner(strategy, context)), explain_traced_values(_NO_VALUES), explained:
         return fn(*args, **kwargs)
 
 

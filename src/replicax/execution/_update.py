@@ -12,7 +12,6 @@ from replicax._jax import is_tracer
 from replicax.contexts import Context, StrategyProtocol, current, enter
 from replicax.errors import VariableError
 from replicax.execution._program import ProgramFrame, ReplicaFrame
-from replicax.topology import REPLICA_AXIS
 from replicax.values import (
     Mirrored,
     PerReplica,
@@ -83,7 +82,7 @@ def _turns(
     """For each call of the update function: the copy, and the context of the call."""
     frame = current_frame()
     if isinstance(frame, ReplicaFrame):
-        replica = jax.lax.axis_index(REPLICA_AXIS) if num_copies > 1 else 0
+        replica = jax.lax.axis_index(strategy.mesh.axis_name) if num_copies > 1 else 0
         yield 0, enter(current().inner(strategy, None, replica))
         return
     if isinstance(frame, ProgramFrame) and not (variable is not None and variable.layout.differs):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from replicax.collectives import Communicator, DefaultAllReduce
 from replicax.strategies._answers import Answers
 from replicax.strategies._strategy import Strategy
-from replicax.topology import ReplicaMesh, find_device, resolve_devices
+from replicax.topology import REPLICA_AXIS, ReplicaMesh, find_device, resolve_devices
 from replicax.types import Device
 from replicax.variables import Central, Layout, VariableSpec
 
@@ -24,6 +24,7 @@ class CentralStorageStrategy(Strategy):
         compute_devices: the devices that compute; None: all GPUs or TPUs, or the first CPU device.
         parameter_device: the device of the variables; None: the first CPU device, or the compute device
             if there is only one.
+        axis_name: the name of the replicas' axis in `jax.lax.pmean(x, axis_name)` and similar functions.
 
     >>> strategy = rx.CentralStorageStrategy(["CPU:0", "CPU:1"], parameter_device="CPU:0")
     >>> with strategy.scope():
@@ -38,6 +39,8 @@ class CentralStorageStrategy(Strategy):
         self,
         compute_devices: Sequence[str | Device] | None = None,
         parameter_device: str | Device | None = None,
+        *,
+        axis_name: str = REPLICA_AXIS,
     ) -> None:
         """Choose the devices."""
         devices = resolve_devices(compute_devices)
@@ -46,7 +49,7 @@ class CentralStorageStrategy(Strategy):
         if parameter_device is None:
             parameter_device = devices[0] if len(devices) == 1 else "CPU:0"
         device = find_device(parameter_device)
-        communicator = Communicator(ReplicaMesh(devices), DefaultAllReduce())
+        communicator = Communicator(ReplicaMesh(devices, axis_name), DefaultAllReduce())
         central = Central(communicator, device)
 
         def choose_layout(spec: VariableSpec) -> tuple[VariableSpec, Layout]:

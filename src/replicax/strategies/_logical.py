@@ -21,7 +21,7 @@ from replicax._jax import is_tracer
 from replicax.contexts import current, get_replica_context
 from replicax.errors import ContextError, DeviceError
 from replicax.strategies._signatures import T
-from replicax.topology import REPLICA_AXIS, ReplicaMesh
+from replicax.topology import ReplicaMesh
 from replicax.values import is_number, map_leaves
 
 if TYPE_CHECKING:
@@ -216,7 +216,7 @@ def _annotate(
 
 def _place(strategy: StrategyBase, array: Any, spec: PartitionSpec) -> Any:
     mesh = strategy.mesh
-    if REPLICA_AXIS in jax.sharding.get_abstract_mesh().manual_axes:
+    if mesh.axis_name in jax.sharding.get_abstract_mesh().manual_axes:
         return jax.lax.with_sharding_constraint(array, spec)
     replica = get_replica_context()
     own = mesh.replica_shardings[replica.local_index] if replica._is_eager else mesh.replicated

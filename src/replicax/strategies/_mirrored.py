@@ -9,7 +9,7 @@ from replicax.collectives import Communicator, CrossDeviceOps, DefaultAllReduce
 from replicax.errors import VariableError
 from replicax.strategies._answers import Answers
 from replicax.strategies._strategy import Strategy
-from replicax.topology import ReplicaMesh, resolve_devices
+from replicax.topology import REPLICA_AXIS, ReplicaMesh, resolve_devices
 from replicax.types import Device, VariableSynchronization
 from replicax.variables import Layout, OnePerReplica, Replicated, VariableSpec
 
@@ -23,6 +23,7 @@ class MirroredStrategy(Strategy):
         devices: names ("GPU:0", "/cpu:1") or `jax.Device`s; None takes all GPUs, or all TPUs, or all
             CPU devices (see `rx.set_cpu_devices`).
         cross_device_ops: how values are combined across devices; None leaves it to XLA.
+        axis_name: the name of the replicas' axis in `jax.lax.pmean(x, axis_name)` and similar functions.
 
     Raises:
         DeviceError: a device does not exist or is named twice, or platforms are mixed.
@@ -43,6 +44,8 @@ class MirroredStrategy(Strategy):
         self,
         devices: Sequence[str | Device] | None = None,
         cross_device_ops: CrossDeviceOps | None = None,
+        *,
+        axis_name: str = REPLICA_AXIS,
     ) -> None:
         """Choose the devices and the collectives."""
         ops = DefaultAllReduce() if cross_device_ops is None else cross_device_ops
@@ -50,7 +53,7 @@ class MirroredStrategy(Strategy):
             raise TypeError(
                 f"cross_device_ops must be an rx.CrossDeviceOps, got {type(ops).__name__} {ops!r}."
             )
-        communicator = Communicator(ReplicaMesh(resolve_devices(devices)), ops)
+        communicator = Communicator(ReplicaMesh(resolve_devices(devices), axis_name), ops)
         super().__init__(Answers(communicator, mirrored_layouts(communicator)))
 
 

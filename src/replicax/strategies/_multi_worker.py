@@ -30,7 +30,7 @@ from replicax.errors import CollectiveError, DeviceError
 from replicax.strategies._answers import Answers
 from replicax.strategies._mirrored import mirrored_layouts
 from replicax.strategies._strategy import Strategy
-from replicax.topology import ReplicaMesh, device_name, parse_device_name, prepare_cpu_pool
+from replicax.topology import REPLICA_AXIS, ReplicaMesh, device_name, parse_device_name, prepare_cpu_pool
 from replicax.types import Device
 
 __all__ = ["MultiWorkerMirroredStrategy"]
@@ -55,6 +55,7 @@ class MultiWorkerMirroredStrategy(Strategy):
             else asks `rx.cluster.detect_cluster`; a `TFConfigClusterResolver()` reads only TF_CONFIG.
         communication_options: the default options of all collectives. Their `timeout_seconds` also limits
             how long the workers wait for each other here.
+        axis_name: the name of the replicas' axis in `jax.lax.pmean(x, axis_name)` and similar functions.
 
     Raises:
         BackendStartedError: JAX has started already, so this worker can't join the others.
@@ -76,6 +77,8 @@ class MultiWorkerMirroredStrategy(Strategy):
         self,
         cluster_resolver: ClusterResolver | None = None,
         communication_options: CommunicationOptions | None = None,
+        *,
+        axis_name: str = REPLICA_AXIS,
     ) -> None:
         """Join the cluster and find its devices."""
         options = merge_options(communication_options, None)
@@ -89,7 +92,7 @@ class MultiWorkerMirroredStrategy(Strategy):
             )
         join_cluster(find_place(resolver), options.timeout_seconds)
         devices = _devices_of_all(_own_devices(resolver), options.timeout_seconds)
-        mesh = ReplicaMesh(devices)
+        mesh = ReplicaMesh(devices, axis_name)
         _refuse_missing_nccl(options, mesh)
         communicator = Communicator(mesh, DefaultAllReduce(), options)
         super().__init__(Answers(communicator, mirrored_layouts(communicator), cluster_resolver=resolver))

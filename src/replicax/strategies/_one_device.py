@@ -5,7 +5,7 @@ from __future__ import annotations
 from replicax.collectives import Communicator, DefaultAllReduce
 from replicax.strategies._answers import Answers
 from replicax.strategies._strategy import Strategy
-from replicax.topology import ReplicaMesh, find_device
+from replicax.topology import REPLICA_AXIS, ReplicaMesh, find_device
 from replicax.types import Device
 from replicax.variables import OneDevice
 
@@ -17,6 +17,7 @@ class OneDeviceStrategy(Strategy):
 
     Args:
         device: a name ("GPU:0", "/cpu:1") or a `jax.Device`.
+        axis_name: the name of the replicas' axis in `jax.lax.pmean(x, axis_name)` and similar functions.
 
     >>> strategy = rx.OneDeviceStrategy("CPU:1")
     >>> with strategy.scope():
@@ -25,10 +26,10 @@ class OneDeviceStrategy(Strategy):
     Array(2., dtype=float32)
     """
 
-    def __init__(self, device: str | Device) -> None:
+    def __init__(self, device: str | Device, *, axis_name: str = REPLICA_AXIS) -> None:
         """Choose the device."""
         found = find_device(device)
-        communicator = Communicator(ReplicaMesh([found]), DefaultAllReduce())
+        communicator = Communicator(ReplicaMesh([found], axis_name), DefaultAllReduce())
         layout = OneDevice(found, communicator.mesh)
         super().__init__(
             Answers(communicator, lambda spec: (spec, layout), parameter_device=found, plain_values=True)

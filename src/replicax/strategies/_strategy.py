@@ -100,6 +100,19 @@ class StrategyBase(abc.ABC):
 
     @property
     @final
+    def axis_name(self) -> str:
+        """The name of the replicas' axis, for JAX's collectives and layers that take an `axis_name`.
+
+        >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> x = strategy.distribute_values_from_function(lambda ctx: ctx.replica_id_in_sync_group * 4.0)
+        >>> means = strategy.run(lambda x: jax.lax.pmean(x, strategy.axis_name), args=(x,))
+        >>> strategy.local_results(means)
+        (Array(2., dtype=float32), Array(2., dtype=float32))
+        """
+        return self.mesh.axis_name
+
+    @property
+    @final
     def cluster_resolver(self) -> Any:
         """The resolver that found the cluster; None for strategies of one machine."""
         return self.answers.cluster_resolver

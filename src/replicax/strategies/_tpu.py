@@ -8,7 +8,7 @@ from replicax.errors import DeviceError
 from replicax.strategies._answers import Answers
 from replicax.strategies._mirrored import mirrored_layouts
 from replicax.strategies._strategy import Strategy
-from replicax.topology import ReplicaMesh
+from replicax.topology import REPLICA_AXIS, ReplicaMesh
 from replicax.tpu import DeviceAssignment
 
 __all__ = ["TPUStrategy"]
@@ -34,6 +34,7 @@ class TPUStrategy(Strategy):
         experimental_device_assignment: the cores of each replica; None: one core for each replica.
         experimental_spmd_xla_partitioning: XLA partitions the programs of replicas with several cores in
             either case. True also makes `assign_to_logical_device` an error, as TensorFlow's flag does.
+        axis_name: the name of the replicas' axis in `jax.lax.pmean(x, axis_name)` and similar functions.
 
     Raises:
         DeviceError: a replica has cores of several processes.
@@ -61,6 +62,8 @@ class TPUStrategy(Strategy):
         tpu_cluster_resolver: TPUClusterResolver | None = None,
         experimental_device_assignment: DeviceAssignment | None = None,
         experimental_spmd_xla_partitioning: bool = False,
+        *,
+        axis_name: str = REPLICA_AXIS,
     ) -> None:
         """Choose the cores and group them."""
         resolver = TPUClusterResolver() if tpu_cluster_resolver is None else tpu_cluster_resolver
@@ -80,7 +83,7 @@ class TPUStrategy(Strategy):
                     "smaller computation_shape, so that each replica fits on one host."
                 )
         warn_of_stand_ins(replicas[0])
-        communicator = Communicator(ReplicaMesh(replicas), DefaultAllReduce())
+        communicator = Communicator(ReplicaMesh(replicas, axis_name), DefaultAllReduce())
         super().__init__(
             Answers(
                 communicator,

@@ -1,8 +1,8 @@
 """The mesh of a strategy, and the two ways to place a value on it.
 
-The first axis of the mesh is `replica`. If a replica has several devices, its *logical devices*, the mesh
-has further axes, one for each prime factor of their number, so that an array can be partitioned into any
-number of parts that divides it.
+The first axis of the mesh is that of the replicas, named `replica` unless the strategy was given another
+name. If a replica has several devices, its *logical devices*, the mesh has further axes, one for each prime
+factor of their number, so that an array can be partitioned into any number of parts that divides it.
 
 Values that are equal on all replicas are *replicated* arrays. Values that differ are *sharded*: replica i
 holds rows `[i * n, (i + 1) * n)` of one global array, so a global batch and the tuple of per-replica
@@ -33,6 +33,17 @@ from replicax.topology._devices import device_name
 __all__ = ["REPLICA_AXIS", "ReplicaMesh", "prime_factors"]
 
 REPLICA_AXIS = "replica"
+"""The default name of the mesh axis of the replicas."""
+
+_LOGICAL = "logical_"
+
+
+def _check_axis_name(axis_name: str) -> None:
+    if not isinstance(axis_name, str) or not axis_name or axis_name.startswith(_LOGICAL):
+        raise ValueError(
+            f"axis_name must be a string like 'batch', for jax.lax.pmean(x, 'batch'), got {axis_name!r}. "
+            f"Names that start with {_LOGICAL!r} are those of the devices of one replica."
+        )
 
 
 def prime_factors(number: int) -> list[int]:
@@ -58,24 +69,28 @@ def _is_key(value: Any) -> bool:
 class ReplicaMesh:
     """Devices arranged by replica, with the shardings that Replicax uses on them.
 
-    There is one object for each arrangement of devices, so meshes can be compared with `is`.
+    There is one object for each arrangement of devices and name of the axis, so meshes can be compared
+    with `is`.
     """
 
-    def __new__(cls, devices: Sequence[Any]) -> ReplicaMesh:
+    def __new__(cls, devices: Sequence[Any], axis_name: str = REPLICA_AXIS) -> ReplicaMesh:
         """Take one device for each replica, or a sequence of devices for each replica."""
+        _check_axis_name(axis_name)
         grid = np.asarray(devices, dtype=object)
         if grid.ndim == 2:
             grid = grid.reshape(len(grid), *prime_factors(grid.shape[1]))
-        key = (grid.shape, *grid.flat)
+        key = (axis_name, grid.shape, *grid.flat)
         mesh = _meshes.get(key)
         if mesh is None:
             mesh = _meshes[key] = super().__new__(cls)
-            mesh._arrange(grid)
+            mesh._arrange(grid, axis_name)
         return mesh
 
-    def _arrange(self, grid: np.ndarray) -> None:
-        logical_axes = tuple(f"logical_{i}" for i in range(grid.ndim - 1))
-        self.mesh = Mesh(grid, (REPLICA_AXIS, *logical_axes))
+    def _arrange(self, grid: np.ndarray, axis_name: str) -> None:
+        self.axis_name = axis_name
+        """The name of the replicas' axis, for `jax.lax.psum` and similar functions."""
+        logical_axes = tuple(f"{_LOGICAL}{i}" for i in range(grid.ndim - 1))
+        self.mesh = Mesh(grid, (axis_name, *logical_axes))
         self.num_replicas: int = grid.shape[0]
         self.replica_devices = tuple(tuple(np.ravel(row)) for row in grid)
         process = jax.process_index()
@@ -90,7 +105,7 @@ class ReplicaMesh:
             self.sharded: Sharding = self.replicated
         else:
             self.replicated = NamedSharding(self.mesh, PartitionSpec())
-            self.sharded = NamedSharding(self.mesh, PartitionSpec(REPLICA_AXIS))
+            self.sharded = NamedSharding(self.mesh, PartitionSpec(axis_name))
 
     def __copy__(self) -> ReplicaMesh:
         return self

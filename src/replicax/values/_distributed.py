@@ -23,7 +23,7 @@ from jax import lax
 
 from replicax._jax import is_tracer, is_transforming, uncommitted
 from replicax.errors import CollectiveError
-from replicax.topology import REPLICA_AXIS, ReplicaMesh
+from replicax.topology import ReplicaMesh
 from replicax.values._operators import ArrayOperators, refuse_operators
 
 __all__ = [
@@ -314,7 +314,8 @@ class PerReplica(DistributedValues, Generic[T]):
 
     def _split(self) -> tuple[Any, ...]:
         if self.is_local:
-            stacked = lax.all_gather(self._array, REPLICA_AXIS)
+            assert self.mesh is not None
+            stacked = lax.all_gather(self._array, self.mesh.axis_name)
             return tuple(stacked[i] for i in range(stacked.shape[0]))
         if is_tracer(self._array) or isinstance(self._array, np.ndarray):  # which jax.device_get makes
             assert self.mesh is not None

@@ -19,7 +19,7 @@ from jax.sharding import Sharding
 from replicax._jax import is_tracer
 from replicax.collectives import Spread, spread
 from replicax.contexts import current
-from replicax.topology import REPLICA_AXIS, ReplicaMesh
+from replicax.topology import ReplicaMesh
 from replicax.values import Mirrored, PerReplica, free
 from replicax.variables._frames import Cell
 from replicax.variables._spec import VariableSpec
@@ -132,6 +132,6 @@ def spread_parts(value: Any, mesh: ReplicaMesh, *, divide: bool) -> PerReplica:
     """A part of `value` for each replica: all of it or, with `divide`, shares that add up to it."""
     recipe = Spread(divide)
     if current().frame.is_one_replica:
-        return PerReplica.from_local(recipe(REPLICA_AXIS, value)[0], mesh)
+        return PerReplica.from_local(recipe(mesh.axis_name, value)[0], mesh)
     whole = value if is_tracer(value) else mesh.replicate(free(value))
     return spread(recipe, Mirrored.from_whole(whole, mesh), mesh)

@@ -18,6 +18,7 @@ from replicax.compat.v1._deprecation import deprecated
 from replicax.compat.v1._extended import StrategyExtended, numpy_dataset
 from replicax.compat.v1._iterators import InputIterator
 from replicax.input import ArrayDataset, InputContext, InputReplicationMode
+from replicax.topology import REPLICA_AXIS
 from replicax.tpu import DeviceAssignment
 from replicax.types import Device, ReduceOpLike
 
@@ -159,9 +160,11 @@ class MirroredStrategy(Strategy):
         self,
         devices: Sequence[str | Device] | None = None,
         cross_device_ops: CrossDeviceOps | None = None,
+        *,
+        axis_name: str = REPLICA_AXIS,
     ) -> None:
         """Take the arguments of `rx.MirroredStrategy`."""
-        super().__init__(core.MirroredStrategy(devices, cross_device_ops))
+        super().__init__(core.MirroredStrategy(devices, cross_device_ops, axis_name=axis_name))
 
 
 @core.OneDeviceStrategy.register
@@ -174,9 +177,9 @@ class OneDeviceStrategy(Strategy):
     1
     """
 
-    def __init__(self, device: str | Device) -> None:
+    def __init__(self, device: str | Device, *, axis_name: str = REPLICA_AXIS) -> None:
         """Take the arguments of `rx.OneDeviceStrategy`."""
-        super().__init__(core.OneDeviceStrategy(device))
+        super().__init__(core.OneDeviceStrategy(device, axis_name=axis_name))
 
 
 @core.CentralStorageStrategy.register
@@ -193,9 +196,13 @@ class CentralStorageStrategy(Strategy):
         self,
         compute_devices: Sequence[str | Device] | None = None,
         parameter_device: str | Device | None = None,
+        *,
+        axis_name: str = REPLICA_AXIS,
     ) -> None:
         """Take the arguments of `rx.CentralStorageStrategy`."""
-        super().__init__(core.CentralStorageStrategy(compute_devices, parameter_device))
+        super().__init__(
+            core.CentralStorageStrategy(compute_devices, parameter_device, axis_name=axis_name)
+        )
 
 
 @core.MultiWorkerMirroredStrategy.register
@@ -212,9 +219,13 @@ class MultiWorkerMirroredStrategy(Strategy):
         self,
         cluster_resolver: ClusterResolver | None = None,
         communication_options: CommunicationOptions | None = None,
+        *,
+        axis_name: str = REPLICA_AXIS,
     ) -> None:
         """Take the arguments of `rx.MultiWorkerMirroredStrategy`."""
-        super().__init__(core.MultiWorkerMirroredStrategy(cluster_resolver, communication_options))
+        super().__init__(
+            core.MultiWorkerMirroredStrategy(cluster_resolver, communication_options, axis_name=axis_name)
+        )
 
 
 @core.TPUStrategy.register
@@ -232,9 +243,14 @@ class TPUStrategy(Strategy):
         tpu_cluster_resolver: TPUClusterResolver | None = None,
         experimental_device_assignment: DeviceAssignment | None = None,
         experimental_spmd_xla_partitioning: bool = False,
+        *,
+        axis_name: str = REPLICA_AXIS,
     ) -> None:
         """Take the arguments of `rx.TPUStrategy`."""
         strategy = core.TPUStrategy(
-            tpu_cluster_resolver, experimental_device_assignment, experimental_spmd_xla_partitioning
+            tpu_cluster_resolver,
+            experimental_device_assignment,
+            experimental_spmd_xla_partitioning,
+            axis_name=axis_name,
         )
         super().__init__(strategy)

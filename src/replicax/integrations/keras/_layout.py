@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from replicax.integrations.keras._run import running
-from replicax.topology import REPLICA_AXIS, ReplicaMesh
+from replicax.topology import ReplicaMesh
 
 __all__ = ["StrategyLayout"]
 
@@ -26,7 +26,7 @@ class StrategyLayout(keras.distribution.DataParallel):
     def __init__(self, mesh: ReplicaMesh, *, split: bool) -> None:
         """Use all devices of `mesh`, even if a replica has several. `split=False` replicates batches."""
         devices = list(mesh.mesh.devices.flat)
-        grid = keras.distribution.DeviceMesh((len(devices),), [REPLICA_AXIS], devices)
+        grid = keras.distribution.DeviceMesh((len(devices),), [mesh.axis_name], devices)
         super().__init__(device_mesh=grid, auto_shard_dataset=False)
         self._mesh = mesh
         self.replicated = self._split = mesh.replicated
