@@ -119,6 +119,23 @@ class _Exchange:
             self._condition.notify_all()
 
 
+class _Board:
+    """What each pipeline has published, by topic; like `_Exchange`, each pipeline counts its own topics."""
+
+    def __init__(self, pipeline_id: int, messages: dict[tuple[int, int], str]) -> None:
+        self._pipeline_id, self._messages = pipeline_id, messages
+        self._topics: dict[str, int] = {}
+
+    def put(self, topic: str, message: Any) -> None:
+        self._messages[self._number(topic), self._pipeline_id] = json.dumps(message)
+
+    def get(self, topic: str, pipeline: int) -> Any:
+        return json.loads(self._messages.get((self._number(topic), pipeline), "null"))
+
+    def _number(self, topic: str) -> int:
+        return self._topics.setdefault(topic, len(self._topics))
+
+
 class Pipelines:
     """Pipelines that share a dataset, of so many replicas each."""
 
@@ -128,11 +145,13 @@ class Pipelines:
         self.replicas = tuple(tuple(map(int, ids)) for ids in replicas or contiguous)
         self.num_replicas = sum(map(len, self.replicas))
         self._exchange = _Exchange(len(self.replicas))
+        self._published: dict[tuple[int, int], str] = {}
         self.strategies = [self._strategy(i) for i in range(len(self.replicas))]
 
     def _strategy(self, index: int) -> Any:
         strategy = rx.MirroredStrategy([f"CPU:{i}" for i in self.replicas[index]])
-        pipeline = Pipeline(index, self.replicas, self._exchange.of(index))
+        board = _Board(index, self._published) if len(self.replicas) > 1 else None
+        pipeline = Pipeline(index, self.replicas, self._exchange.of(index), board)
         strategy.__dict__["input_pipeline"] = pipeline
         return strategy
 

@@ -45,32 +45,29 @@ def files_of(contents):
         ("files", 5, "FILE", "FILE"),
         ("files", 5, "DATA", "DATA"),
         ("files", 5, "OFF", "OFF"),
-        ("files", 1, "FILE", "DATA"),
-        ("arrays", 0, "FILE", "DATA"),
         ("arrays", 0, "DATA", "DATA"),
         ("arrays", 0, "OFF", "OFF"),
     ],
 )
-def test_the_policy_that_is_used(kind, num_files, asked, chosen, warnings):
+def test_the_policy_that_is_used(kind, num_files, asked, chosen):
     datasets = Pipelines(1, 1).distribute(
         lambda: dataset_of(kind, np.arange(8), 4, num_files or 1), auto_shard_policy=asked
     )
     for dataset in datasets:
         assert dataset.plan().asked is POLICY[asked]
         assert dataset.plan().policy is POLICY[chosen]
-    fallback = asked == "FILE" and chosen == "DATA"
-    assert len(warnings()) == (2 if fallback else 0)
-    for message in warnings():
-        assert message.startswith("AutoShardPolicy.DATA is used instead of FILE: ")
-        assert message.endswith(".") and "\n" not in message
 
 
-def test_the_warning_says_why(warnings):
-    pipelines = Pipelines(1, 1, 1)
-    pipelines.distribute(lambda: dataset_of("files", np.arange(8), 4, 2), auto_shard_policy="FILE")
-    assert set(warnings()) == {
-        "AutoShardPolicy.DATA is used instead of FILE: it has 2 files for 3 pipelines."
-    }
+@pytest.mark.parametrize(
+    ("kind", "num_files", "reason"),
+    [("arrays", 0, "the files that .* are unknown"), ("files", 2, "it has 2 files for 3 pipelines")],
+)
+def test_files_can_only_be_shared_if_there_are_enough(kind, num_files, reason):
+    message = rf"AutoShardPolicy.FILE can't be used with this dataset: {reason}\. Use DATA.* or AUTO"
+    with pytest.raises(rx.errors.InputError, match=message):
+        Pipelines(1, 1, 1).distribute(
+            lambda: dataset_of(kind, np.arange(8), 4, num_files or 1), auto_shard_policy="FILE"
+        )
 
 
 @pytest.mark.parametrize("asked", ["AUTO", "FILE", "DATA", "OFF", "HINT"])
@@ -572,3 +569,72 @@ def test_a_dataset_function_shards_by_itself(policy):
     options = rx.InputOptions(auto_shard_policy=policy)
     with pytest.raises(InputError, match=f"{policy}.*input_pipeline_id"):
         strategy.distribute_datasets_from_function(lambda context: [np.arange(2)], options)
+
+
+# Processes that should read the same batches, and do not.
+
+
+def different(*makes, **options):
+    """Read a different dataset in each pipeline, together, and raise what one of them raises."""
+    pipelines = Pipelines(*[1] * len(makes))
+    made = rx.InputOptions(auto_shard_policy="DATA", **options)
+    datasets = [s.distribute_dataset(m(), made) for s, m in zip(pipelines.strategies, makes, strict=True)]
+    iterators = [iter(dataset) for dataset in datasets]
+    try:
+        for _ in range(8):
+            for iterator in iterators:
+                next(iterator, None)
+    finally:
+        pipelines.close(iterators)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "difference"),
+    [
+        pytest.param(
+            lambda: rx.from_arrays(np.arange(12)).batch(4),
+            lambda: rx.from_arrays(np.arange(8)).batch(4),
+            "number of batches: 2 in pipeline 1, 3 in pipeline 0",
+            id="fewer rows",
+        ),
+        pytest.param(
+            lambda: rx.from_arrays(np.arange(12)).batch(4),
+            lambda: rx.from_arrays(np.arange(9)).batch(3),
+            "rows of batch 0: 3 in pipeline 1, 4 in pipeline 0",
+            id="smaller batches",
+        ),
+        pytest.param(
+            lambda: rx.from_arrays(np.arange(12)).shuffle(seed=1).batch(4),
+            lambda: rx.from_arrays(np.arange(12)).shuffle(seed=2).batch(4),
+            "seed: 2 in pipeline 1, 1 in pipeline 0",
+            id="another seed",
+        ),
+        pytest.param(
+            lambda: rx.from_arrays(np.zeros((12, 2))).batch(4),
+            lambda: rx.from_arrays(np.zeros((12, 3))).batch(4),
+            "arrays: .*3.* in pipeline 1, .*2.* in pipeline 0",
+            id="another shape",
+        ),
+        pytest.param(
+            lambda: (np.arange(4) for _ in range(3)),
+            lambda: (np.arange(4) for _ in range(2)),
+            "number of batches: (2 in pipeline 1|.*3 in pipeline 0, 2 in pipeline 1)",
+            id="fewer batches of a generator",
+        ),
+        pytest.param(
+            lambda: (np.arange(4) for _ in range(3)),
+            lambda: (np.arange(4 - (i == 1)) for i in range(3)),
+            "rows of batch 1: 3 in pipeline 1, 4 in pipeline 0",
+            id="a smaller batch of a generator",
+        ),
+    ],
+)
+def test_processes_that_read_different_batches_are_told(one, other, difference):
+    with pytest.raises(rx.errors.InputError, match=rf"(?s)read different batches\. {difference}"):
+        different(one, other, per_replica_buffer_size=1)
+
+
+def test_one_process_may_look_at_a_batch_alone():
+    pipelines = Pipelines(1, 1)
+    datasets = pipelines.distribute(lambda: (np.arange(4) for _ in range(3)))
+    assert pipelines.strategies[0].local_results(next(iter(datasets[0])))[0].tolist() == [0, 1]

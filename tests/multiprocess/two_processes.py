@@ -322,14 +322,28 @@ def check_padded_batches_over_both_processes(strategy, mode):
     assert [float(step(batch)) for batch in dataset] == [9.0, 20.0]
 
 
-def check_uneven_batches_over_both_processes_are_refused(strategy, mode):
-    dataset = strategy.distribute_dataset(rx.from_arrays(np.arange(6)).batch(8))
-    try:
-        list(dataset)
-    except replicax.errors.InputError as error:
-        assert "partial_batch='pad'" in str(error)
-    else:
-        raise AssertionError("no error")
+def check_batches_that_do_not_divide_evenly(strategy, mode):
+    """Replicas get 3, 3, 2, 2 rows, then 3, 2, 2, 2, then 1, 1, 0, 0."""
+    rows = [np.arange(10.0), np.arange(9.0) + 10, np.arange(2.0) + 30]
+    dataset = strategy.distribute_dataset([x.astype(np.float32) for x in rows])
+
+    @mode
+    def step(batch):
+        doubled = strategy.run(lambda x: 2 * x, args=(batch,))
+        count = strategy.run(lambda x: jnp.float32(x.shape[0]), args=(batch,))
+        return strategy.reduce("MEAN", batch, axis=0), strategy.reduce("SUM", count, axis=None), doubled
+
+    for batch, whole in zip(dataset, rows, strict=True):
+        mean, count, doubled = step(batch)
+        equal(mean, whole.mean())
+        equal(count, len(whole))
+        sizes = [len(part) for part in np.array_split(whole, 4)]
+        assert [len(part) for part in strategy.local_results(doubled)] == [sizes[i] for i in local_ids()]
+        equal(strategy.gather(batch, axis=0), whole)
+        if mode is rx.function:
+            equal(strategy.gather(doubled, axis=0), 2 * whole)
+            again = rx.function(lambda x: strategy.reduce("SUM", x, axis=0))
+            equal(again(doubled), 2 * whole.sum())
 
 
 def check_processes_with_their_own_data(strategy, mode):

@@ -12,7 +12,7 @@ from replicax.cluster._jax_variables import JAXClusterResolver
 from replicax.cluster._kubernetes import KubernetesClusterResolver, KubernetesExecutableLocation
 from replicax.cluster._kubernetes_job import KubernetesJobClusterResolver
 from replicax.cluster._log import Collective, CollectiveLog, collective_log
-from replicax.cluster._messages import exchange_between_processes
+from replicax.cluster._messages import exchange_between_processes, publish, published
 from replicax.cluster._open_mpi import OpenMPIClusterResolver
 from replicax.cluster._ray_train import RayTrainClusterResolver
 from replicax.cluster._resolver import ClusterResolver
@@ -61,6 +61,8 @@ __all__ = [
     "find_place",
     "initialize_tpu_system",
     "join_cluster",
+    "publish",
+    "published",
     "shutdown_tpu_system",
     "warn_of_stand_ins",
 ]

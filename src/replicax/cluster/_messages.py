@@ -15,7 +15,7 @@ import jax
 from replicax._jax import distributed_client
 from replicax.errors import ClusterError, CollectiveTimeoutError
 
-__all__ = ["exchange_between_processes"]
+__all__ = ["exchange_between_processes", "publish", "published"]
 
 _POLL_MILLISECONDS = 200
 
@@ -69,3 +69,23 @@ def exchange_between_processes(
         # Every process has sent this message, so every process has read the previous one.
         client.key_value_delete(f"{topic}/{number - 1}/{own}")
     return received
+
+
+def publish(topic: str, message: Any) -> None:
+    """Let the other processes read `message`, which is JSON, without waiting; replaces the last one."""
+    client = distributed_client()
+    if client is not None:
+        client.key_value_set(f"{topic}/{jax.process_index()}", json.dumps(message), allow_overwrite=True)
+
+
+def published(topic: str, process: int) -> Any:
+    """What `process` has published last about `topic`; None if nothing yet."""
+    client = distributed_client()
+    if client is None:
+        return None
+    try:
+        return json.loads(client.key_value_try_get(f"{topic}/{process}"))
+    except jax.errors.JaxRuntimeError as error:
+        if "NOT_FOUND" in str(error):
+            return None
+        raise

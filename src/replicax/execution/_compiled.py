@@ -146,7 +146,8 @@ class CompiledStep:
         if any(node.mesh is not None and not node.mesh.is_local for node in apart):
             raise TracingError(
                 "Per-replica values with different shapes can't be arguments of a compiled step that "
-                "spans several processes. Call the step eagerly, or pad them to one shape."
+                "spans several processes, unless they are batches from `strategy.distribute_dataset` or "
+                "`strategy.distribute_batch`. Call the step eagerly, or pad them to one shape."
             )
         dynamic = set(self._dynamic)
         return [i for node in apart for i in node.components if i in dynamic]

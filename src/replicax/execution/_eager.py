@@ -50,7 +50,7 @@ def run_replicas(
 
     `masks` are the masks of padded arguments. If `traced`, the results are tracers of a compiled step.
     """
-    base = _Base(masks)
+    base = _Base(masks, traced)
     team: list[_Replica] = []
     arguments = split((args, kwargs), len(replica_ids))
     for index, (replica_id, own) in enumerate(zip(replica_ids, arguments, strict=True)):
@@ -144,8 +144,8 @@ class _Failure:
 class _Base:
     """What the replicas of one run share: settings at the start, masks, and the variables they create."""
 
-    def __init__(self, masks: Sequence[PerReplica]) -> None:
-        self.masks = masks
+    def __init__(self, masks: Sequence[PerReplica], traced: bool) -> None:
+        self.masks, self.traced = masks, traced
         self.settings = ThreadSettings()
         self.trace = trace_state.trace
         self.created: list[Any] = []
@@ -172,9 +172,7 @@ class _Replica:
 
     def _main(self, _: Any) -> None:
         fn, args, kwargs = self._call
-        mesh = self._strategy.mesh
-        replica = mesh.local_replica_ids[self.local_index]
-        names, device = mesh.device_names[replica], mesh.replica_devices[replica][0]
+        names, device = self._place()
         masks = [mask.select(self.local_index) for mask in self.masks]
         context = ReplicaContext(
             self._strategy, self._replica_id, merge_point=self, devices=names, masks=masks
@@ -182,6 +180,18 @@ class _Replica:
         explained = ExplainUnboundAxis(mesh.axis_name)
         with enter(current().inner(self._strategy, context)), jax.default_device(device), explained:
             self.result = fn(*args, **kwargs)
+
+    def _place(self) -> tuple[tuple[str, ...], Any]:
+        """The names of the replica's devices, and the device for eager code.
+
+        A program has the replicas of all processes; those of another process are traced on a local device.
+        """
+        mesh, index = self._strategy.mesh, self.local_index
+        replica = index if self._base.traced else mesh.local_replica_ids[index]
+        local = replica in mesh.local_replica_ids
+        return mesh.device_names[replica], mesh.replica_devices[replica][
+            0
+        ] if local else mesh.local_devices[0]
 
     def resume(self, reply: Any) -> None:
         """Run until the next merge_call or the end."""

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from typing import Any, final
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from replicax._jax import FirstReplicaViews, is_tracer
 from replicax.errors import TracingError
@@ -34,6 +36,31 @@ def _check_constant(leaf: Any) -> None:
                 "array. JAX does not look into such an object, so the array would have no value. Return a "
                 "tuple or a dict, or make the class a pytree (jax.tree_util.register_dataclass)."
             )
+
+
+def _is_per_replica(value: Any) -> bool:
+    return isinstance(value, PerReplica)
+
+
+def _own_components(value: Any) -> Any:
+    """A per-replica value of a program, which has components for all processes, with only our own."""
+    if not isinstance(value, PerReplica) or value.num_components is None or value.mesh is None:
+        return value
+    mesh, components = value.mesh, value.components
+    own = [components[i] for i in mesh.local_replica_ids]
+    shapes = [np.shape(part) for part in components]
+    if len(set(shapes)) == 1:
+        return PerReplica(own, mesh=mesh)
+    sizes = tuple(shape[0] if shape else 1 for shape in shapes)
+    rows = {(shape[1:], part.dtype) for shape, part in zip(shapes, components, strict=True) if shape}
+    if len(rows) > 1 or () in shapes:
+        return PerReplica(own, mesh=mesh, sizes=sizes)
+    filled = [_filled(part, max(sizes)) for part in own]
+    return PerReplica.from_padded(mesh.assemble(filled), mesh, sizes)
+
+
+def _filled(array: jax.Array, size: int) -> jax.Array:
+    return jnp.pad(array, [(0, size - len(array)), *[(0, 0)] * (array.ndim - 1)])
 
 
 @final
@@ -105,6 +132,8 @@ class Outputs:
                 leaves[i] = array
             return treedef.unflatten(leaves)
 
+        if mesh is not None and not mesh.is_local and self.apart:
+            return lambda arrays: jax.tree.map(_own_components, rebuild(arrays), is_leaf=_is_per_replica)
         return rebuild
 
     def _convert(self, mesh: ReplicaMesh, views: FirstReplicaViews, arrays: list[Any]) -> None:
@@ -112,4 +141,6 @@ class Outputs:
         for n in self.plain:
             arrays[n] = views(n, arrays[n])
         for n, replica in self.apart:
-            arrays[n] = mesh.split_replicated(arrays[n])[replica]
+            if replica in mesh.local_replica_ids:
+                copies = mesh.split_replicated(arrays[n])
+                arrays[n] = copies[mesh.local_replica_ids.index(replica)]

@@ -8,18 +8,31 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable
-from typing import Any, final
+from typing import Any, Protocol, final
 
-from replicax.cluster import exchange_between_processes
+from replicax.cluster import exchange_between_processes, publish, published
 from replicax.topology import ReplicaMesh
 
-__all__ = ["Exchange", "Pipeline", "split_sizes"]
+__all__ = ["Board", "Exchange", "Pipeline", "split_sizes"]
 
 Exchange = Callable[[str, int, Any, Callable[[], bool]], list[Any]]
 """`exchange(topic, number, message, cancelled)` sends a message and returns those of all pipelines.
 
 Messages are numbered from 0. It waits for the others, and raises as soon as `cancelled()` is true.
 """
+
+
+class Board(Protocol):
+    """Where pipelines publish messages that the others may read, without waiting for each other."""
+
+    def put(self, topic: str, message: Any) -> None:
+        """Publish this pipeline's newest message about a topic."""
+        ...
+
+    def get(self, topic: str, pipeline: int) -> Any:
+        """The newest message of a pipeline about a topic; None if there is none."""
+        ...
+
 
 # How long a pipeline waits for the others' next step: they may be compiling.
 _PATIENCE_SECONDS = 1800.0
@@ -40,11 +53,13 @@ class Pipeline:
         pipeline_id: the number of this pipeline.
         replicas: for each pipeline, the replicas that it feeds.
         exchange: sends messages between pipelines that read different data.
+        board: publishes messages of pipelines that read the same data.
     """
 
     pipeline_id: int
     replicas: tuple[tuple[int, ...], ...]
     exchange: Exchange | None = None
+    board: Board | None = None
 
     _topics = itertools.count()
 
@@ -62,7 +77,8 @@ class Pipeline:
             )
 
         own = mesh.local_replica_ids
-        return cls(replicas.index(own) if own in replicas else 0, replicas, exchange)
+        board = _ClusterBoard(processes) if len(processes) > 1 else None
+        return cls(replicas.index(own) if own in replicas else 0, replicas, exchange, board)
 
     @property
     def num_pipelines(self) -> int:
@@ -81,7 +97,8 @@ class Pipeline:
 
     def new_topic(self) -> str:
         """A name for a pass over a dataset, equal in all processes that begin the same passes."""
-        return f"replicax/input/{next(self._topics)}"
+        # One process may read datasets alone: those are not counted.
+        return f"replicax/input/{next(self._topics)}" if self.num_pipelines > 1 else "replicax/input"
 
     def tell(self, topic: str, number: int, message: Any, cancelled: Callable[[], bool]) -> list[Any]:
         """Exchange messages for step `number`; every pipeline must call this."""
@@ -89,3 +106,17 @@ class Pipeline:
             return [message]
         assert self.exchange is not None
         return self.exchange(topic, number, message, cancelled)
+
+
+@final
+class _ClusterBoard:
+    """The board of the pipelines of `processes`, one each."""
+
+    def __init__(self, processes: tuple[int, ...]) -> None:
+        self._processes = processes
+
+    def put(self, topic: str, message: Any) -> None:
+        publish(topic, message)
+
+    def get(self, topic: str, pipeline: int) -> Any:
+        return published(topic, self._processes[pipeline])

@@ -1,7 +1,8 @@
 """From host to devices: makes per-replica values from the rows of a step.
 
 If all replicas have the same number of rows, each leaf becomes one global array, to which this process
-contributes its own rows. Otherwise each leaf becomes one array for each replica.
+contributes its own rows. Otherwise each leaf becomes one array for each replica; across processes, one
+global array that is filled up to the largest replica's rows, and that knows the numbers of rows.
 """
 
 from __future__ import annotations
@@ -42,18 +43,14 @@ class Placer:
     def place(self, step: Step, padded_size: int | None) -> Any:
         """The structure of values for `step`, padded to `padded_size` rows for each replica if not None."""
         first = step.pieces[0].batch
-        if padded_size is None and not step.is_even and not self._mesh.is_local:
-            raise InputError(
-                f"A batch gives the replicas of several processes {step.sizes} examples. Across processes "
-                "all replicas need the same number; use partial_batch='pad' or a batch size that divides "
-                "evenly."
-            )
         if padded_size is not None and first.num_rows is not None:
             leaves = self._padded(step, padded_size)
         elif self._single:
             leaves = self._alone(step.pieces[0])
         elif step.is_even and _are_contiguous(step.pieces):
             leaves = self._even(step)
+        elif not self._mesh.is_local and not (step.is_even and any(step.sizes)):
+            leaves = self._uneven(step)
         else:
             leaves = self._apart(step.pieces)
         return first.treedef.unflatten(leaves)
@@ -83,6 +80,26 @@ class Placer:
     def _apart(self, pieces: Sequence[Piece]) -> list[Any]:
         by_replica = [self._rows(piece) for piece in pieces]
         return [self._assembled(list(parts)) for parts in zip(*by_replica, strict=True)]
+
+    def _uneven(self, step: Step) -> list[Any]:
+        """Replicas of several processes with different numbers of rows, or none."""
+        by_replica = [self._rows(piece) for piece in step.pieces]
+        largest = max(*step.sizes, 1)
+        return [
+            self._filled_up(list(parts), largest, step.sizes) for parts in zip(*by_replica, strict=True)
+        ]
+
+    def _filled_up(self, parts: list[Any], largest: int, sizes: tuple[int, ...]) -> PerReplica:
+        mesh = self._mesh
+        if not self._on_device or not all(map(is_numeric, parts)):
+            return PerReplica(parts, mesh=mesh, sizes=sizes)
+        if is_key(parts[0]):
+            data = [jax.random.key_data(part) for part in parts]
+            array = mesh.shard(_joined(list(map(np.asarray, data)), largest))
+            array = jax.random.wrap_key_data(array, impl=jax.random.key_impl(parts[0]))
+        else:
+            array = mesh.shard(_joined(list(map(np.asarray, parts)), largest))
+        return PerReplica.from_padded(array, mesh, sizes)
 
     def _assembled(self, parts: list[Any]) -> PerReplica:
         if self._on_device and all(map(is_numeric, parts)):
@@ -135,6 +152,15 @@ def _are_contiguous(pieces: Sequence[Piece]) -> bool:
             return False
         end = piece.stop
     return True
+
+
+def _joined(parts: Sequence[np.ndarray], size: int) -> np.ndarray:
+    """The rows of `parts`, each filled up to `size` with zeros that no replica sees."""
+    column = aligned_empty((len(parts) * size, *parts[0].shape[1:]), device_dtype(parts[0]))
+    for i, part in enumerate(parts):
+        column[i * size : i * size + len(part)] = part
+        column[i * size + len(part) : (i + 1) * size] = 0
+    return column
 
 
 def _filled_up(pieces: Sequence[Piece], size: int) -> list[Any]:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 from typing import Any, final
 
 from replicax.errors import InputError
 from replicax.input._options import AutoShardPolicy
 from replicax.input._pipeline import Pipeline
 from replicax.input._plan import InputPlan, PipelinePlan, rows_of
+from replicax.input._same_batches import SameBatches
 from replicax.input._source import NoFiles, Reader, Source
 from replicax.input._stream import DealtStream, SplitStream, Stream
 from replicax.input._tf_data import TfDataSource
 
 __all__ = ["Shard", "share"]
-
-_logger = logging.getLogger("replicax")
 
 
 @final
@@ -32,7 +30,9 @@ class Shard:
         """Begin a pass; pipelines exchange messages about it under `topic`."""
         reader: Reader = self.source.open(number)
         if self.plan.policy is AutoShardPolicy.DATA:
-            return SplitStream(reader, self.pipeline)
+            return SplitStream(
+                reader, self.pipeline, SameBatches(self.source, self.pipeline, topic, number)
+            )
         num_parts = self.pipeline.num_replicas
         return DealtStream([reader], self.pipeline, topic, [self.source.peek], num_parts, batched=True)
 
@@ -54,7 +54,11 @@ def share(source: Source, pipeline: Pipeline, asked: AutoShardPolicy) -> Shard:
         return _of_files(source, pipeline, asked)
     except NoFiles as reason:
         if asked is AutoShardPolicy.FILE:
-            _logger.warning("AutoShardPolicy.DATA is used instead of FILE: %s.", reason)
+            raise InputError(
+                f"AutoShardPolicy.FILE can't be used with this dataset: {reason}. Use DATA, where every "
+                "process goes through all batches and keeps its replicas' rows, or AUTO, which uses FILE "
+                "where it can and otherwise DATA."
+            ) from None
         return _of_rows(source, pipeline, asked, str(reason))
 
 

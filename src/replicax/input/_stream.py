@@ -20,8 +20,9 @@ from typing import Any, final
 import numpy as np
 
 from replicax.errors import InputError
-from replicax.input._batch import Batch, leaf_names
+from replicax.input._batch import Batch, is_numeric, leaf_names
 from replicax.input._pipeline import Pipeline, split_sizes
+from replicax.input._same_batches import SameBatches
 from replicax.input._source import Reader
 
 __all__ = ["DealtStream", "Piece", "SplitStream", "Step", "Stream", "split", "why_not_a_batch"]
@@ -169,15 +170,18 @@ def split(batch: Batch, pipeline: Pipeline) -> Step:
 class SplitStream(Stream):
     """Splits every batch over all replicas; this pipeline takes its own replicas' rows."""
 
-    def __init__(self, reader: Reader, pipeline: Pipeline) -> None:
+    def __init__(self, reader: Reader, pipeline: Pipeline, same: SameBatches) -> None:
         self._checked = _Checked(reader, batched=True)
-        self._pipeline = pipeline
+        self._pipeline, self._same = pipeline, same
 
     def next(self) -> Step | None:
+        before = self._checked.reader.num_batches
         try:
             batch = self._checked.read()
         except StopIteration:
+            self._same.end()
             return None
+        self._same.note(batch, before)
         return split(batch, self._pipeline)
 
     def position(self) -> Any:
@@ -237,27 +241,29 @@ class DealtStream(Stream):
         if single and None in dealt:
             dealt = [None] * num_own  # there are no empty single examples, so the last few are dropped
         message = None if not any(dealt) else [piece.size if piece else 0 for piece in dealt]
-        sizes = self._agree(message, single)
+        sizes = self._agree(message, single, [_row_kind(piece.batch) for piece in dealt if piece])
         if sizes is None:
             return None
         pieces = [piece or self._empty(i) for i, piece in enumerate(dealt)]
         return Step(tuple(pieces), tuple(sizes))
 
-    def _agree(self, own: list[int] | None, single: bool) -> list[int] | None:
+    def _agree(self, own: list[int] | None, single: bool, kinds: list[str]) -> list[int] | None:
         """The sizes of all replicas; None if no pipeline has data left."""
         if self._pipeline.num_pipelines == 1:
             return own
         number, self._num_steps = self._num_steps, self._num_steps + 1
-        told = self._pipeline.tell(self._topic, number, [own, single, None], self._cancelled.is_set)
-        for pipeline, (_, _, failure) in enumerate(told):
+        message = [own, single, None, kinds]
+        told = self._pipeline.tell(self._topic, number, message, self._cancelled.is_set)
+        for pipeline, (_, _, failure, _) in enumerate(told):
             if failure is not None:
                 raise InputError(
                     f"Input pipeline {pipeline} failed, so there can be no more steps: {failure}. See its "
                     "process for the traceback."
                 )
-        left = [sizes for sizes, _, _ in told]
-        if not any(left) or (None in left and any(is_single for _, is_single, _ in told)):
+        left = [sizes for sizes, _, _, _ in told]
+        if not any(left) or (None in left and any(is_single for _, is_single, _, _ in told)):
             return None
+        _check_row_kinds([kinds for _, _, _, kinds in told])
         sizes = [0] * self._pipeline.num_replicas
         for replicas, message in zip(self._pipeline.replicas, left, strict=True):
             for replica, size in zip(replicas, message or [0] * len(replicas), strict=True):
@@ -268,7 +274,7 @@ class DealtStream(Stream):
         """Tell the other pipelines, which would otherwise wait for this one, without waiting for them."""
         if self._pipeline.num_pipelines == 1 or self._cancelled.is_set():
             return
-        message = [None, False, f"{type(error).__name__}: {error}"]
+        message = [None, False, f"{type(error).__name__}: {error}", []]
         with contextlib.suppress(Exception):  # the others may have ended
             self._pipeline.tell(self._topic, self._num_steps, message, lambda: True)
 
@@ -297,6 +303,25 @@ class DealtStream(Stream):
     def close(self) -> None:
         for hand in self._hands:
             hand.close()
+
+
+def _row_kind(batch: Batch) -> str:
+    """The dtypes and shapes of a row of arrays, which all processes must have in common."""
+    arrays = [leaf for leaf in batch.leaves if is_numeric(leaf)]
+    return ", ".join(f"{leaf.dtype}{list(leaf.shape[batch.num_rows is not None :])}" for leaf in arrays)
+
+
+def _check_row_kinds(by_pipeline: Sequence[Sequence[str]]) -> None:
+    """Raise if rows differ between processes; in one process, replicas may differ."""
+    kinds = [(pipeline, kind) for pipeline, own in enumerate(by_pipeline) for kind in own]
+    for pipeline, kind in kinds:
+        first, expected = kinds[0]
+        if kind != expected and pipeline != first:
+            raise InputError(
+                f"A row of a batch is {expected} in input pipeline {first}, but {kind} in pipeline "
+                f"{pipeline}. Across processes all rows of a step need the same shapes and dtypes: pad "
+                "them to one length."
+            )
 
 
 @final

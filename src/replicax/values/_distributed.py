@@ -136,7 +136,7 @@ class DistributedValues(Leaf, metaclass=_DistributedMeta):
 class Layout:
     """What a `PerReplica` is made of, apart from arrays. One object for each layout: compared with `is`."""
 
-    __slots__ = ("kind", "masked", "mesh", "ndim", "scalar")
+    __slots__ = ("kind", "masked", "mesh", "ndim", "scalar", "sizes")
 
     def __init__(
         self,
@@ -145,9 +145,11 @@ class Layout:
         scalar: bool,
         masked: bool = False,
         ndim: int | None = None,
+        sizes: tuple[int, ...] | None = None,
     ) -> None:
         self.kind, self.mesh, self.scalar, self.masked = kind, mesh, scalar, masked
         self.ndim = ndim  # of a global array
+        self.sizes = sizes  # the rows of all replicas of all processes, if their shapes differ
 
     def __repr__(self) -> str:
         return f"{self.kind} on {self.mesh}"
@@ -157,10 +159,15 @@ _cached_layout = functools.lru_cache(maxsize=None)(Layout)
 
 
 def _layout(
-    kind: str, mesh: ReplicaMesh | None, scalar: bool, masked: bool = False, ndim: int | None = None
+    kind: str,
+    mesh: ReplicaMesh | None,
+    scalar: bool,
+    masked: bool = False,
+    ndim: int | None = None,
+    sizes: tuple[int, ...] | None = None,
 ) -> Layout:
     """The one `Layout` of this description, however it was given: they are compared by identity."""
-    return _cached_layout(kind, mesh, scalar, masked, ndim)
+    return _cached_layout(kind, mesh, scalar, masked, ndim, sizes)
 
 
 def _listing(name: str, components: Sequence[Any], show: Callable[[Any], str]) -> str:
@@ -190,18 +197,35 @@ class PerReplica(DistributedValues, Generic[T]):
 
     __slots__ = ("_array", "_components", "_layout", "_mask", "known_sum")
 
-    def __init__(self, values: Sequence[T], *, mesh: ReplicaMesh | None = None) -> None:
-        """Wrap `values`, one for each local replica."""
+    def __init__(
+        self,
+        values: Sequence[T],
+        *,
+        mesh: ReplicaMesh | None = None,
+        sizes: tuple[int, ...] | None = None,
+    ) -> None:
+        """Wrap `values`, one for each local replica.
+
+        `sizes` are the rows of all replicas of all processes, if it is known that their shapes differ.
+        """
         self._components: tuple[Any, ...] | None = tuple(values)
         self._array: Any = None
         self._mask: PerReplica | None = None
-        self._layout = _layout("components", mesh, False)
+        self._layout = _layout("components", mesh, False, sizes=sizes)
         self.known_sum: Any = None
 
     @classmethod
     def from_global(cls, array: Any, mesh: ReplicaMesh | None, *, scalar: bool) -> PerReplica:
         """The value whose component i is the i-th shard of `array`."""
         return cls.from_layout(array, _layout("global", mesh, scalar, ndim=array.ndim))
+
+    @classmethod
+    def from_padded(cls, array: Any, mesh: ReplicaMesh, sizes: tuple[int, ...]) -> PerReplica:
+        """The value whose component i is the first `sizes[i]` rows of the i-th shard of `array`.
+
+        Processes can hold replicas with different numbers of rows as one array only by filling them up.
+        """
+        return cls.from_layout(array, _layout("global", mesh, False, ndim=array.ndim, sizes=sizes))
 
     @classmethod
     def from_layout(cls, array: Any, layout: Layout) -> PerReplica:
@@ -256,7 +280,7 @@ class PerReplica(DistributedValues, Generic[T]):
             )
         if self.mesh is None:
             old = self._layout
-            self._layout = _layout(old.kind, mesh, old.scalar, old.masked, old.ndim)
+            self._layout = _layout(old.kind, mesh, old.scalar, old.masked, old.ndim, old.sizes)
         return self
 
     @property
@@ -269,7 +293,7 @@ class PerReplica(DistributedValues, Generic[T]):
         masked = PerReplica((), mesh=self.mesh)
         masked._components, masked._array, masked._mask = self._components, self._array, mask
         old = self._layout
-        masked._layout = _layout(old.kind, self.mesh, old.scalar, True, old.ndim)
+        masked._layout = _layout(old.kind, self.mesh, old.scalar, True, old.ndim, old.sizes)
         return masked
 
     @property
@@ -322,9 +346,18 @@ class PerReplica(DistributedValues, Generic[T]):
             stacked = self._array
             if not self._layout.scalar:
                 stacked = stacked.reshape(self.mesh.num_replicas, -1, *stacked.shape[1:])
-            return tuple(stacked[i] for i in range(self.mesh.num_replicas))
+            return self._without_filling([stacked[i] for i in range(self.mesh.num_replicas)], None)
         assert self.mesh is not None
-        return self.mesh.split(self._array, scalar=self._layout.scalar)
+        parts = self.mesh.split(self._array, scalar=self._layout.scalar)
+        return self._without_filling(parts, self.mesh.local_replica_ids)
+
+    def _without_filling(self, parts: Sequence[Any], replicas: Sequence[int] | None) -> tuple[Any, ...]:
+        """The rows of `parts`, which are those of `replicas`, that `from_padded` did not fill in."""
+        sizes = self._layout.sizes
+        if sizes is None:
+            return tuple(parts)
+        counts = sizes if replicas is None else [sizes[i] for i in replicas]
+        return tuple(part[:count] for part, count in zip(parts, counts, strict=True))
 
     def select(self, local_index: int) -> T:
         """The component of one local replica; inside a compiled replica, that replica's own."""
@@ -341,6 +374,8 @@ class PerReplica(DistributedValues, Generic[T]):
     @property
     def uniform(self) -> jax.ShapeDtypeStruct | None:
         """The one shape and dtype of all components, or None if they differ or are not numbers."""
+        if self._layout.sizes is not None:
+            return None
         if self._components is None:
             shape = self._array.shape
             if not self.is_local:
@@ -395,6 +430,9 @@ class PerReplica(DistributedValues, Generic[T]):
     def tree_unflatten(cls, aux: Any, children: Any) -> PerReplica:
         """Rebuild from whatever a tree function made of the children."""
         *values, mask = children if aux.masked else (*children, None)
+        if aux.sizes is not None and aux.kind == "global" and is_tracer(values[0]):
+            # In a program, replicas with different shapes are separate arrays.
+            return cls(cls.from_layout(values[0], aux).components, mesh=aux.mesh)
         if aux.ndim is not None and getattr(values[0], "ndim", 0) > aux.ndim:
             raise CollectiveError(
                 "A per-replica value came out of lax.scan, vmap, jnp.stack or a similar function with one "
