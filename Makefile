@@ -7,7 +7,8 @@ WORKERS ?= 2
 
 # Compiling takes half of the time of the tests, so ask XLA to optimize less; programs that the tests start
 # compile as a user's do. `make test TEST_XLA_FLAGS=` compiles everything that way.
-TEST_XLA_FLAGS ?= --xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0
+TEST_XLA_FLAGS ?= --xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0 \
+	--xla_cpu_parallel_codegen_split_count=1
 
 # XLA aborts on flags that it does not know, and versions differ in what they know.
 QUICK = XLA_FLAGS="$$($(1)/python tests/known_xla_flags.py $(TEST_XLA_FLAGS))"

@@ -15,6 +15,7 @@ import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
+from tests import quick_jax  # noqa: E402
 
 jax.devices()  # starts JAX, so that no test can change the devices of later ones
 jax.config.update("jax_traceback_in_locations_limit", 0)  # programs without source lines are lowered faster
@@ -35,6 +36,7 @@ def _names_in_doctests(doctest_namespace):
 
 def pytest_addoption(parser):
     parser.addoption("--everything", action="store_true", help="also run the tests marked `long`")
+    parser.addoption("--plain-jax", action="store_true", help="leave JAX as it is: see tests/quick_jax.py")
 
 
 def pytest_collection_modifyitems(config, items):
@@ -57,6 +59,8 @@ _COMPILED = pytest.StashKey[str]()
 
 
 def pytest_configure(config):
+    if not config.getoption("--plain-jax"):
+        quick_jax.install()
     workerinput = getattr(config, "workerinput", None)
     folder = workerinput["compiled"] if workerinput else tempfile.mkdtemp(prefix="replicax-compiled-")
     config.stash[_COMPILED] = folder
