@@ -177,7 +177,7 @@ class _Replica:
         context = ReplicaContext(
             self._strategy, self._replica_id, merge_point=self, devices=names, masks=masks
         )
-        explained = ExplainUnboundAxis(mesh.axis_name)
+        explained = ExplainUnboundAxis(self._strategy.mesh.axis_name)
         with enter(current().inner(self._strategy, context)), jax.default_device(device), explained:
             self.result = fn(*args, **kwargs)
 
