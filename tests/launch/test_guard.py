@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from replicax.launch import Guard, WorkerProcess, describe_status, free_ports, worker_environment
+from replicax.launch import Devices, Guard, WorkerProcess, describe_status, free_ports, worker_environment
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 
@@ -43,7 +43,7 @@ def test_a_command_that_does_not_exist_fails():
 @pytest.mark.parametrize("flags", ["", "--xla_a=1 --xla_force_host_platform_device_count=8 --xla_b=2"])
 def test_devices_of_the_starting_process_are_not_those_of_workers(flags):
     inherited = {"PJRT_NPROC": "16", "JAX_NUM_CPU_DEVICES": "8", "HOME": "/", "XLA_FLAGS": flags}
-    own = worker_environment(inherited, ["a:1"], 0, cpu_devices=3)
+    own = worker_environment(inherited, ["a:1"], 0, Devices(cpu_devices=3))
     assert "PJRT_NPROC" not in own and own["JAX_NUM_CPU_DEVICES"] == "3" and own["HOME"] == "/"
     assert own.get("XLA_FLAGS", "") == flags.replace("--xla_force_host_platform_device_count=8 ", "")
     assert '"num_accelerators": {"CPU": 3}' in own["TF_CONFIG"]

@@ -2,7 +2,8 @@
 
 Exit status: 0 for success; 1 if a check failed or the demo's accuracy is too low; 2 if the command could
 not run because of a bad argument, a missing package or device, or a folder that is not writable; 130 if it
-was interrupted; 141 if its output was closed early, as by `| head`.
+was interrupted; 141 if its output was closed early, as by `| head`. `launch` returns the
+status of its workers.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from importlib import metadata
 from pathlib import Path
 
 from replicax.cli._extras import MissingExtraError
+from replicax.cli._launch import add_launch, split_program
 from replicax.errors import CheckpointError, DeviceError
 
 __all__ = ["main"]
@@ -26,6 +28,7 @@ _EPILOG = """\
 first steps:
   python -m replicax doctor     check this machine: packages, devices, collectives, training
   python -m replicax demo       train a small classifier on all devices in half a minute
+  python -m replicax launch --workers 2 train.py     run a program on two workers
 
 documentation: docs/ in the source, and help(replicax)
 """
@@ -66,7 +69,10 @@ def _write_nowhere() -> None:
 
 def _run_command(arguments: Sequence[str] | None) -> int:
     parser = _parser()
-    options = parser.parse_args(arguments)
+    own, program = list(sys.argv[1:] if arguments is None else arguments), []
+    if own[:1] == ["launch"]:
+        own[1:], program = split_program(own[1:])
+    options = parser.parse_args(own, argparse.Namespace(program=program))
     if options.command is None:
         parser.print_help()
         return 0
@@ -93,6 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", title="commands", metavar="COMMAND")
     _add_demo(commands)
     _add_doctor(commands)
+    add_launch(commands)
     return parser
 
 

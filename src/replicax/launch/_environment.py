@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from replicax.launch._devices import Devices
+
 __all__ = ["DEVICE_SETTINGS", "worker_environment"]
 
 # Settings of the CPU devices of the process that starts workers, which are not those of the workers.
@@ -15,29 +17,33 @@ _DEVICE_COUNT_FLAG = re.compile(r"--xla_force_host_platform_device_count=\d+\s*"
 
 
 def worker_environment(
-    inherited: Mapping[str, str], addresses: Sequence[str], rank: int, cpu_devices: int = 1
+    inherited: Mapping[str, str], addresses: Sequence[str], rank: int, devices: Devices
 ) -> dict[str, str]:
     """The environment variables of the worker with this rank.
 
     Args:
         inherited: the environment variables of the process that starts it.
-        addresses: the addresses of all workers.
+        addresses: the addresses of all workers, on this machine.
         rank: the worker's index in `addresses`.
-        cpu_devices: on CPU, the number of virtual devices that a strategy uses in this worker.
+        devices: the devices that a strategy uses in this worker.
 
-    >>> from replicax.launch import worker_environment
-    >>> worker_environment({}, ["localhost:11000", "localhost:11001"], rank=1)["TF_CONFIG"]
+    >>> from replicax.launch import Devices, worker_environment
+    >>> worker_environment({}, ["localhost:11000", "localhost:11001"], 1, Devices())["TF_CONFIG"]
     '{"cluster": {"worker": ["localhost:11000", "localhost:11001"]}, "task": ...
     """
     kept = {name: value for name, value in inherited.items() if name not in DEVICE_SETTINGS}
     if flags := kept.pop("XLA_FLAGS", ""):
         kept["XLA_FLAGS"] = _DEVICE_COUNT_FLAG.sub("", flags)
     task: dict[str, Any] = {"type": "worker", "index": rank}
-    if cpu_devices > 1:
-        task["num_accelerators"] = {"CPU": cpu_devices}
+    if devices.gpus:
+        kept["CUDA_VISIBLE_DEVICES"] = ",".join(devices.gpus)
+    else:
+        kept["JAX_NUM_CPU_DEVICES"] = str(devices.cpu_devices)
+        task["num_accelerators"] = {"CPU": devices.cpu_devices}
+    kept.setdefault("NCCL_SOCKET_IFNAME", "lo")  # by default NCCL listens on the first network interface
     config = {"cluster": {"worker": list(addresses)}, "task": task}
     return kept | {
-        "JAX_NUM_CPU_DEVICES": str(cpu_devices),
+        "PYTHONFAULTHANDLER": "1",  # a crash in native code prints the Python stacks
         "PYTHONUNBUFFERED": "1",  # what a worker printed before it was killed is not lost
         "TF_CONFIG": json.dumps(config),
     }

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 from replicax.errors import ClusterError
@@ -43,10 +44,10 @@ def local_addresses(num_workers: int) -> list[str]:
     return [f"{LOOPBACK}:{port}" for port in free_ports(num_workers)]
 
 
-def _candidates(count: int) -> list[int]:
+def _candidates(count: int) -> Iterator[int]:
     # Not the user's own generator: a program that seeds it would always draw the same ports.
-    generator = random.SystemRandom()
-    return [generator.randrange(_LOWEST_PORT, _first_ephemeral_port()) for _ in range(count)]
+    generator, end = random.SystemRandom(), _first_ephemeral_port()
+    return (generator.randrange(_LOWEST_PORT, end) for _ in range(count))
 
 
 def _first_ephemeral_port() -> int:

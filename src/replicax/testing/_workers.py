@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self, final
 
-from replicax.launch import Guard, WorkerProcess, local_addresses, worker_environment
+from replicax.launch import Devices, Guard, WorkerProcess, local_addresses, worker_environment
 from replicax.testing._files import Files
 from replicax.testing._job import Job
 from replicax.testing._outcome import Outcome, read_report
@@ -67,10 +67,9 @@ class Workers:
         addresses = local_addresses(len(self._files))
         # The devices of this process are not those of the workers, nor are its flags.
         inherited = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+        inherited["JAX_PLATFORMS"] = "cpu"
         for files in self._files:
-            own = worker_environment(
-                inherited | {"JAX_PLATFORMS": "cpu"}, addresses, files.rank, devices_per_worker
-            )
+            own = worker_environment(inherited, addresses, files.rank, Devices((), devices_per_worker))
             command = [
                 sys.executable,
                 "-c",

@@ -1,0 +1,187 @@
+"""`python -m replicax launch`: its options, and the mistakes that they are checked for."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from replicax.cli._managers import explain_manager
+
+__all__ = ["add_launch", "split_program"]
+
+_OPTIONS_WITH_VALUE = (
+    "--workers",
+    "--devices-per-worker",
+    "--min-workers",
+    "--max-restarts",
+    "--log-dir",
+    "--grace-period",
+)
+
+_USAGE = """\
+python -m replicax launch --workers N [options] script.py [arguments of the script ...]
+       python -m replicax launch --workers N [options] -m module [arguments of the module ...]"""
+
+_EPILOG = """\
+exit status: 0 if all workers succeeded; else that of the worker that failed first, 128 + n if signal n
+ended it; 2 if nothing was started. Ctrl-C and SIGTERM are passed on to the workers, and a second Ctrl-C
+kills them.
+
+While the workers run, the file LOG_DIR/workers has their number. Write another one to restart with it:
+  echo 2 > LOG_DIR/workers
+"""
+
+
+def split_program(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The launcher's own arguments, and the program with its arguments.
+
+    >>> from replicax.cli._launch import split_program
+    >>> split_program(["--workers", "2", "train.py", "--workers", "8"])
+    (['--workers', '2'], ['train.py', '--workers', '8'])
+    """
+    end = 0
+    while end < len(arguments) and arguments[end].startswith("-") and arguments[end] not in ("-m", "--"):
+        end += 2 if arguments[end] in _OPTIONS_WITH_VALUE else 1
+    program = list(arguments[end:])
+    return list(arguments[:end]), program[1:] if program[:1] == ["--"] else program
+
+
+def add_launch(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "launch",
+        help="run a program on several workers on this machine, and restart them after a failure",
+        description="Start N processes of a program on this machine as one cluster: TF_CONFIG and the "
+        "devices of each are set, so that `rx.MultiWorkerMirroredStrategy()` joins the others. Output is "
+        "shown with the worker's rank, and no process is left behind.",
+        usage=_USAGE,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--workers", type=_positive, metavar="N", help="number of processes; required")
+    parser.add_argument(
+        "--devices-per-worker",
+        type=_positive,
+        metavar="M",
+        help="GPUs of each worker, or virtual CPU devices without GPUs; by default all GPUs are divided "
+        "evenly, or each worker has one CPU device",
+    )
+    parser.add_argument(
+        "--max-restarts",
+        type=_natural,
+        metavar="R",
+        default=0,
+        help="how often all workers are started again after one has failed; the program resumes from its "
+        "checkpoint (default: 0)",
+    )
+    parser.add_argument(
+        "--min-workers",
+        type=_positive,
+        metavar="K",
+        help="a worker that fails twice in a row is left out at a restart while K workers remain "
+        "(default: N)",
+    )
+    parser.add_argument(
+        "--log-dir",
+        type=Path,
+        metavar="DIR",
+        help="folder for one log per worker, and for compiled programs if there are restarts (default: a "
+        "temporary folder, which is kept)",
+    )
+    parser.add_argument(
+        "--grace-period",
+        type=_seconds,
+        metavar="SECONDS",
+        default=30.0,
+        help="how long workers may take to end after Ctrl-C or SIGTERM (default: 30)",
+    )
+    parser.add_argument(
+        "--force", action="store_true", help="start workers even as part of a Slurm, Kubernetes or Ray job"
+    )
+    parser.set_defaults(run=_run, fail=parser.error)
+
+
+def _run(options: argparse.Namespace) -> int:
+    from replicax.launch import LaunchOptions, launch
+
+    command = [sys.executable, *_checked_program(options)]
+    _check_numbers(options)
+    if not options.force and (advice := explain_manager(os.environ, " ".join(options.program))):
+        options.fail(f"{advice}\nOr pass --force to start {options.workers} workers in this process anyway")
+    return launch(
+        LaunchOptions(
+            command=command,
+            num_workers=options.workers,
+            log_dir=_log_dir(options.log_dir),
+            devices_per_worker=options.devices_per_worker,
+            min_workers=options.min_workers,
+            max_restarts=options.max_restarts,
+            grace_seconds=options.grace_period,
+        )
+    )
+
+
+def _check_numbers(options: argparse.Namespace) -> None:
+    if options.workers is None:
+        hint = " before the script" if "--workers" in options.program else ""
+        options.fail(f"--workers N is required{hint}")
+    elif (options.min_workers or 1) > options.workers:
+        options.fail(f"--min-workers {options.min_workers} is more than --workers {options.workers}")
+
+
+def _checked_program(options: argparse.Namespace) -> list[str]:
+    program: list[str] = options.program
+    if not program:
+        options.fail("no program: write the script, or -m and a module, after the options")
+    if program[0] == "-m":
+        _check_module(options, program[1:])
+    elif not Path(program[0]).exists():
+        options.fail(f"there is no file {program[0]!r} in {Path.cwd()}")
+    return program
+
+
+def _check_module(options: argparse.Namespace, rest: list[str]) -> None:
+    if not rest:
+        options.fail("-m needs the name of a module")
+    try:
+        found = importlib.util.find_spec(rest[0])
+    except ImportError:
+        found = None
+    if found is None:
+        options.fail(f"there is no module {rest[0]!r} that Python can import from {Path.cwd()}")
+
+
+def _log_dir(chosen: Path | None) -> Path:
+    if chosen is None:
+        return Path(tempfile.mkdtemp(prefix="replicax-launch-"))
+    chosen.mkdir(parents=True, exist_ok=True)
+    return chosen.resolve()
+
+
+def _positive(text: str) -> int:
+    number = int(text) if text.isdecimal() else 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"expected an integer, 1 or more, got {text!r}")
+    return number
+
+
+def _natural(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected an integer, 0 or more, got {text!r}")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a number of seconds, 0 or more, got {text!r}")
+    return number
