@@ -477,6 +477,27 @@ with pytest.raises(CollectiveTimeoutError, match="told to stop waiting"):
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
 
 
+def test_a_coordination_service_in_another_process():
+    """lib._jax.get_distributed_runtime_client and jaxlib's service, which `join_cluster` connects."""
+    program = """
+import json, os, socket, jax
+from replicax import _jax
+from replicax.cluster import ClusterOptions
+from replicax.cluster._coordinator import Meeting, start_coordinator
+with socket.socket() as free:
+    free.bind(("localhost", 0))
+    address = f"localhost:{free.getsockname()[1]}"
+start_coordinator(address, ["only"], ClusterOptions())
+connection, service = Meeting(address, 0, ["only"], 60.0).join()
+_jax.connect_to_service(service, 1, 0, 100.0)
+assert jax.distributed.is_initialized()
+assert (jax.process_index(), jax.process_count()) == (0, 1)
+_jax.distributed_client().key_value_set("a", "b")
+assert _jax.distributed_client().blocking_key_value_get("a", 200) == "b"
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+
+
 def test_messages_need_jax_distributed():
     with pytest.raises(rx.errors.ClusterError, match=r"jax\.distributed is not initialized"):
         exchange_between_processes([0, 1], "topic", 0, None, lambda: False, 1.0)

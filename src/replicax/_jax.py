@@ -14,7 +14,8 @@ The rest of Replicax uses JAX's public API. What is here, and why there is no pu
   concrete array reaches no primitive that could;
 * discarding a profile that could not be written, without which JAX refuses to start another;
 * the key-value store of `jax.distributed`: its messages need no collective and so no fixed order;
-* JAX's detection of Open MPI and Kubernetes, which its public function combines with connecting.
+* JAX's detection of Open MPI and Kubernetes, which its public function combines with connecting;
+* connecting to a coordination service that runs in another process than the first worker's.
 
 Nothing here has a silent fallback: if JAX renames a part, importing or first using it raises
 `UnsupportedJaxError`. `tests/test_jax_internals.py` has a test for each part.
@@ -87,6 +88,7 @@ __all__ = [
     "add_array_method",
     "at_trace",
     "backends_are_initialized",
+    "connect_to_service",
     "current_program",
     "current_trace",
     "debug_infs",
@@ -142,6 +144,23 @@ def detect_kubernetes_job(port: int) -> tuple[str, int] | None:
         return None
     address = _K8sCluster.get_coordinator_address(timeout_secs=None, override_coordinator_port=str(port))
     return address, _K8sCluster.get_process_count()
+
+
+def connect_to_service(address: str, num_processes: int, process_id: int, heartbeat_seconds: float) -> None:
+    """Do what `jax.distributed.initialize` does, with a service that runs already."""
+    make_client = _private("lib", "_jax.get_distributed_runtime_client")
+    state = _distributed_state
+    client = make_client(
+        address,
+        process_id,
+        init_timeout=300,
+        heartbeat_timeout=max(1, round(heartbeat_seconds)),
+        use_compression=True,
+    )
+    client.connect()
+    state.client, state.coordinator_address = client, address
+    state.process_id, state.num_processes = process_id, num_processes
+    state.initialize_preemption_sync_manager()
 
 
 def forget_profile() -> None:

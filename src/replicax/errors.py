@@ -25,6 +25,10 @@ ported code keeps working, and `except ReplicaxError` catches errors of Replicax
     │   └── OverlappingTasksError  (and KeyError)                two clusters have the same task
     ├── ClusterTimeoutError        (TimeoutError)                a task of the cluster did not join
     ├── RunFailedError             (RuntimeError, AssertionError)  a worker that a test started failed
+    ├── WorkerFailedError          (RuntimeError)                another worker failed
+    │   ├── WorkerLostError        (and ConnectionError)         its process died
+    │   ├── WorkerStuckError       (and TimeoutError)            the others waited for it for too long
+    │   └── WorkerLeftError                                      its program ended, but the others need it
     ├── InputError                 (ValueError)                  batches that can't be distributed
     │   └── MissingFilesError      (and FileNotFoundError)       the files of a dataset are missing
     ├── NotADatasetError           (TypeError, AttributeError)   not a dataset
@@ -72,6 +76,10 @@ __all__ = [
     "TracingError",
     "UnsupportedJaxError",
     "VariableError",
+    "WorkerFailedError",
+    "WorkerLeftError",
+    "WorkerLostError",
+    "WorkerStuckError",
 ]
 
 
@@ -245,6 +253,36 @@ class RunFailedError(ReplicaxError, RuntimeError, AssertionError):
         """Take the outcomes, too."""
         super().__init__(message)
         self.outcomes = tuple(outcomes)
+
+
+class WorkerFailedError(ReplicaxError, RuntimeError):
+    """Another worker of the cluster has failed, so this one can't go on.
+
+    Raised in the main thread, wherever it is, so that `except` and `finally` blocks run. The group can't
+    continue: save nothing that needs the others, and restart all workers from the last checkpoint.
+    """
+
+    rank: int = -1
+    """The number of the worker that failed."""
+    step: int = 0
+    """How many collectives it had started."""
+    worker_traceback: str = ""
+    """Its traceback, or its stack if it is stuck."""
+
+
+class WorkerLostError(WorkerFailedError, ConnectionError):
+    """The process of another worker has died: killed, out of memory, or crashed in native code."""
+
+
+class WorkerStuckError(WorkerFailedError, TimeoutError):
+    """Others have waited for a worker for longer than `ClusterOptions.stuck_timeout_seconds`.
+
+    The message has the stacks of all workers.
+    """
+
+
+class WorkerLeftError(WorkerFailedError):
+    """The program of another worker has ended, but this one waits for it in a collective."""
 
 
 class InputError(ReplicaxError, ValueError):

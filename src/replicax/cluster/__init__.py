@@ -14,6 +14,7 @@ from replicax.cluster._kubernetes_job import KubernetesJobClusterResolver
 from replicax.cluster._log import Collective, CollectiveLog, collective_log
 from replicax.cluster._messages import exchange_between_processes, publish, published
 from replicax.cluster._open_mpi import OpenMPIClusterResolver
+from replicax.cluster._options import ClusterOptions
 from replicax.cluster._ray_train import RayTrainClusterResolver
 from replicax.cluster._resolver import ClusterResolver
 from replicax.cluster._simple import SimpleClusterResolver
@@ -33,6 +34,7 @@ from replicax.cluster._union import UnionResolver as UnionClusterResolver
 
 __all__ = [
     "ClusterDef",
+    "ClusterOptions",
     "ClusterResolver",
     "ClusterSpec",
     "Collective",

@@ -7,23 +7,21 @@ evaluator runs separately.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import final
 
 import jax
 
-from replicax._jax import backends_are_initialized
+from replicax._jax import backends_are_initialized, connect_to_service
+from replicax.cluster._coordinator import Meeting, start_coordinator, stop_coordinator
+from replicax.cluster._options import ClusterOptions
 from replicax.cluster._resolver import ClusterResolver
 from replicax.cluster._spec import ClusterSpec, training_tasks
-from replicax.errors import BackendStartedError, ClusterError, ClusterTimeoutError
+from replicax.cluster._watchdog import watch
+from replicax.errors import BackendStartedError, ClusterError
 
 __all__ = ["Place", "Task", "find_place", "join_cluster"]
-
-_DEFAULT_TIMEOUT_SECONDS = 300.0  # JAX's default
-_LONGEST_TIMEOUT_SECONDS = 3500.0  # JAX's coordinator times out after an hour
-_FOREVER_SECONDS = 10**8
 
 
 @final
@@ -98,16 +96,17 @@ def _training_tasks(spec: ClusterSpec) -> tuple[Task, ...]:
     return tuple(Task(job, index, spec.task_address(job, index)) for job, index in training_tasks(spec))
 
 
-def join_cluster(place: Place | None, timeout_seconds: float | None = None) -> None:
+def join_cluster(place: Place | None, options: ClusterOptions | None = None) -> None:
     """Connect JAX in this process with all tasks of `place`, which must all call this.
 
     Args:
         place: from `find_place`. None changes nothing.
-        timeout_seconds: how long to wait for the others, an hour at most; None is five minutes.
+        options: how long to wait for the others.
 
     Raises:
         BackendStartedError: JAX has already started in this process, without the others.
-        ClusterError: JAX has joined another cluster, or the coordinator's address is invalid.
+        ClusterError: JAX has joined another cluster, two processes have one task, their clusters differ,
+            or the first task's address can't be used.
         ClusterTimeoutError: not all tasks joined in time.
     """
     if jax.distributed.is_initialized():
@@ -117,7 +116,7 @@ def join_cluster(place: Place | None, timeout_seconds: float | None = None) -> N
     elif place is not None and len(place.tasks) > 1:
         _refuse_started_backend(place)
         _prepare_cpu_collectives()
-        _initialize(place, timeout_seconds)
+        _join(place, ClusterOptions() if options is None else options)
 
 
 def _prepare_cpu_collectives() -> None:
@@ -145,52 +144,21 @@ def _refuse_started_backend(place: Place) -> None:
         )
 
 
-def _initialize(place: Place, timeout_seconds: float | None) -> None:
-    address = _checked_address(place.tasks[0])
-    seconds = min(timeout_seconds or _DEFAULT_TIMEOUT_SECONDS, _LONGEST_TIMEOUT_SECONDS)
-    joining = _Joining(address, len(place.tasks), place.process_id)
-    if joining.wait(seconds):
-        return
-    jax.distributed.shutdown()  # otherwise JAX believes that it has joined
-    if joining.error is not None:
-        raise ClusterError(
-            f"{place.own} could not join its cluster at {address}: {joining.error}"
-        ) from joining.error
-    first, others = place.tasks[0], [task for task in place.tasks if task != place.own]
-    raise ClusterTimeoutError(
-        f"{place.own} timed out after {seconds:g} s at {address}, the address of {first.job} "
-        f"{first.index}: not all of the other tasks joined: {_listed(others)}. Check that each of them was "
-        "started, with the same cluster and its own task, and can reach that address."
-    )
-
-
-@final
-class _Joining:
-    """`jax.distributed.initialize` in a thread: JAX's own timeout would abort the process."""
-
-    def __init__(self, address: str, num_processes: int, process_id: int) -> None:
-        self.error: BaseException | None = None
-        self._joined = False
-        self._arguments = (address, num_processes, process_id)
-        self._thread = threading.Thread(target=self._join, name="replicax_join", daemon=True)
-        self._thread.start()
-
-    def _join(self) -> None:
-        try:
-            jax.distributed.initialize(
-                *self._arguments,
-                initialization_timeout=_FOREVER_SECONDS,
-                # The resolver knows the cluster; JAX's own detection would hide GPUs from the processes.
-                cluster_detection_method="deactivate",
-            )
-            self._joined = True
-        except BaseException as error:
-            self.error = error
-
-    def wait(self, seconds: float) -> bool:
-        """Whether all tasks joined within `seconds`."""
-        self._thread.join(seconds)
-        return self._joined
+def _join(place: Place, options: ClusterOptions) -> None:
+    address, tasks = _checked_address(place.tasks[0]), [str(task) for task in place.tasks]
+    if place.process_id == 0:
+        start_coordinator(address, tasks, options)
+    try:
+        connection, service = Meeting(
+            address, place.process_id, tasks, options.start_timeout_seconds
+        ).join()
+    except BaseException:
+        stop_coordinator()
+        raise
+    watch(
+        connection, place.process_id, options
+    )  # first: a worker may die while JAX waits for all to connect
+    connect_to_service(service, len(tasks), place.process_id, options.heartbeat_timeout_seconds)
 
 
 def _checked_address(task: Task) -> str:

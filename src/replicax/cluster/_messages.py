@@ -13,6 +13,7 @@ from typing import Any
 import jax
 
 from replicax._jax import distributed_client
+from replicax.cluster._watchdog import raise_failure, waiting_for
 from replicax.errors import ClusterError, CollectiveTimeoutError
 
 __all__ = ["exchange_between_processes", "publish", "published"]
@@ -34,6 +35,7 @@ def exchange_between_processes(
 
     Raises:
         CollectiveTimeoutError: a message did not arrive in time, or before `cancelled()`.
+        WorkerFailedError: another worker has failed.
     """
     client = distributed_client()
     if client is None:
@@ -53,6 +55,7 @@ def exchange_between_processes(
             except jax.errors.JaxRuntimeError as error:
                 if "DEADLINE_EXCEEDED" not in str(error):
                     raise
+            raise_failure()
             if cancelled():
                 raise CollectiveTimeoutError(
                     f"Process {own} was told to stop waiting for message {number} of process {process} "
@@ -64,7 +67,11 @@ def exchange_between_processes(
                     f"process {process} about {topic}. See whether that process is still running."
                 )
 
-    received = [receive(process) for process in processes]
+    def wait(process: int) -> Any:
+        with waiting_for(process, topic):
+            return receive(process)
+
+    received = [wait(process) for process in processes]
     if number > 0:
         # Every process has sent this message, so every process has read the previous one.
         client.key_value_delete(f"{topic}/{number - 1}/{own}")

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 
 from replicax.cluster import (
+    ClusterOptions,
     ClusterResolver,
     TFConfigClusterResolver,
     detect_cluster,
@@ -56,6 +57,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         communication_options: the default options of all collectives. Their `timeout_seconds` also limits
             how long the workers wait for each other here.
         axis_name: the name of the replicas' axis in `jax.lax.pmean(x, axis_name)` and similar functions.
+        cluster_options: how long the workers wait for each other.
 
     Raises:
         BackendStartedError: JAX has started already, so this worker can't join the others.
@@ -79,6 +81,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         communication_options: CommunicationOptions | None = None,
         *,
         axis_name: str = REPLICA_AXIS,
+        cluster_options: ClusterOptions | None = None,
     ) -> None:
         """Join the cluster and find its devices."""
         options = merge_options(communication_options, None)
@@ -90,12 +93,20 @@ class MultiWorkerMirroredStrategy(Strategy):
                 f"cluster_resolver must be an rx.cluster.ClusterResolver, got {resolver!r} of type "
                 f"{type(resolver).__name__}."
             )
-        join_cluster(find_place(resolver), options.timeout_seconds)
+        join_cluster(find_place(resolver), _cluster_options(cluster_options, options))
         devices = _devices_of_all(_own_devices(resolver), options.timeout_seconds)
         mesh = ReplicaMesh(devices, axis_name)
         _refuse_missing_nccl(options, mesh)
         communicator = Communicator(mesh, DefaultAllReduce(), options)
         super().__init__(Answers(communicator, mirrored_layouts(communicator), cluster_resolver=resolver))
+
+
+def _cluster_options(given: ClusterOptions | None, options: CommunicationOptions) -> ClusterOptions:
+    if not isinstance(given, ClusterOptions | None):
+        raise TypeError(f"cluster_options must be an rx.cluster.ClusterOptions, got {given!r}.")
+    if given is None and options.timeout_seconds is not None:
+        return ClusterOptions(start_timeout_seconds=options.timeout_seconds)
+    return ClusterOptions() if given is None else given
 
 
 def _refuse_missing_nccl(options: CommunicationOptions, mesh: ReplicaMesh) -> None:

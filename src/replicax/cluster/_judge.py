@@ -1,0 +1,296 @@
+"""Deciding which worker has failed, from what the workers report about themselves.
+
+Every worker reports its progress a few times a second: how many collectives it has started, the line of the
+user's program, and which messages of other workers it waits for. It also reports an exception that ends its
+program, and that its program has ended. A worker whose connection closes without that has died.
+
+A worker that is silent, or makes no progress, has not failed: it may compute for hours. It is *stuck*
+when others have waited for it for too long, in a collective that it has not started, unless it compiles
+or writes a checkpoint.
+
+The coordinator's process imports this module without JAX, so it imports nothing but the standard library.
+Times are seconds of one clock and are passed in, so that tests need not wait.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any, final
+
+__all__ = ["Judge", "Verdict"]
+
+# A worker that loses its connection to a dead one fails too, sometimes before the death is noticed.
+_CONSEQUENCE_SECONDS = 1.0
+# A worker may start a collective just before it learns that another one has ended.
+_LEFT_SECONDS = 0.5
+# How long to wait for the stacks of the workers.
+_STACKS_SECONDS = 2.0
+# States that may last for long, and for how long a worker that was in one may be silent.
+_PATIENT_STATES = ("compiling", "checkpoint")
+_SILENT_SECONDS = 5.0
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What every worker is told when one of them has failed: an error class and its contents."""
+
+    error: str
+    rank: int
+    step: int
+    message: str
+    traceback: str = ""
+
+
+@final
+@dataclasses.dataclass
+class _Worker:
+    """What is known of one worker."""
+
+    rank: int
+    name: str
+    heard: float
+    step: int = 0
+    line: str = ""
+    state: str = ""
+    collectives: dict[int, list[Any]] = dataclasses.field(default_factory=dict)
+    """Of some collectives, by number: fingerprint, description, batch, and the digest of all up to it."""
+    waits_for: dict[str, Any] | None = None
+    waits_since: float = 0.0
+    behind_since: float | None = None
+    failure: dict[str, Any] | None = None
+    failed_at: float = 0.0
+    gone: str = ""
+    """'left' when its program has ended, 'died' when its process has; empty before."""
+    gone_at: float = 0.0
+    stacks: str | None = None
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} ({self.name})"
+
+    def is_excused(self, now: float) -> bool:
+        """Whether it does something that may take long."""
+        return self.state in _PATIENT_STATES and now - self.heard < _SILENT_SECONDS
+
+    @property
+    def place(self) -> str:
+        """Where it was when it last reported."""
+        return f"collective {self.step}" + (f", {self.line}" if self.line else "")
+
+
+@final
+class Judge:
+    """Listens to all workers and decides once, for all of them, what has failed."""
+
+    def __init__(self, names: Sequence[str], stuck_seconds: float, now: float) -> None:
+        """Expect reports of workers with these names, in the order of their ranks."""
+        self._workers = [_Worker(rank, name, now) for rank, name in enumerate(names)]
+        self._stuck_seconds = stuck_seconds
+        self._stacks_asked: float | None = None
+
+    @property
+    def wants_stacks(self) -> bool:
+        """Whether the workers are to send their stacks."""
+        return self._stacks_asked is not None
+
+    def hear(self, rank: int, message: dict[str, Any], now: float) -> None:
+        """Take a report of a worker."""
+        worker = self._workers[rank]
+        worker.heard = now
+        match message["kind"]:
+            case "progress":
+                self._hear_progress(worker, message, now)
+            case "failed":
+                worker.failure, worker.failed_at = message, now
+                worker.step = message["step"]
+            case "leaving":
+                worker.gone, worker.gone_at, worker.step = "left", now, message["step"]
+            case "stacks":
+                worker.stacks = message["text"]
+            case other:
+                raise ValueError(f"unknown report {other!r}")
+
+    def _hear_progress(self, worker: _Worker, message: dict[str, Any], now: float) -> None:
+        if message["step"] != worker.step:
+            worker.behind_since = None
+        worker.step, worker.line, worker.state = message["step"], message["line"], message["state"]
+        worker.collectives = {step: what for step, *what in message["collectives"]}
+        if message["waits_for"] != worker.waits_for:
+            worker.waits_for, worker.waits_since = message["waits_for"], now
+
+    def lose(self, rank: int, now: float) -> None:
+        """A worker's connection has closed."""
+        worker = self._workers[rank]
+        if not worker.gone:
+            worker.gone, worker.gone_at = "died", now
+
+    def decide(self, now: float) -> Verdict | None:
+        """What has failed; None as long as nothing has."""
+        self._update_behind(now)
+        for rule in (self._failed, self._died, self._failed_by_another, self._different, self._left):
+            if (verdict := rule(now)) is not None:
+                return verdict
+        return self._stuck(now)
+
+    def _update_behind(self, now: float) -> None:
+        first = max((worker.step for worker in self._workers if not worker.gone), default=0)
+        for worker in self._workers:
+            if worker.gone or worker.step >= first or worker.is_excused(now):
+                worker.behind_since = None
+            elif worker.behind_since is None:
+                worker.behind_since = now
+
+    def _failed(self, now: float) -> Verdict | None:
+        failed = [w for w in self._workers if w.failure is not None and not w.failure["by_another"]]
+        return _verdict_of_failure(min(failed, key=lambda w: w.failed_at)) if failed else None
+
+    def _failed_by_another(self, now: float) -> Verdict | None:
+        failed = [w for w in self._workers if w.failure is not None]
+        ripe = [w for w in failed if now - w.failed_at >= _CONSEQUENCE_SECONDS]
+        if not ripe:
+            return None
+        worker = min(ripe, key=lambda w: w.failed_at)
+        for left in (w for w in self._workers if w.gone == "left"):
+            return _verdict_of_left(left, f"{worker} needs it at {worker.place}")
+        return _verdict_of_failure(worker)
+
+    def _died(self, now: float) -> Verdict | None:
+        died = [w for w in self._workers if w.gone == "died" and w.failure is None]
+        if not died:
+            return None
+        worker = min(died, key=lambda w: w.gone_at)
+        return Verdict(
+            "WorkerLostError",
+            worker.rank,
+            worker.step,
+            f"{worker} has died, last seen at {worker.place}: its process ended without a word, for "
+            "example killed by a signal, by the system for lack of memory, or by a crash in native "
+            "code. See its own output. Restart all workers from the last checkpoint.",
+        )
+
+    def _different(self, now: float) -> Verdict | None:
+        for worker in self._workers[1:]:
+            first = self._workers[0]
+            for step in sorted(worker.collectives.keys() & first.collectives.keys()):
+                if _differ(worker.collectives[step], first.collectives[step]):
+                    return _verdict_of_difference(step, first, worker)
+        return None
+
+    def _left(self, now: float) -> Verdict | None:
+        for worker in self._workers:
+            if worker.gone == "left" and now - worker.gone_at >= _LEFT_SECONDS:
+                for other, what in self._waiting_for(worker):
+                    return _verdict_of_left(worker, f"{other} waits for it in {what}")
+        return None
+
+    def _waiting_for(self, worker: _Worker) -> Iterator[tuple[_Worker, str]]:
+        """The workers that need `worker` to go on, each with what it waits in."""
+        for other in self._workers:
+            if other.gone:
+                continue
+            if other.step > worker.step:
+                yield other, other.place
+            elif other.waits_for is not None and other.waits_for["rank"] == worker.rank:
+                what = other.waits_for["what"]
+                yield other, f"an exchange about {what}" + (f", {other.line}" if other.line else "")
+
+    def _stuck(self, now: float) -> Verdict | None:
+        worker = next((w for w in self._workers if self._has_been_late(w, now)), None)
+        if worker is None:
+            self._stacks_asked = None
+            return None
+        if self._stacks_asked is None:
+            self._stacks_asked = now
+            return None
+        complete = all(w.stacks is not None for w in self._workers if not w.gone)
+        if complete or now - self._stacks_asked >= _STACKS_SECONDS:
+            return self._verdict_of_stuck(worker, now)
+        return None
+
+    def _has_been_late(self, worker: _Worker, now: float) -> bool:
+        if worker.behind_since is not None and now - worker.behind_since >= self._stuck_seconds:
+            return True
+        return not (worker.gone or worker.is_excused(now)) and any(
+            other.waits_for is not None
+            and other.waits_for["rank"] == worker.rank
+            and now - other.waits_since >= self._stuck_seconds
+            for other in self._workers
+        )
+
+    def _verdict_of_stuck(self, worker: _Worker, now: float) -> Verdict:
+        waiting = ", ".join(f"{other} in {what}" for other, what in self._waiting_for(worker))
+        silent = now - worker.heard
+        if silent > self._stuck_seconds / 2:
+            state = f"nothing was heard of it for {silent:.0f} s, so its process or host is stopped"
+        else:
+            state = "its process lives, but does not go on"
+        message = (
+            f"{worker} is stuck, last seen at {worker.place}: {state}. Waiting for it for more than "
+            f"{self._stuck_seconds:g} s: {waiting}. If it does work that the others must wait for "
+            "(evaluating alone, a slow reader), allow more time with "
+            "ClusterOptions(stuck_timeout_seconds=...); otherwise see where it is:\n"
+            + "\n".join(_titled_stacks(w, now) for w in self._workers)
+        )
+        return Verdict("WorkerStuckError", worker.rank, worker.step, message, worker.stacks or "")
+
+
+def _verdict_of_failure(worker: _Worker) -> Verdict:
+    failure = worker.failure
+    assert failure is not None
+    return Verdict(
+        "WorkerFailedError",
+        worker.rank,
+        worker.step,
+        f"{worker} failed at {worker.place}, with {failure['type']}: {failure['message']}\n"
+        f"The traceback of rank {worker.rank}:\n{failure['traceback'].rstrip()}",
+        failure["traceback"],
+    )
+
+
+def _verdict_of_left(worker: _Worker, problem: str) -> Verdict:
+    return Verdict(
+        "WorkerLeftError",
+        worker.rank,
+        worker.step,
+        f"{worker} has ended after collective {worker.step}, at the end of its program or by sys.exit, "
+        f"but {problem}. All workers must run the same steps: see whether they have the same data, "
+        "number of steps and conditions.",
+    )
+
+
+def _differ(one: list[Any], other: list[Any]) -> bool:
+    """Whether two workers have started different collectives, here or before."""
+    fingerprints, _, batches, digests = zip(one, other, strict=True)
+    return fingerprints[0] != fingerprints[1] or _known_to_differ(batches) or _known_to_differ(digests)
+
+
+def _known_to_differ(values: tuple[Any, ...]) -> bool:
+    return None not in values and values[0] != values[1]
+
+
+def _verdict_of_difference(step: int, first: _Worker, other: _Worker) -> Verdict:
+    told = " and ".join(f"{worker} {_started(worker.collectives[step])}" for worker in (first, other))
+    return Verdict(
+        "CollectiveMismatchError",
+        other.rank,
+        step,
+        f"The workers have started different collectives, number {step} or one before: {told}. All "
+        "workers must start the same collectives with the same batches, in the same order: see whether "
+        "they have the same data, number of steps and conditions.",
+    )
+
+
+def _started(collective: list[Any]) -> str:
+    _, what, batch, _ = collective
+    return f"started {what}" + (f" with batch {batch}" if batch is not None else "")
+
+
+def _titled_stacks(worker: _Worker, now: float) -> str:
+    if worker.gone:
+        return f"---- {worker} has {worker.gone}"
+    if worker.stacks is None:
+        return (
+            f"---- {worker} did not answer; last heard of {now - worker.heard:.0f} s ago, at {worker.place}"
+        )
+    return f"---- the stack of {worker}:\n{worker.stacks.rstrip()}"

@@ -1,0 +1,47 @@
+"""What a worker reports of its collectives: the last ones, and a running digest of all of them.
+
+Workers report at different moments, so the last collectives of one may not be among the last of another.
+All report those whose numbers are multiples of `_STRIDE`, with a digest of everything up to there: if the
+workers have ever started different collectives, their digests differ.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import deque
+from typing import Any, final
+
+from replicax.cluster._log import CollectiveLog
+
+__all__ = ["Progress"]
+
+_STRIDE = 64
+_NUM_MARKS = 16
+_NUM_LAST = 16
+_MOST = 1024  # the log has no more
+
+
+@final
+class Progress:
+    """Follows a log in the background; `report` is called now and then."""
+
+    def __init__(self, log: CollectiveLog) -> None:
+        """Follow `log` from its beginning."""
+        self._log, self._seen = log, 0
+        self._digest: int | None = 0
+        self._marks: deque[list[Any]] = deque(maxlen=_NUM_MARKS)
+        self._last: deque[list[Any]] = deque(maxlen=_NUM_LAST)
+
+    def report(self) -> list[list[Any]]:
+        """Some collectives: number, fingerprint, description, batch, and the digest up to it or None."""
+        for seq, collective, batch in self._log.recent(min(_MOST, self._log.seq - self._seen)):
+            if seq != self._seen + 1:
+                self._digest = None  # too many since the last report: the log has forgotten some
+            self._seen = seq
+            if self._digest is not None:
+                self._digest = zlib.crc32(f"{collective.fingerprint}{batch}".encode(), self._digest)
+            entry = [seq, collective.fingerprint, str(collective), batch, self._digest]
+            self._last.append(entry)
+            if seq % _STRIDE == 0:
+                self._marks.append(entry)
+        return [*self._marks, *self._last]

@@ -1,0 +1,141 @@
+"""Stopping this process because of a failure, here or in another worker.
+
+When another worker has failed, its error is raised in the main thread, so that the program's `except` and
+`finally` blocks run. A real signal does it: it also ends `time.sleep` and other waiting. A main thread
+that is blocked in native code, usually in the collective that the other worker will never join, can't
+raise. After a second the error is printed and the process ended, with status `BLOCKED_STATUS`.
+
+When this program fails itself, an exception hook reports it. Some such failures are consequences: when a
+worker dies, those that are connected to it fail too. They wait a moment to learn the cause, and print it
+last.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any, final
+
+import jax
+
+__all__ = ["BLOCKED_STATUS", "Stopper"]
+
+BLOCKED_STATUS = 70
+"""The exit status of a worker that was blocked in native code when another worker had failed."""
+
+_SIGNAL = signal.SIGURG  # ignored by default, and rarely used
+_RAISE_SECONDS = 1.0
+_CAUSE_SECONDS = 3.0
+_FLUSH_SECONDS = 0.5
+_LIBRARIES = ("Gloo", "NCCL")  # JAX raises some of their errors as ValueError
+
+
+@final
+class Stopper:
+    """Stops this process when a worker has failed; made in the main thread."""
+
+    def __init__(self, report: Callable[[dict[str, Any]], None], cleanup_seconds: float) -> None:
+        """Report exceptions that end the program with `report`."""
+        self._report, self._cleanup_seconds = report, cleanup_seconds
+        self._error: Exception | None = None
+        self._known, self._raised = threading.Event(), threading.Event()
+        self._end_at: float | None = None
+        self.is_failing = False
+        """Whether this program ends with an exception of its own."""
+        self._previous_hook = sys.excepthook
+        self._can_raise = threading.current_thread() is threading.main_thread()
+        if self._can_raise:
+            self._previous_handler = signal.signal(_SIGNAL, self._handle)
+        sys.excepthook = self._hook
+
+    @property
+    def error(self) -> Exception | None:
+        """The failure of another worker."""
+        return self._error
+
+    # Another worker has failed.
+
+    def stop(self, error: Exception) -> None:
+        """Raise `error` in the main thread; called in the watchdog's thread."""
+        self._error = error
+        self._known.set()
+        if not self.is_failing:
+            self._end_at = time.monotonic() + self._cleanup_seconds
+            self.interrupt()
+
+    def interrupt(self) -> None:
+        """Raise the error in the main thread, or end the process if it is blocked."""
+        self._raised.clear()
+        if self._can_raise:
+            signal.pthread_kill(threading.main_thread().ident or 0, _SIGNAL)
+        if not self._raised.wait(_RAISE_SECONDS) and not self.is_failing:
+            self._end(BLOCKED_STATUS)
+
+    def tick(self) -> None:
+        """End a process that does not end by itself; called now and then in the watchdog's thread."""
+        if self._end_at is not None and time.monotonic() > self._end_at:
+            self._end(1)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._error is not None and not self.is_failing:
+            self._raised.set()
+            raise self._error
+        if callable(self._previous_handler):
+            self._previous_handler(number, frame)
+
+    def _end(self, status: int) -> None:
+        """Print the error and end the process, whatever the main thread does."""
+        text = traceback.format_exception_only(self._error) if self._error is not None else []
+        flushing = threading.Thread(target=_flush, daemon=True)
+        flushing.start()
+        flushing.join(_FLUSH_SECONDS)  # the main thread may hold the lock of a file
+        os.write(2, _marked("".join(text)).encode(errors="replace"))
+        os._exit(status)
+
+    # This program has failed.
+
+    def _hook(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if self._error is not None and _is_caused_by(error, self._error):
+            self._previous_hook(kind, error, trace)
+            return
+        by_another = _may_be_caused_by_another(error)
+        self.is_failing = True
+        self._end_at = time.monotonic() + self._cleanup_seconds
+        text = "".join(traceback.format_exception(kind, error, trace))
+        self._report(
+            {"type": kind.__name__, "message": str(error), "traceback": text, "by_another": by_another}
+        )
+        self._previous_hook(kind, error, trace)
+        if by_another and self._known.wait(_CAUSE_SECONDS) and self._error is not None:
+            print(
+                _marked("".join(traceback.format_exception_only(self._error))), file=sys.stderr, flush=True
+            )
+
+
+def _flush() -> None:
+    for file in (sys.stdout, sys.stderr):
+        if file is not None:
+            file.flush()
+
+
+def _marked(text: str) -> str:
+    return f"\n==== Replicax: a worker has failed ====\n{text.rstrip()}\n"
+
+
+def _is_caused_by(error: BaseException | None, cause: BaseException) -> bool:
+    while error is not None and error is not cause:
+        error = error.__cause__ or error.__context__
+    return error is cause
+
+
+def _may_be_caused_by_another(error: BaseException) -> bool:
+    """Whether the error may come from a lost connection to another worker."""
+    if isinstance(error, jax.errors.JaxRuntimeError | ConnectionError | TimeoutError):
+        return True
+    return isinstance(error, Exception) and any(name in str(error) for name in _LIBRARIES)

@@ -1,0 +1,191 @@
+"""Telling the other workers how this one is doing, and stopping it when one of them has failed.
+
+One thread sends the progress of this process to the hub and waits for news, a few times a second. It
+reads the number of collectives that were started and the main thread's current line; the training loop
+itself does nothing for it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import copy
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any, final
+
+from replicax import errors
+from replicax.cluster._log import collective_log
+from replicax.cluster._options import ClusterOptions
+from replicax.cluster._progress import Progress
+from replicax.cluster._stacks import all_stacks, is_inside, main_frame, user_line
+from replicax.cluster._stopping import Stopper
+from replicax.cluster._wire import Connection
+
+__all__ = ["Watchdog", "raise_failure", "waiting_for", "watch"]
+
+_PERIOD_SECONDS = 0.25
+
+_watchdog: Watchdog | None = None
+
+
+def watch(connection: Connection, rank: int, options: ClusterOptions) -> None:
+    """Watch over this process, number `rank` of its cluster, until it ends."""
+    global _watchdog
+    _watchdog = Watchdog(connection, rank, options)
+    _watchdog.start()
+
+
+def raise_failure() -> None:
+    """Raise the error of another worker in this thread, if one has failed."""
+    if _watchdog is not None and (error := _watchdog.error) is not None:
+        raise copy.copy(error)
+
+
+@contextlib.contextmanager
+def waiting_for(process: int, what: str) -> Iterator[None]:
+    """A block in which this thread waits for a message of another process."""
+    if _watchdog is None:
+        yield
+        return
+    with _watchdog.waiting_for(process, what):
+        yield
+
+
+@final
+class Watchdog:
+    """Reports this process to the hub, and stops it when another one has failed."""
+
+    def __init__(self, connection: Connection, rank: int, options: ClusterOptions) -> None:
+        """Take over the connection to the hub."""
+        self._connection, self._rank, self._options = connection, rank, options
+        self._stopper = Stopper(self._report_failure, options.cleanup_timeout_seconds)
+        self._collectives = Progress(collective_log())
+        self._waits: dict[threading.Thread, dict[str, Any]] = {}
+        self._step_of_error = 0
+        self._leaving = False
+        self._alone = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="replicax_watchdog", daemon=True)
+
+    def start(self) -> None:
+        """Start reporting."""
+        atexit.register(self._leave)
+        self._thread.start()
+
+    @property
+    def error(self) -> Exception | None:
+        """The failure of another worker."""
+        return self._stopper.error
+
+    @contextlib.contextmanager
+    def waiting_for(self, process: int, what: str) -> Iterator[None]:
+        """See the function of this name."""
+        thread = threading.current_thread()
+        self._waits[thread] = {"rank": process, "what": what}
+        try:
+            yield
+        finally:
+            del self._waits[thread]
+
+    # The thread.
+
+    def _run(self) -> None:
+        while True:
+            self._connection.send(self._progress())
+            try:
+                messages = self._connection.receive(_PERIOD_SECONDS)
+            except ValueError:
+                messages = None
+            if messages is None:
+                self._lose_hub()
+                return
+            for message in messages:
+                self._take(message)
+            self._check_stopping()
+
+    def _progress(self) -> dict[str, Any]:
+        frame = main_frame()
+        return {
+            "kind": "progress",
+            "step": collective_log().seq,
+            "state": "checkpoint" if is_inside(frame, "checkpoint") else collective_log().state.what,
+            "line": user_line(frame),
+            "collectives": self._collectives.report(),
+            "waits_for": self._waits_of_program(frame),
+        }
+
+    def _waits_of_program(self, frame: Any) -> dict[str, Any] | None:
+        """The message that the program waits for: in its main thread, or in a thread that it waits for."""
+        waits = dict(self._waits)
+        main = waits.pop(threading.main_thread(), None)
+        if main is None and waits and (is_inside(frame, "input") or is_inside(frame, "checkpoint")):
+            return next(iter(waits.values()))
+        return main
+
+    def _take(self, message: dict[str, Any]) -> None:
+        match message["kind"]:
+            case "send stacks":
+                self._connection.send({"kind": "stacks", "text": all_stacks()})
+            case "verdict":
+                self._stop(_error_of(message))
+            case "present" if message["ranks"] == [self._rank]:
+                self._alone.set()
+
+    def _lose_hub(self) -> None:
+        self._alone.set()
+        if not self._leaving:
+            self._stop(
+                errors.WorkerLostError(
+                    "The coordinator, a process on the host of rank 0, has ended. That host or "
+                    "container has probably ended too. Restart all workers from the last checkpoint."
+                )
+            )
+            self._watch_stopping()
+
+    # Stopping.
+
+    def _stop(self, error: Exception) -> None:
+        if self._leaving:
+            self._alone.set()
+            return
+        self._step_of_error = collective_log().seq
+        self._stopper.stop(error)
+
+    def _check_stopping(self) -> None:
+        if (
+            self._stopper.error is not None
+            and collective_log().seq > self._step_of_error
+            and not self._leaving
+        ):
+            # The program has caught the error and started a collective that can't end.
+            self._step_of_error = collective_log().seq
+            self._stopper.interrupt()
+        self._stopper.tick()
+
+    def _watch_stopping(self) -> None:
+        while True:
+            time.sleep(_PERIOD_SECONDS)
+            self._check_stopping()
+
+    def _report_failure(self, failure: dict[str, Any]) -> None:
+        self._connection.send({"kind": "failed", "step": collective_log().seq, **failure})
+
+    def _leave(self) -> None:
+        """Say that the program has ended. The first worker waits for the others, who need its host."""
+        failed = self._stopper.is_failing or self._stopper.error is not None
+        if not failed:
+            self._leaving = True
+            self._connection.send({"kind": "leaving", "step": collective_log().seq})
+            if self._rank == 0:
+                self._alone.wait(self._options.shutdown_timeout_seconds)
+
+
+def _error_of(verdict: dict[str, Any]) -> Exception:
+    error = getattr(errors, verdict["error"])(verdict["message"])
+    error.rank, error.step, error.worker_traceback = (
+        verdict["rank"],
+        verdict["step"],
+        verdict["traceback"],
+    )
+    return error

@@ -1,0 +1,71 @@
+"""JSON messages over a TCP connection, one a line.
+
+The coordinator's process imports this module without JAX, so it imports nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import socket
+import threading
+from typing import Any, final
+
+__all__ = ["Connection", "host_and_port"]
+
+_CHUNK = 1 << 16
+_SEND_SECONDS = 5.0
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """The parts of 'host:port', where the host may be an IPv6 address in brackets."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+@final
+class Connection:
+    """One end of a connection. Any thread may send; one thread receives."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        """Take over a connected socket."""
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        sock.settimeout(_SEND_SECONDS)
+        self._socket, self._received, self._lock = sock, b"", threading.Lock()
+
+    def fileno(self) -> int:
+        """The file descriptor, for `select`."""
+        return self._socket.fileno()
+
+    def send(self, message: dict[str, Any]) -> bool:
+        """Send `message`; whether the other end still takes messages."""
+        with self._lock:
+            try:
+                self._socket.sendall(json.dumps(message).encode() + b"\n")
+            except OSError:
+                return False
+        return True
+
+    def receive(self, timeout_seconds: float) -> list[dict[str, Any]] | None:
+        """The messages that arrive within the timeout, at once when there is one; None at the end.
+
+        Raises:
+            ValueError: the other end does not send messages of this kind.
+        """
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        if not poll.poll(1000 * timeout_seconds):
+            return []
+        try:
+            chunk = self._socket.recv(_CHUNK)
+        except OSError:
+            return None
+        if not chunk:
+            return None
+        *lines, self._received = (self._received + chunk).split(b"\n")
+        return [json.loads(line) for line in lines]
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._socket.close()
