@@ -228,7 +228,10 @@ def has_strategy() -> bool:
 def get_replica_context() -> ReplicaContext | Any:
     """The `ReplicaContext` inside a replica function; None in a cross-replica context.
 
-    If no strategy is in use, it is the context of the default strategy's only replica.
+    If no strategy is in use, it is the context of the default strategy's only replica. As in TensorFlow it
+    is None, rather than an error, inside `strategy.scope()`: there, `rx.get_replica_context().all_reduce`
+    is an `AttributeError` of `None`. Call it in the function that `strategy.run` calls, or use
+    `strategy.reduce` and `strategy.gather`.
 
     >>> rx.get_replica_context().num_replicas_in_sync
     1

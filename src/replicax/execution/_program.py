@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from replicax._jax import current_program, current_trace, is_tracer
-from replicax.errors import TracingError, VariableError
+from replicax.errors import ContextError, TracingError, VariableError
 from replicax.topology import ReplicaMesh
 from replicax.values import Mirrored
 from replicax.variables import Cell, Frame, Variable
@@ -73,14 +73,17 @@ class ProgramFrame(Frame):
         return self._inputs is None
 
     def use_mesh(self, mesh: ReplicaMesh | None) -> None:
-        """Run the step on `mesh`, unless it also uses a larger one."""
-        if mesh is not None and (self.mesh is None or mesh.mesh.size > self.mesh.mesh.size):
+        """Run the step on `mesh`, unless it has replicas or also uses a larger mesh."""
+        if self._runs_on is not None or mesh is None:
+            return
+        if self.mesh is None or mesh.mesh.size > self.mesh.mesh.size:
             self.mesh = mesh
 
     def enter_run(self, mesh: ReplicaMesh) -> None:
         """Called before replicas are traced; they read variables through this frame."""
         self.require_own_trace()
         self._runs_on = self._runs_on or mesh
+        self.mesh = self._runs_on
         if self._runs_on.mesh.devices.tolist() != mesh.mesh.devices.tolist():
             raise TracingError(
                 f"A compiled step runs on the devices of one strategy, and this one has a strategy.run on "
@@ -172,8 +175,14 @@ class ReplicaFrame(Frame):
     def _enter(self, variable: Variable) -> Cell:
         """The cell inside the replica: the outer one if replicas agree, otherwise this replica's part."""
         cell = self.outer.cell(variable)
-        if isinstance(cell, Mirrored) or variable.mesh != self._mesh:
+        if isinstance(cell, Mirrored):
             return cell
+        if variable.mesh != self._mesh:
+            raise ContextError(
+                f"The ON_READ variable {variable.name!r} has a part on each replica of "
+                f"{variable.distribute_strategy!r}, and is read in a compiled replica of another strategy. "
+                "Read it outside of the step, and pass the value as an argument."
+            )
         if not self.outer.is_discovery:
             raise TracingError(f"The variable {variable.name!r} was not found by the first trace.")
         return variable.layout.local_cell(jnp.zeros(variable.shape, variable.dtype))

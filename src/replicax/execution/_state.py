@@ -54,6 +54,20 @@ class StepState:
                     f"The ON_READ variable {self.written[i].name!r} was written in a step of another "
                     "strategy. Write it in a step of its own strategy."
                 )
+        for i in self._read_away:
+            if self.read[i].layout.differs and self._is_elsewhere(self.read[i]):
+                raise ContextError(
+                    f"The ON_READ variable {self.read[i].name!r} has a part on each replica of "
+                    f"{self.read[i].distribute_strategy!r}, and was read in a step on {self._mesh}. "
+                    "Read it outside of the step, and pass the value as an argument."
+                )
+
+    def _is_elsewhere(self, variable: Variable) -> bool:
+        """Whether a variable with a mesh is on other devices than the step."""
+        own = variable.mesh
+        assert own is not None
+        assert self._mesh is not None
+        return own.mesh.devices.tolist() != self._mesh.mesh.devices.tolist()
 
     @property
     def only(self) -> tuple[Store, slice, slice] | None:

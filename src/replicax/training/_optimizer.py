@@ -24,7 +24,7 @@ from replicax.training._pairs import Parameters, pair
 from replicax.training._reduction import GradientReduction, dense, is_distributed
 from replicax.training._slots import checkpoint_key, initial_state, slot_names
 from replicax.types import ReduceOp, ReduceOpLike, VariableAggregation
-from replicax.values import Mirrored
+from replicax.values import Mirrored, free
 from replicax.variables import Variable
 
 __all__ = ["Optimizer"]
@@ -323,6 +323,8 @@ class Optimizer:
         reduce = reduction.reduce_all if from_replicas else reduction.reduce_distributed
         variables = parameters.variables
         arrays = [dense(g, v) for g, v in zip(reduce(strategy, gradients), variables, strict=True)]
+        if variables[0].distribute_strategy is not strategy:  # its replicas may be on other devices
+            arrays = list(map(free, arrays))
         scale = self.loss_scale.held() if self.loss_scale is not None else ()
         state = ([_whole(v) for v in variables], [_whole(v) for v in self.slots], scale)
         try:
