@@ -5,8 +5,8 @@
 PYTHON ?= python3
 WORKERS ?= 2
 
-# Compiling takes half of the time of the tests, so ask XLA to optimize less; programs that the tests start
-# compile as a user's do. `make test TEST_XLA_FLAGS=` compiles everything that way.
+# Compiling takes half of the time of the tests, so ask XLA to optimize less, also in most programs that the tests
+# start. `make test TEST_XLA_FLAGS=` compiles everything as a user's programs are compiled.
 TEST_XLA_FLAGS ?= --xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0 \
 	--xla_cpu_parallel_codegen_split_count=1
 

@@ -3,7 +3,6 @@
 python -m tests.checkpoint.test_killed NUM_KILLS [SEED]    for as many kills as you like, and figures.
 """
 
-import os
 import pathlib
 import random
 import signal
@@ -12,19 +11,18 @@ import sys
 import tempfile
 import time
 
+from tests import environment
+
 PROGRAM = pathlib.Path(__file__).with_name("killed_trainer.py")
-# What this process set up for its own devices must not reach the program.
-_NOT_INHERITED = ("PJRT_NPROC", "NPROC", "XLA_FLAGS", "JAX_NUM_CPU_DEVICES")
 
 
 def start(folder, strategy, num_steps, interval, num_floats):
-    environment = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
     with pathlib.Path(folder, "output").open("a") as output:
         return subprocess.Popen(
             [sys.executable, str(PROGRAM), *map(str, (folder, strategy, num_steps, interval, num_floats))],
             stdout=output,
             stderr=subprocess.STDOUT,
-            env=environment,
+            env=environment.of_programs(),
         )
 
 

@@ -15,8 +15,6 @@ import time
 from pathlib import Path
 
 _VARIABLES = ("REPLICAX_TEST_COORDINATOR", "REPLICAX_TEST_PROCESSES", "REPLICAX_TEST_PROCESS")
-# Device settings of this process, which the started processes must not inherit.
-_NOT_INHERITED = ("PJRT_NPROC", "NPROC", "XLA_FLAGS", "JAX_NUM_CPU_DEVICES")
 
 
 def join_cluster(devices_per_process):
@@ -62,9 +60,10 @@ def launch(program, num_processes=2, timeout=240):
 
 
 def _environment(coordinator, num_processes, process):
-    inherited = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
+    from tests import environment  # the programs import this module without `tests`
+
     mine = dict(zip(_VARIABLES, (coordinator, str(num_processes), str(process)), strict=True))
-    return inherited | {"JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1"} | mine
+    return environment.of_programs(JAX_PLATFORMS="cpu", PYTHONUNBUFFERED="1", **mine)
 
 
 def _free_port():

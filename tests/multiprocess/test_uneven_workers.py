@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from tests.environment import xla_flags
 
 import replicax as rx
 from replicax import testing
@@ -61,7 +62,6 @@ DATASETS = {
     "function": lambda strategy: strategy.distribute_datasets_from_function(own_batches),
 }
 NUM_ROWS = {"64 rows": 64, "remainders": 20, "DATA": 26, "FILE": 17}
-QUICK_COMPILES = "--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0"
 
 
 def train(strategy, dataset, compiled):
@@ -113,7 +113,7 @@ def test_partial_batches_give_the_numbers_of_one_device(num_workers, per_worker,
         ([True],),
         num_workers=num_workers,
         devices_per_worker=per_worker,
-        environment={"XLA_FLAGS": QUICK_COMPILES, FOLDER: str(tmp_path)},
+        environment={"XLA_FLAGS": xla_flags(), FOLDER: str(tmp_path)},
         timeout_seconds=280,
     )
     one = rx.OneDeviceStrategy("CPU:0")
