@@ -503,6 +503,29 @@ def test_messages_need_jax_distributed():
         exchange_between_processes([0, 1], "topic", 0, None, lambda: False, 1.0)
 
 
+def test_operations_of_a_lowered_program():
+    """lib.mlir.ir.WalkResult, and the module that Lowered.compiler_ir returns."""
+    lowered = jax.jit(lambda x: jnp.sin(x) + jnp.sin(2 * x)).lower(jnp.ones(3))
+    found = _jax.operations_of(lowered, {"stablehlo.sine"})
+    assert found == [("stablehlo.sine", ["tensor<3xf32>"])] * 2
+
+
+def test_operations_run_at_once_outside_of_traces():
+    """config.config_ext.unset, and core.set_current_trace."""
+    with jax.default_matmul_precision("float32"):
+
+        @jax.jit
+        def traced(x):
+            with _jax.outside_of_traces():
+                assert not _jax.is_transforming()
+                assert jax.config.jax_default_matmul_precision is None
+                assert float(jax.jit(jnp.sum)(jnp.ones(3))) == 3.0
+            assert _jax.is_transforming() and jax.config.jax_default_matmul_precision == "float32"
+            return 2 * x
+
+        assert float(traced(2.0)) == 4.0
+
+
 def test_a_profile_that_can_not_be_written_is_forgotten(tmp_path):
     """profiler._profile_state."""
     jax.profiler.start_trace(str(tmp_path))

@@ -13,6 +13,7 @@ The rest of Replicax uses JAX's public API. What is here, and why there is no pu
 * the functions of `jax.lax` that take the name of an axis: eager replicas answer them, and `psum` of a
   concrete array reaches no primitive that could;
 * discarding a profile that could not be written, without which JAX refuses to start another;
+* the operations of a lowered program: processes compare the collectives of their programs;
 * the key-value store of `jax.distributed`: its messages need no collective and so no fixed order;
 * JAX's detection of Open MPI and Kubernetes, which its public function combines with connecting;
 * connecting to a coordination service that runs in another process than the first worker's.
@@ -23,12 +24,13 @@ Nothing here has a silent fallback: if JAX renames a part, importing or first us
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import importlib.util
 import itertools
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from types import FunctionType
 from typing import Any
 
@@ -105,6 +107,8 @@ __all__ = [
     "is_tracer",
     "is_transforming",
     "open_mpi_coordinator",
+    "operations_of",
+    "outside_of_traces",
     "plain",
     "put_parts",
     "staged_for",
@@ -161,6 +165,23 @@ def connect_to_service(address: str, num_processes: int, process_id: int, heartb
     state.client, state.coordinator_address = client, address
     state.process_id, state.num_processes = process_id, num_processes
     state.initialize_preemption_sync_manager()
+
+
+def operations_of(lowered: jax.stages.Lowered, names: Collection[str]) -> list[tuple[str, list[str]]]:
+    """The operations of a lowered program with one of these `names`, and the types of their operands."""
+    module, advance = lowered.compiler_ir("stablehlo"), _private("lib.mlir", "ir.WalkResult.ADVANCE")
+    found: list[tuple[str, list[str]]] = []
+
+    def visit(operation: Any) -> Any:
+        if operation.name in names:
+            found.append((operation.name, [str(operand.type) for operand in operation.operands]))
+        return advance
+
+    try:
+        module.operation.walk(visit)  # pyright: ignore[reportOptionalMemberAccess]
+    except AttributeError as error:
+        raise _unsupported("the operations of jax.stages.Lowered.compiler_ir()") from error
+    return found
 
 
 def forget_profile() -> None:
@@ -364,6 +385,21 @@ def _thread_settings() -> tuple[Any, ...]:
 
 thread_settings = _thread_settings()
 """JAX's settings that a thread can have a value of its own for, each with `get_local` and `set_local`."""
+
+
+@contextlib.contextmanager
+def outside_of_traces() -> Iterator[None]:
+    """A `with` block in which operations run at once, as in a new thread, even while JAX is tracing."""
+    unset = _private("config", "config_ext.unset")
+    before = [state.get_local() for state in thread_settings]
+    try:
+        for state in thread_settings:
+            state.set_local(unset)
+        with _set_current_trace(eval_trace):
+            yield
+    finally:
+        for state, value in zip(thread_settings, before, strict=True):
+            state.set_local(value)
 
 
 def add_array_method(name: str, method: Any, doc: str) -> None:

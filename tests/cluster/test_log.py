@@ -26,12 +26,12 @@ def test_the_log_has_the_last_entries_in_order():
     assert log.last is not None and log.last.collective is step
 
 
-def test_an_entry_has_the_batch_that_was_read_before():
-    log = CollectiveLog()
-    log.record(make())
-    log.batch = (0, 7)
-    log.record(make())
-    assert [entry.batch for entry in log.recent(2)] == [None, (0, 7)]
+def test_an_entry_has_the_batch_that_the_collective_got():
+    log, x, y = CollectiveLog(), object(), object()
+    log.offer(7, x)
+    assert log.batch_in([y, x]) == 7 and log.batch_in([y]) is None and log.batch_in([]) is None
+    log.record(make(), log.batch_in([x]))
+    assert log.recent(1)[0].batch == 7
 
 
 def test_the_state_is_the_innermost_phase():

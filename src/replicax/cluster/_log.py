@@ -56,8 +56,8 @@ class Entry(NamedTuple):
 
     seq: int
     collective: Collective
-    batch: tuple[int, int] | None
-    """The last batch that the program had read then: the number of the dataset, and of the batch."""
+    batch: int | None
+    """The number of the batch that it got from a distributed dataset; None if it got none."""
 
 
 class State(NamedTuple):
@@ -87,23 +87,34 @@ class CollectiveLog:
     'running'
     """
 
-    __slots__ = ("_entries", "_phase", "_since", "batch", "running", "seq")
+    __slots__ = ("_batch", "_entries", "_phase", "_since", "running", "seq")
 
     def __init__(self) -> None:
         """Start at number 0: nothing was started yet."""
         self.seq = 0
-        self.batch: tuple[int, int] | None = None
-        """The last batch that the program has read: the number of the dataset, and of the batch."""
+        self._batch: tuple[int, Any] = (0, None)
         self.running: Any = None
         """An array that the last collective computes, to wait for; None if there is none."""
         self._entries: list[Entry | None] = [None] * _LENGTH
         self._since = time.monotonic()
         self._phase: tuple[str, float] | None = None
 
-    def record(self, collective: Collective) -> int:
+    def offer(self, number: int, array: Any) -> None:
+        """Remember the batch that the program reads now, by one of its arrays."""
+        self._batch = (number, array)
+
+    def batch_in(self, arguments: Sequence[Any]) -> int | None:
+        """The number of the last batch if one of its arrays is among `arguments`."""
+        number, array = self._batch
+        for argument in arguments:
+            if argument is array and array is not None:
+                return number
+        return None
+
+    def record(self, collective: Collective, batch: int | None = None) -> int:
         """Give the collective that is started now its number."""
         seq = self.seq + 1
-        self._entries[seq % _LENGTH] = Entry(seq, collective, self.batch)
+        self._entries[seq % _LENGTH] = Entry(seq, collective, batch)
         self._since = time.monotonic()
         self.seq = seq
         return seq

@@ -18,6 +18,7 @@ from replicax.collectives._options import (
     CommunicationOptions,
     merge_options,
 )
+from replicax.collectives._order import Order, order_of, shapes_of
 from replicax.collectives._programs import combine, map_each, spread
 from replicax.collectives._reductions import gather_leaves, reduce_leaves, reduce_leaves_over
 from replicax.collectives._timeout import await_result, collect_step_timeouts
@@ -32,6 +33,7 @@ __all__ = [
     "EarlySums",
     "HierarchicalCopyAllReduce",
     "NcclAllReduce",
+    "Order",
     "Recipe",
     "ReductionToOneDevice",
     "Spread",
@@ -46,7 +48,9 @@ __all__ = [
     "map_each",
     "merge_options",
     "offer_early_sum",
+    "order_of",
     "reduce_leaves",
     "reduce_leaves_over",
+    "shapes_of",
     "spread",
 ]

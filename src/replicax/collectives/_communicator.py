@@ -11,14 +11,17 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, final
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from replicax._jax import is_tracer, is_transforming
-from replicax._messages import brief
+from replicax._messages import brief, user_line
+from replicax.cluster import Collective
 from replicax.collectives._cross_device_ops import CrossDeviceOps, place
 from replicax.collectives._local import AllGather, FirstReplica
 from replicax.collectives._options import CommunicationOptions
+from replicax.collectives._order import order_of
 from replicax.collectives._programs import combine
 from replicax.collectives._timeout import await_or_limit
 from replicax.errors import CollectiveError
@@ -59,7 +62,9 @@ class Communicator:
 
         Results are mirrored; with `destinations`, one for each value, they are placed there.
         """
-        values = [v.on(self.mesh) if isinstance(v, PerReplica) else v for v in values]
+        values = [
+            v.on(self.mesh) if isinstance(v, PerReplica) else v for v in map(self.contribution, values)
+        ]
         wanted = zip(values, destinations or values, strict=True)
         pairs = [(v, where) for v, where in wanted if isinstance(v, PerReplica)]
         options = self._chosen(options)
@@ -83,6 +88,23 @@ class Communicator:
         if isinstance(value, PerReplica) or self.num_replicas == 1:
             return value
         return PerReplica([value] * len(self.mesh.local_replica_ids), mesh=self.mesh)
+
+    def contribution(self, value: Any) -> Any:
+        """What the replicas of this process contribute to a collective if each of them holds `value`.
+
+        With other processes that is a per-replica value: they may hold another one.
+        """
+        between = is_number(value) and self.is_between_processes(value)
+        return self.on_each(value) if between else value
+
+    def is_between_processes(self, value: Any) -> bool:
+        """Whether a collective of `value` is an eager one with other processes."""
+        if self.mesh.is_local or is_transforming() or is_tracer(value):
+            return False
+        traced = isinstance(value, PerReplica) and (
+            value.is_local or value.is_global_tracer or value.is_traced_apart
+        )
+        return not traced
 
     def mirrored(self, value: Any) -> Any:
         """`value`, which is the same for all replicas, placed on each of them."""
@@ -130,12 +152,15 @@ class Communicator:
         if isinstance(value, Mirrored) and self.num_replicas > 1:
             whole = jnp.concatenate([value.whole] * self.num_replicas, axis)
             return Mirrored.from_whole(whole, value.mesh), None
+        value = self.contribution(value)
         if not isinstance(value, PerReplica):
             checked_axis(axis, value)
             return value, 0
         value = value.on(self.mesh)
         uniform = value.uniform
-        if uniform is None:
+        if self.is_between_processes(value):
+            whole, offsets = self._gather_between_processes(value, axis)
+        elif uniform is None:
             whole, offsets = self._gather_uneven(value, axis)
         else:
             axis = checked_axis(axis, uniform)
@@ -151,38 +176,63 @@ class Communicator:
         return combine(AllGather(axis), [value], self.mesh)[0]
 
     def _gather_uneven(self, value: PerReplica, axis: int) -> tuple[Any, Any]:
-        for component in value.components:
-            if not is_number(component):
-                raise CollectiveError(f"Only arrays can be gathered, got {brief(component)}.")
-            checked_axis(axis, component)
-        shapes = _other_axes(value, axis)
-        if len(shapes) > 1:
-            raise CollectiveError(
-                f"gather(axis={axis}) needs values that differ only in their size along that axis, "
-                f"got {', '.join(map(brief, value.components))}."
-            )
+        """Gather components of different sizes, all of which are in this process."""
+        _check_gathered(value, axis)
+        sizes = [np.shape(c)[axis] for c in value.components]
         if value.is_traced_apart:
-            sizes = [c.shape[axis] for c in value.components]
             whole = Mirrored.from_whole(jnp.concatenate(value.components, axis), self.mesh)
         else:
-            sizes, whole = self._gather_padded(value, axis)
-        starts = np.cumsum([0, *sizes[:-1]])
-        return whole, PerReplica([int(starts[i]) for i in self.mesh.local_replica_ids])
+            whole = self._gather_padded(value, axis, sizes)
+        return whole, self._offsets(sizes)
 
-    def _gather_padded(self, value: PerReplica, axis: int) -> tuple[list[int], Mirrored]:
-        """Gather the sizes, then arrays padded to the largest size; works across processes."""
-        lengths = [jnp.asarray(np.shape(c)[axis], jnp.int32) for c in value.components]
-        (sizes,) = combine(AllGather(None), [PerReplica(lengths, mesh=self.mesh)], self.mesh)
-        all_sizes = [int(size) for size in np.asarray(sizes.to_plain())]
-        largest = max(all_sizes)
-        padded = []
+    def _gather_between_processes(self, value: PerReplica, axis: int) -> tuple[Any, Any]:
+        """Gather concrete components, whose sizes the processes tell each other first."""
+        _check_gathered(value, axis)
+        axis = checked_axis(axis, value.components[0])
+        shape, dtype = list(np.shape(value.components[0])), jnp.result_type(value.components[0])
+        own, shape[axis] = [np.shape(c)[axis] for c in value.components], "*"
+        kind, values = f"all-gather along axis {axis}", f"{dtype}[{','.join(map(str, shape))}]"
+        with order_of(self.mesh).turn(Collective(kind, values, user_line()), own) as received:
+            sizes = self._in_replica_order(received)
+            if len(set(sizes)) == 1:
+                uniform = jax.ShapeDtypeStruct(np.shape(value.components[0]), dtype)
+                whole = self._gather_alike(value, uniform, axis)
+            else:
+                whole = self._gather_padded(value, axis, sizes)
+        return whole, self._offsets(sizes)
+
+    def _in_replica_order(self, received: Sequence[Sequence[int]]) -> list[int]:
+        """What each process told about its replicas, in the order of all replicas."""
+        told = dict(zip(self.mesh.processes, map(iter, received), strict=True))
+        return [next(told[devices[0].process_index]) for devices in self.mesh.replica_devices]
+
+    def _offsets(self, sizes: Sequence[int]) -> PerReplica:
+        """The offset of each local replica's part."""
+        starts = np.cumsum([0, *sizes[:-1]])
+        return PerReplica([int(starts[i]) for i in self.mesh.local_replica_ids])
+
+    def _gather_padded(self, value: PerReplica, axis: int, sizes: Sequence[int]) -> Mirrored:
+        """Gather arrays padded to the largest size, and remove the padding."""
+        largest, padded = max(sizes), []
         for component in map(jnp.asarray, value.components):
             widths = [(0, 0)] * component.ndim
             widths[axis] = (0, largest - component.shape[axis])
             padded.append(jnp.pad(component, widths))
         (stack,) = combine(AllGather(None), [PerReplica(padded, mesh=self.mesh)], self.mesh)
-        parts = [jnp.take(stack.whole[i], jnp.arange(size), axis=axis) for i, size in enumerate(all_sizes)]
-        return all_sizes, Mirrored.from_whole(jnp.concatenate(parts, axis), self.mesh)
+        parts = [jnp.take(stack.whole[i], jnp.arange(size), axis=axis) for i, size in enumerate(sizes)]
+        return Mirrored.from_whole(jnp.concatenate(parts, axis), self.mesh)
+
+
+def _check_gathered(value: PerReplica, axis: int) -> None:
+    for component in value.components:
+        if not is_number(component):
+            raise CollectiveError(f"Only arrays can be gathered, got {brief(component)}.")
+        checked_axis(axis, component)
+    if len(_other_axes(value, axis)) > 1:
+        raise CollectiveError(
+            f"gather(axis={axis}) needs values that differ only in their size along that axis, "
+            f"got {', '.join(map(brief, value.components))}."
+        )
 
 
 def _other_axes(value: PerReplica, axis: int) -> set[Any]:

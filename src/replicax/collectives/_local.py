@@ -56,6 +56,13 @@ class AllReduce:
     hierarchical: bool = False
     num_packs: int | None = None
 
+    def __str__(self) -> str:
+        """What processes must agree on."""
+        algorithm = "hierarchical" if self.hierarchical else self.options.implementation.name
+        packs = [f"num_packs={self.num_packs}"] if self.num_packs is not None else []
+        packs += [f"bytes_per_pack={self.options.bytes_per_pack}"] if self.options.bytes_per_pack else []
+        return " ".join(["all-reduce", self.op.name, algorithm, *packs]).removesuffix(" AUTO")
+
     def __call__(self, axis: str, *values: Any) -> list[Any]:
         """Reduce `values`, small ones of one dtype together."""
         arrays = [self._wide_enough(jnp.asarray(value)) for value in values]
@@ -224,6 +231,9 @@ class OneDeviceReduce:
     replica: int
     accumulate: Callable[[Sequence[Any]], Any] | None = None
 
+    def __str__(self) -> str:
+        return f"reduction {self.op.name} on replica {self.replica}"
+
     def __call__(self, axis: str, *values: Any) -> list[Any]:
         """Reduce each of `values`."""
         return [self._reduce(jnp.asarray(value), axis) for value in values]
@@ -254,6 +264,9 @@ class AllGather:
 
     dimension: int | None
 
+    def __str__(self) -> str:
+        return f"all-gather along axis {'0, new' if self.dimension is None else self.dimension}"
+
     def __call__(self, axis: str, *values: Any) -> list[Any]:
         """Gather each of `values`."""
         if self.dimension is None:
@@ -267,6 +280,9 @@ class AllGather:
 @dataclasses.dataclass(frozen=True)
 class FirstReplica:
     """The first replica's value, on all replicas."""
+
+    def __str__(self) -> str:
+        return "broadcast from replica 0"
 
     def __call__(self, axis: str, *values: Any) -> list[Any]:
         """Broadcast each of `values` from replica 0."""

@@ -20,6 +20,7 @@ from jax.sharding import PartitionSpec
 from replicax._jax import is_mapped_over, is_tracer, plain
 from replicax._messages import brief
 from replicax.collectives._local import STACK_AXIS, AllReduce, Recipe
+from replicax.collectives._order import in_order
 from replicax.errors import CollectiveError
 from replicax.topology import ReplicaMesh
 from replicax.values import Mirrored, PerReplica, is_number
@@ -50,7 +51,9 @@ def combine(recipe: Recipe, values: Sequence[PerReplica], mesh: ReplicaMesh) -> 
     if any(map(is_tracer, arrays)):
         outputs = map(plain, _mapped(recipe, mesh, scalars)(*arrays))
     else:
-        outputs = mesh.wait(_compiled(recipe, mesh, scalars)(*arrays))
+        program = _compiled(recipe, mesh, scalars)
+        kinds = [value.uniform for value in values]
+        outputs = in_order(mesh, str(recipe), kinds, lambda: program(*arrays))
     return [Mirrored.from_whole(output, mesh) for output in outputs]
 
 

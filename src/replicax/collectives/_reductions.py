@@ -119,6 +119,7 @@ def _reduce_axis(communicator: Communicator, op: ReduceOp, leaf: Any, axis: Any)
     components = leaf.components if isinstance(leaf, PerReplica) and leaf.uniform is None else [leaf]
     for component in components:
         _check_reducible(component)
+    leaf = communicator.contribution(leaf)
     sample = _sample(leaf)
     axes, dtype = _checked_axes(axis, sample), jnp.result_type(sample)
     mean = op is ReduceOp.MEAN
@@ -134,7 +135,7 @@ def _reduce_axis(communicator: Communicator, op: ReduceOp, leaf: Any, axis: Any)
     if not mean:
         return communicator.reduce(ReduceOp.SUM, [sums])[0]
     uniform = leaf.uniform
-    if uniform is not None:
+    if uniform is not None and not communicator.is_between_processes(leaf):
         count: Any = _count(uniform.shape, axes) * communicator.num_replicas
         total = communicator.reduce(ReduceOp.SUM, [sums])[0]
     else:
@@ -149,10 +150,10 @@ def _reduce_examples(communicator: Communicator, op: ReduceOp, leaf: PerReplica,
     mesh, mask, uniform = communicator.mesh, leaf.example_mask, leaf.uniform
     assert mask is not None and uniform is not None
     sums = map_each(_SumAxes(axes, wide=op is ReduceOp.MEAN), without_padding(leaf, mesh), mesh)
+    if op is ReduceOp.SUM:
+        return communicator.reduce(ReduceOp.SUM, [sums])[0]
     counts = map_each(_SumAxes((0,)), mask, mesh)
     total, rows = communicator.reduce(ReduceOp.SUM, [sums, counts])
-    if op is ReduceOp.SUM:
-        return total
     others = _count(uniform.shape, tuple(a for a in axes if a != 0))
     return _divided(jnp.asarray(_plain(total)), _plain(rows) * others, uniform.dtype)
 

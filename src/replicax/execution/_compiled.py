@@ -19,6 +19,7 @@ import numpy as np
 from replicax._jax import debug_infs, debug_nans, fresh_traces, plain, traces_of
 from replicax.collectives import await_result, collect_step_timeouts
 from replicax.errors import TracingError, VariableError
+from replicax.execution._between_processes import BetweenProcesses
 from replicax.execution._debugging import check_numbers, without_debugging
 from replicax.execution._outputs import Outputs, distributed_in
 from replicax.execution._program import EagerCallNeeded, FreshTraceNeeded, ProgramFrame
@@ -69,7 +70,10 @@ class CompiledStep:
         distributed = {i for node in distributed_in(treedef) for i in jax.tree.leaves(node)}
         self._plain = [i for i in self._dynamic if i not in distributed]
         self._jitted = jax.jit(self._step, donate_argnums=1, out_shardings=self._shardings())
-        self.run = self._make_run()
+        self._between: BetweenProcesses | None = None
+        if found.mesh is not None and not found.mesh.is_local:
+            self._between = BetweenProcesses(found.mesh, fn)
+        self.run = self._make_run() if self._between is None else self._between.ordered(self._make_run())
         """Runs the step with the leaves of its arguments."""
 
     # Tracing.
@@ -161,7 +165,11 @@ class CompiledStep:
 
     def compile(self, leaves: list[Any]) -> None:
         """Trace and compile the step for arguments with these `leaves`, unless JAX has it cached."""
-        self.lower(leaves).compile()
+        lowered = self.lower(leaves)
+        if self._between is None:
+            lowered.compile()
+        else:
+            self._between.compile(lowered)
         for variable in self._state.written:
             variable.was_written = True
 

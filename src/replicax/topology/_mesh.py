@@ -124,6 +124,11 @@ class ReplicaMesh:
         return f"ReplicaMesh([{', '.join(map(' '.join, self.device_names))}])"
 
     @cached_property
+    def processes(self) -> tuple[int, ...]:
+        """The processes that have replicas, in ascending order."""
+        return tuple(sorted({device.process_index for row in self.replica_devices for device in row}))
+
+    @cached_property
     def platform(self) -> str:
         """The platform of the devices: "cpu", "gpu" or "tpu"."""
         return self.replica_devices[0][0].platform
@@ -180,8 +185,11 @@ class ReplicaMesh:
     def place(self, value: Any, local_index: int) -> jax.Array:
         """`value` on the devices of one local replica; not copied if it is already there."""
         sharding = self.replica_shardings[local_index]
-        if isinstance(value, jax.Array) and value.committed and value.sharding == sharding:
-            return value
+        if isinstance(value, jax.Array):
+            if value.committed and value.sharding == sharding:
+                return value
+            if not value.is_fully_addressable and value.is_fully_replicated:
+                value = value.addressable_data(0)  # JAX would transfer it between processes
         return jax.device_put(value, sharding)
 
     def replicate(self, value: Any) -> jax.Array:

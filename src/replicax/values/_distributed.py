@@ -24,7 +24,7 @@ from jax import lax
 from replicax._jax import is_tracer, is_transforming, uncommitted
 from replicax.errors import CollectiveError
 from replicax.topology import ReplicaMesh
-from replicax.values._operators import ArrayOperators, refuse_operators
+from replicax.values._operators import ArrayOperators, operators_of_only
 
 __all__ = [
     "DistributedValues",
@@ -176,13 +176,14 @@ def _listing(name: str, components: Sequence[Any], show: Callable[[Any], str]) -
 
 
 @final
-@refuse_operators
+@operators_of_only
 @jax.tree_util.register_pytree_node_class
 class PerReplica(DistributedValues, Generic[T]):
     """A different value on each replica: what `strategy.run` returns.
 
     Combine it with `strategy.reduce` or `strategy.gather`, look at it with `strategy.local_results`,
-    or hand it to another `strategy.run`.
+    or hand it to another `strategy.run`. If other processes have the other replicas and this one has one,
+    it behaves like that replica's value: `float(loss)`, `loss.numpy()`.
 
     >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
     >>> ids = strategy.run(lambda: rx.get_replica_context().replica_id_in_sync_group * 10)
@@ -358,6 +359,16 @@ class PerReplica(DistributedValues, Generic[T]):
             return tuple(parts)
         counts = sizes if replicas is None else [sizes[i] for i in replicas]
         return tuple(part[:count] for part, count in zip(parts, counts, strict=True))
+
+    @property
+    def only(self) -> Any:
+        """The value of this process's replica, if it has one and other processes have others; else None."""
+        mesh = self.mesh
+        if mesh is None or mesh.is_local or len(mesh.local_replica_ids) != 1:
+            return None
+        if self.is_local or self.is_global_tracer or self.is_traced_apart:
+            return None
+        return self.values[0]
 
     def select(self, local_index: int) -> T:
         """The component of one local replica; inside a compiled replica, that replica's own."""

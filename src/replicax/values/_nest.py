@@ -83,10 +83,15 @@ def regroup(results: Sequence[Any], mesh: ReplicaMesh | None) -> Any:
     """Merge one structure for each local replica: one leaf if it is the same object everywhere.
 
     Anything else becomes a `PerReplica`; the copies of one variable become that variable. Where other
-    processes have replicas too, what those hold is not known, so numbers are always a `PerReplica`.
+    processes have replicas too, what those hold is not known, so numbers are always a `PerReplica`; but not
+    booleans, which are options rather than contributions.
     """
-    is_apart = None if mesh is None or mesh.is_local else is_number
+    is_apart = None if mesh is None or mesh.is_local else _is_contribution
     return _regroup(results, mesh, PerReplica, is_apart)
+
+
+def _is_contribution(value: Any) -> bool:
+    return is_number(value) and not isinstance(value, bool)
 
 
 def regroup_traced(results: Sequence[Any], mesh: ReplicaMesh | None) -> Any:

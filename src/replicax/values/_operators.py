@@ -1,22 +1,25 @@
 """Python's operators on objects that are not arrays but have a value.
 
 `ArrayOperators` makes a class compute like the array that its `__jax_array__` returns (variables,
-`Mirrored`). `refuse_operators` makes the same operators explain why they have no meaning (`PerReplica`).
+`Mirrored`). `operators_of_only` makes the same operators explain why they have no meaning (`PerReplica`),
+unless this process has only one of the values.
 """
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from replicax._jax import ArrayImpl
 from replicax.errors import PerReplicaUseError
 
-__all__ = ["ArrayOperators", "refuse_operators"]
+__all__ = ["ArrayOperators", "operators_of_only"]
 
 _Class = TypeVar("_Class", bound=type)
 
@@ -118,8 +121,12 @@ else:
         __array_priority__ = 100
 
 
-def refuse_operators(cls: _Class) -> _Class:
-    """Class decorator: say that a value per replica is not one number, and what to do."""
+def operators_of_only(cls: _Class) -> _Class:
+    """Class decorator: compute with the only value in this process that `cls.only` finds, or refuse.
+
+    A value per replica is not one number. But with one replica in this process, and others elsewhere, it
+    behaves like that replica's value, as in TensorFlow.
+    """
     why = (
         f"A {cls.__name__} holds one value for each replica, so it can't be used as a single array or "
         "number here. Combine it with `strategy.reduce(op, value, axis=...)` or `strategy.gather(value, "
@@ -127,19 +134,39 @@ def refuse_operators(cls: _Class) -> _Class:
         "`strategy.run(fn, args=(value,))`."
     )
 
-    def refuse(self: Any, *_: Any, **__: Any) -> NoReturn:
-        raise PerReplicaUseError(why)
+    def only(self: Any) -> Any:
+        found = self.only
+        if found is None:
+            raise PerReplicaUseError(why)
+        return found
 
-    def refuse_attribute(self: Any, name: str) -> Any:
+    def attribute(self: Any, name: str) -> Any:
         if hasattr(cls, name):  # there is one, whose own error is the one to be told
             return object.__getattribute__(self, name)
-        of_arrays = not name.startswith("_") and hasattr(ArrayImpl, name)
-        reason = f" {why}" if of_arrays or name == "numpy" else ""
+        of_arrays = name == "numpy" or (not name.startswith("_") and hasattr(ArrayImpl, name))
+        if of_arrays and self.only is not None:
+            return functools.partial(np.asarray, self.only) if name == "numpy" else getattr(self.only, name)
+        reason = f" {why}" if of_arrays else ""
         raise AttributeError(f"{cls.__name__!r} object has no attribute {name!r}.{reason}")
 
-    names = [*_BINARY, *(f"r{name}" for name in _BINARY), *_UNARY, "lt", "le", "gt", "ge"]
-    for name in (*names, "getitem", "array", "jax_array"):
-        setattr(cls, f"__{name}__", refuse)
-    cls.__getattr__ = refuse_attribute
-    setattr(cls, "__format__", lambda self, spec: refuse(self) if spec else str(self))  # noqa: B010
+    def array(self: Any, dtype: Any = None, copy: Any = None) -> Any:
+        return np.array(only(self), dtype=dtype)
+
+    forwarded = {name: op for name, op in (_BINARY | _COMPARE).items() if name not in ("eq", "ne")}
+    for name, op in forwarded.items():
+        setattr(cls, f"__{name}__", lambda self, other, op=op: op(only(self), _only_of(other)))
+    for name, op in _BINARY.items():
+        setattr(cls, f"__r{name}__", lambda self, other, op=op: op(_only_of(other), only(self)))
+    for name, op in _UNARY.items():
+        setattr(cls, f"__{name}__", lambda self, op=op: op(only(self)))
+    cls.__getitem__ = lambda self, index: only(self)[index]
+    cls.__array__ = array
+    cls.__jax_array__ = lambda self: jnp.asarray(only(self))
+    cls.__getattr__ = attribute
+    setattr(cls, "__format__", lambda self, spec: format(only(self), spec) if spec else str(self))  # noqa: B010
     return cls
+
+
+def _only_of(value: Any) -> Any:
+    found = getattr(type(value), "only", None)
+    return value if found is None or value.only is None else value.only

@@ -1,0 +1,96 @@
+"""Compiled steps that communicate with other processes.
+
+The processes start such steps in the same order, and compare them before they first run (see
+`collectives/_order.py`). What they compare is the function, the arguments and the collectives of the
+program: their kinds, dtypes and shapes, in order. Everything else may differ between processes. A program
+without collectives needs no order, and a process may run it alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, final
+
+import jax
+
+from replicax._jax import ArrayImpl, operations_of
+from replicax._messages import user_line
+from replicax.cluster import Collective
+from replicax.collectives import order_of, shapes_of
+from replicax.topology import ReplicaMesh
+
+__all__ = ["BetweenProcesses"]
+
+_KINDS = (
+    "all-reduce",
+    "all-gather",
+    "all-to-all",
+    "reduce-scatter",
+    "collective-permute",
+    "collective-broadcast",
+)
+_MLIR_NAMES = {f"stablehlo.{kind.replace('-', '_')}" for kind in _KINDS}
+# In a compiled program: "%x = (f32[4]{0}, f32[]) all-reduce(...)"; "-start" if it is asynchronous.
+_HLO = re.compile(rf"= (\S+|\([^=]*?\)) ({'|'.join(_KINDS)})(?:-start)?\(")
+
+
+@final
+class BetweenProcesses:
+    """The place of one compiled step in the order of collectives.
+
+    Args:
+        mesh: the devices of the step, some of which belong to other processes.
+        fn: the function that was compiled.
+    """
+
+    def __init__(self, mesh: ReplicaMesh, fn: Callable[..., Any]) -> None:
+        self._order = order_of(mesh)
+        self._name = getattr(fn, "__qualname__", type(fn).__name__)
+        self._collective: Collective | None = None
+
+    def compile(self, lowered: jax.stages.Lowered) -> None:
+        """Compile the step, and find out how it communicates."""
+        with self._order.log.phase("compiling"):
+            compiled = lowered.compile()
+        if self._collective is None:
+            found = _collectives_of(lowered) or _collectives_in(compiled.as_text() or "")
+            arguments = shapes_of(jax.tree.leaves(lowered.args_info))
+            if found:
+                values = " ".join([arguments, *found]).strip()
+                self._collective = Collective(f"step {self._name}", values, user_line())
+
+    def ordered(self, run: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+        """`run`, in its turn."""
+        order, batch_in = self._order, self._order.log.batch_in
+
+        def run_in_order(leaves: list[Any]) -> Any:
+            if self._collective is None:
+                return run(leaves)
+            order.begin(self._collective, batch_in(leaves))
+            running = None
+            try:
+                result = run(leaves)
+                running = result if type(result) is ArrayImpl else _some_array(result)
+                return result
+            finally:
+                order.end(running)
+
+        return run_in_order
+
+
+def _some_array(result: Any) -> Any:
+    return next((leaf for leaf in jax.tree.leaves(result) if type(leaf) is ArrayImpl), None)
+
+
+def _collectives_of(lowered: jax.stages.Lowered) -> list[str]:
+    """The collectives that the step's own code has, "all_reduce:tensor<4xf32>"."""
+    return [
+        f"{name.removeprefix('stablehlo.')}:{','.join(types)}"
+        for name, types in operations_of(lowered, _MLIR_NAMES)
+    ]
+
+
+def _collectives_in(program: str) -> list[str]:
+    """Those that XLA has added, because the step computes with arrays that are split over processes."""
+    return [f"{kind}:{shape}" for shape, kind in _HLO.findall(program)]

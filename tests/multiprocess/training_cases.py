@@ -1,0 +1,93 @@
+"""Training in several processes gives the numbers of one device, eagerly and compiled.
+
+Every process also trains alone, on one device with the whole batch, and compares.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import replicax as rx
+
+EXAMPLES, BATCH, HIDDEN = 24, 12, 300
+
+
+def data():
+    random = np.random.default_rng(0)
+    x = random.normal(size=(EXAMPLES, 8)).astype(np.float32)
+    return x, np.sum(x, axis=1, keepdims=True)
+
+
+def train(strategy, mode, optimizer, hidden=HIDDEN, epochs=2):
+    """Losses, the mean loss as a metric, and the weights after training."""
+    several = strategy.num_replicas_in_sync > 1
+    # Every process has another initial value; that of the first one counts.
+    key = jax.random.key(jax.process_index() if several else 0)
+    with strategy.scope():
+        params = rx.create_variables(
+            {
+                "w": 0.3 * jax.random.normal(key, (8, hidden)),
+                "b": jnp.zeros(1),
+                "v": jnp.ones((hidden, 1)) / 300,
+            }
+        )
+        optimizer, mean_loss = rx.Optimizer(optimizer), rx.Mean("loss")
+
+    def loss_fn(x, y):
+        p = rx.read_values(params)
+        errors = jnp.sum((jnp.tanh(x @ p["w"]) @ p["v"] + p["b"] - y) ** 2, axis=-1)
+        mean_loss.update_state(errors)
+        return rx.compute_average_loss(errors)
+
+    def replica_step(x, y):
+        loss, gradients = rx.value_and_grad(loss_fn, params)(x, y)
+        optimizer.apply_gradients(zip(gradients.values(), params.values(), strict=True))
+        return loss
+
+    @mode
+    def step(x, y):
+        return strategy.reduce("SUM", strategy.run(replica_step, args=(x, y)), axis=None)
+
+    dataset = strategy.distribute_dataset(rx.from_arrays(data()).batch(BATCH))
+    losses = [float(step(*batch)) for _ in range(epochs) for batch in dataset]
+    return losses, float(mean_loss.result()), {name: v.numpy() for name, v in params.items()}
+
+
+def assert_like_one_device(strategy, mode, optimizer, **kwargs):
+    found = train(strategy, mode, optimizer, **kwargs)
+    alone = train(rx.OneDeviceStrategy("CPU:0"), mode, optimizer, **kwargs)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6), found, alone)
+
+
+def check_sgd(strategy, mode):
+    assert_like_one_device(strategy, mode, optax.sgd(0.003))
+
+
+def check_adam(strategy, mode):
+    assert_like_one_device(strategy, mode, optax.adam(0.01))
+
+
+def check_adam_with_megabytes(strategy, mode):
+    assert_like_one_device(strategy, mode, optax.adam(0.001), hidden=40_000, epochs=1)
+
+
+def check_uneven_rows(strategy, mode):
+    """Replicas with different numbers of rows: each process feeds its own, the mean is exact."""
+    ids = range(strategy.num_replicas_in_sync)
+    parts = [np.arange(1.0 + i, dtype=np.float32) + 10 * i for i in ids]
+    rows = strategy.distribute_values_from_function(lambda ctx: parts[ctx.replica_id_in_sync_group])
+    with strategy.scope():
+        w = rx.Variable(1.0, aggregation=rx.VariableAggregation.SUM)
+    weights, everything = 1.0, np.concatenate(parts)
+    count = len(everything)
+    for _ in range(3):
+        errors = strategy.run(lambda x: (x * w.value - 1) ** 2, args=(rows,))
+        np.testing.assert_allclose(
+            float(strategy.reduce("MEAN", errors, axis=0)),
+            np.mean((everything * weights - 1) ** 2),
+            rtol=1e-5,
+        )
+        strategy.run(lambda x: w.assign_sub(jnp.sum(2e-4 * x * (x * w.value - 1)) / count), args=(rows,))
+        weights -= 2e-4 * np.mean(everything * (everything * weights - 1))
+    np.testing.assert_allclose(w.numpy(), weights, rtol=1e-5)
