@@ -1,6 +1,7 @@
 """Eight CPU devices for every test and doctest, requested before anything uses JAX."""
 
 import gc
+import importlib.util
 import os
 import shutil
 import tempfile
@@ -29,6 +30,10 @@ hypothesis.settings.load_profile("repeat")
 @pytest.fixture(autouse=True)
 def _names_in_doctests(doctest_namespace):
     doctest_namespace.update(rx=replicax, jax=jax, jnp=jnp, np=np)
+
+
+# Doctests import their module, and this one needs Ray.
+collect_ignore = [] if importlib.util.find_spec("ray") else ["src/replicax/integrations/ray"]
 
 
 # Tests marked `long` repeat at length what shorter tests check.

@@ -239,14 +239,15 @@ class ClusterTimeoutError(ReplicaxError, TimeoutError):
 
 
 class RunFailedError(ReplicaxError, RuntimeError, AssertionError):
-    """A worker that `replicax.testing.run` started failed, was killed, or was not done in time.
+    """A worker that `replicax.testing.run` or `replicax.integrations.ray.run` started has failed.
 
-    The message has the traceback of the rank that failed first, and what every rank printed. The exception
-    that it raised is the cause of this one.
+    It raised, was killed, or was not done in time. The message has the traceback of the rank that failed
+    first and, in tests, what every rank printed. The exception that it raised is the cause of this one.
 
     Args:
         message: the whole message.
-        outcomes: what became of each worker (`replicax.testing.Outcome`), in the order of the ranks.
+        outcomes: what became of each worker (`replicax.testing.Outcome`), in the order of the ranks; empty
+            for Ray.
     """
 
     def __init__(self, message: str, outcomes: Sequence[Any] = ()) -> None:

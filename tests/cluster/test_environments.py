@@ -4,6 +4,8 @@ The variables of Open MPI are recorded from versions 4.1.8 and 5.0.11.
 """
 
 import os
+import sys
+from types import SimpleNamespace as Object
 
 import pytest
 
@@ -286,3 +288,56 @@ def test_kubernetes_knows_the_number_of_pods(environment, monkeypatch):
     monkeypatch.setattr("replicax.cluster._kubernetes_job.detect_kubernetes_job", refuse)
     with pytest.raises(ClusterError, match=r"403 - Forbidden\nOr pass num_workers"):
         KubernetesJobClusterResolver()
+
+
+# Ray Train
+
+
+@pytest.fixture
+def ray_train(monkeypatch):
+    """Makes this process a worker of Ray Train; what rank 0 sends is in the list."""
+    sent = []
+
+    def start(rank, num_local, task="task"):
+        context = Object(
+            get_world_rank=lambda: rank, get_world_size=lambda: 2, get_local_world_size=lambda: num_local
+        )
+        runtime = Object(get_task_id=lambda: task, get_actor_id=lambda: None)
+        ray = Object(
+            is_initialized=lambda: True,
+            get_runtime_context=lambda: runtime,
+            util=Object(get_node_ip_address=lambda: "127.0.0.2"),
+        )
+        collective = Object(broadcast_from_rank_zero=lambda data: sent.append(data) or sent[0])
+        monkeypatch.setitem(sys.modules, "ray", ray)
+        monkeypatch.setitem(sys.modules, "ray.train", Object(get_context=lambda: context))
+        monkeypatch.setitem(sys.modules, "ray.train.collective", collective)
+        return sent
+
+    return start
+
+
+@pytest.mark.parametrize(("num_local", "host"), [(2, "127.0.0.1"), (1, "127.0.0.2")])
+def test_workers_of_ray_train_agree_on_an_address(environment, ray_train, num_local, host):
+    environment(SLURM)  # inherited from the process that started Ray
+    sent = ray_train(0, num_local)
+    first = detect_cluster()
+    assert type(first) is RayTrainClusterResolver
+    ray_train(1, num_local)
+    second = detect_cluster()
+    assert second is not None and (first.task_id, second.task_id) == (0, 1)
+    assert first.cluster_spec() == second.cluster_spec() == {"worker": [sent[0], "unknown"]}
+    assert sent[0].startswith(f"{host}:") and sent[1] is None
+
+
+def test_a_driver_is_not_a_worker_of_ray(environment, ray_train):
+    environment(SLURM)
+    ray_train(0, 2, task=None)
+    assert type(detect_cluster()) is SlurmClusterResolver
+
+
+def test_the_old_ray_train_has_no_messages(environment, ray_train, monkeypatch):
+    ray_train(0, 2)
+    monkeypatch.setitem(sys.modules, "ray.train.collective", None)
+    with pytest.raises(ClusterError, match="RAY_TRAIN_V2_ENABLED=1"):
+        RayTrainClusterResolver()

@@ -6,6 +6,7 @@ tells the others through Ray. Ray is never imported here: a worker of Ray Train 
 
 from __future__ import annotations
 
+import importlib
 import socket
 import sys
 from typing import Any, final
@@ -81,10 +82,10 @@ def _choose_address(context: Any) -> str:
 
 def _broadcast(address: str | None) -> str:
     try:
-        from ray.train.collective import broadcast_from_rank_zero  # pyright: ignore[reportMissingImports]
+        collective = importlib.import_module("ray.train.collective")
     except ImportError as error:
         raise ClusterError(
             "RayTrainClusterResolver needs version 2 of Ray Train: set RAY_TRAIN_V2_ENABLED=1 before Ray "
             f"is imported. ({error})"
         ) from error
-    return broadcast_from_rank_zero(address)
+    return collective.broadcast_from_rank_zero(address)

@@ -1,0 +1,73 @@
+"""What became of a worker that failed, and which of several failed workers is the cause."""
+
+from __future__ import annotations
+
+import pickle
+import traceback
+from dataclasses import dataclass
+from typing import final
+
+import jax
+
+from replicax.errors import ClusterTimeoutError, CollectiveMismatchError, CollectiveTimeoutError
+
+__all__ = ["Failure", "Raised", "choose_cause"]
+
+# What a worker raises when another one has gone.
+_CONSEQUENCES = (
+    jax.errors.JaxRuntimeError,
+    ClusterTimeoutError,
+    CollectiveMismatchError,
+    CollectiveTimeoutError,
+)
+
+
+@final
+@dataclass(frozen=True)
+class Raised:
+    """An exception of the training function, and its traceback as text, on the way to the driver."""
+
+    error: Exception
+    traceback: str
+
+    @classmethod
+    def catch(cls, error: Exception) -> Raised:
+        """Leave our own frame out; an exception that can't travel is replaced by a `RuntimeError`."""
+        frames = error.__traceback__.tb_next if error.__traceback__ else None
+        text = "".join(traceback.format_exception(type(error), error, frames))
+        try:
+            pickle.loads(pickle.dumps(error))  # many exceptions can be pickled, but not unpickled
+        except Exception:
+            error = RuntimeError("".join(traceback.format_exception_only(error)).strip())
+        return cls(error, text)
+
+
+@final
+@dataclass(frozen=True)
+class Failure:
+    """The failure of one worker: what its function raised, or Ray's error if its process ended."""
+
+    rank: int
+    reason: Raised | Exception
+
+    @property
+    def cause(self) -> Exception:
+        """The exception of the training function, or Ray's."""
+        return self.reason.error if isinstance(self.reason, Raised) else self.reason
+
+    @property
+    def suspicion(self) -> int:
+        """0 for a process that ended, 1 for an error of the user, 2 for what may follow from those."""
+        if not isinstance(self.reason, Raised):
+            return 0
+        return 2 if isinstance(self.cause, _CONSEQUENCES) else 1
+
+    def __str__(self) -> str:
+        if isinstance(self.reason, Raised):
+            return f"it raised {type(self.cause).__name__}.\n\n{self.reason.traceback.strip()}"
+        return f"its process ended without a result.\n\n{str(self.reason).strip()}"
+
+
+def choose_cause(failures: list[Failure]) -> Failure:
+    """The failure that the others follow from; the first of them if there is a choice."""
+    return min(failures, key=lambda failure: failure.suspicion)
