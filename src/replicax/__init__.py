@@ -4,7 +4,14 @@ Write a training loop once, as if for one replica; a `Strategy` decides where it
 replicas run and how they talk.
 """
 
-from replicax.checkpoint import Checkpoint, CheckpointManager, RestoreStatus
+from replicax.checkpoint import (
+    Checkpoint,
+    CheckpointManager,
+    PreemptionCheckpointHandler,
+    RestoreStatus,
+    TerminationConfig,
+)
+from replicax.cluster import PreemptionWatcher
 from replicax.collectives import (
     CollectiveHints,
     CommunicationImplementation,
@@ -137,6 +144,8 @@ __all__ = [
     "PerReplica",
     "PerReplicaSpec",
     "PipelinePlan",
+    "PreemptionCheckpointHandler",
+    "PreemptionWatcher",
     "ReduceOp",
     "ReductionToOneDevice",
     "ReplicaContext",
@@ -149,6 +158,7 @@ __all__ = [
     "SyncOnReadVariable",
     "TPUStrategy",
     "TensorSpec",
+    "TerminationConfig",
     "Topology",
     "Tracker",
     "UNKNOWN_CARDINALITY",

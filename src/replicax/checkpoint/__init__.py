@@ -4,6 +4,7 @@ from replicax.checkpoint._checkpoint import Checkpoint, read_content
 from replicax.checkpoint._content import Content
 from replicax.checkpoint._manager import CheckpointManager
 from replicax.checkpoint._pending import restore_pending
+from replicax.checkpoint._preemption import PreemptionCheckpointHandler, TerminationConfig
 from replicax.checkpoint._status import RestoreStatus
 from replicax.checkpoint._store import Store
 
@@ -11,8 +12,10 @@ __all__ = [
     "Checkpoint",
     "CheckpointManager",
     "Content",
+    "PreemptionCheckpointHandler",
     "RestoreStatus",
     "Store",
+    "TerminationConfig",
     "read_content",
     "restore_pending",
 ]

@@ -12,14 +12,16 @@ from replicax.cluster._jax_variables import JAXClusterResolver
 from replicax.cluster._kubernetes import KubernetesClusterResolver, KubernetesExecutableLocation
 from replicax.cluster._kubernetes_job import KubernetesJobClusterResolver
 from replicax.cluster._log import Collective, CollectiveLog, collective_log
-from replicax.cluster._messages import exchange_between_processes, publish, published
+from replicax.cluster._messages import all_published, exchange_between_processes, publish, published
 from replicax.cluster._open_mpi import OpenMPIClusterResolver
 from replicax.cluster._options import ClusterOptions
+from replicax.cluster._preemption_watcher import PreemptionWatcher
 from replicax.cluster._ray_train import RayTrainClusterResolver
 from replicax.cluster._resolver import ClusterResolver
 from replicax.cluster._simple import SimpleClusterResolver
 from replicax.cluster._slurm import SlurmClusterResolver
 from replicax.cluster._spec import ClusterSpec
+from replicax.cluster._stopping_point import StoppingPoint
 from replicax.cluster._tf_config import TFConfigClusterResolver
 from replicax.cluster._torchrun import TorchrunClusterResolver
 from replicax.cluster._tpu import (
@@ -47,9 +49,11 @@ __all__ = [
     "KubernetesJobClusterResolver",
     "OpenMPIClusterResolver",
     "Place",
+    "PreemptionWatcher",
     "RayTrainClusterResolver",
     "SimpleClusterResolver",
     "SlurmClusterResolver",
+    "StoppingPoint",
     "TFConfigClusterResolver",
     "TPUClusterResolver",
     "Task",
@@ -59,6 +63,7 @@ __all__ = [
     "collective_log",
     "connect_to_cluster",
     "detect_cluster",
+    "all_published",
     "exchange_between_processes",
     "find_place",
     "initialize_tpu_system",

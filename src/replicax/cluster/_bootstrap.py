@@ -15,6 +15,7 @@ import jax
 
 from replicax._jax import backends_are_initialized, connect_to_service
 from replicax.cluster._coordinator import Meeting, start_coordinator, stop_coordinator
+from replicax.cluster._notices import leave_sigterm_alone
 from replicax.cluster._options import ClusterOptions
 from replicax.cluster._resolver import ClusterResolver
 from replicax.cluster._spec import ClusterSpec, training_tasks
@@ -159,6 +160,7 @@ def _join(place: Place, options: ClusterOptions) -> None:
         connection, place.process_id, options
     )  # first: a worker may die while JAX waits for all to connect
     connect_to_service(service, len(tasks), place.process_id, options.heartbeat_timeout_seconds)
+    leave_sigterm_alone()
 
 
 def _checked_address(task: Task) -> str:

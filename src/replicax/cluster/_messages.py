@@ -16,7 +16,7 @@ from replicax._jax import distributed_client
 from replicax.cluster._watchdog import raise_failure, waiting_for
 from replicax.errors import ClusterError, CollectiveTimeoutError
 
-__all__ = ["exchange_between_processes", "publish", "published"]
+__all__ = ["all_published", "exchange_between_processes", "publish", "published"]
 
 _POLL_MILLISECONDS = 200
 _BLOCK = 64
@@ -87,6 +87,13 @@ def publish(topic: str, message: Any) -> None:
     client = distributed_client()
     if client is not None:
         client.key_value_set(f"{topic}/{jax.process_index()}", json.dumps(message), allow_overwrite=True)
+
+
+def all_published(topic: str) -> dict[int, Any]:
+    """What processes have published last about `topic`, by process."""
+    client = distributed_client()
+    found = [] if client is None else client.key_value_dir_get(f"{topic}/")
+    return {int(key.rpartition("/")[2]): json.loads(message) for key, message in found}
 
 
 def published(topic: str, process: int) -> Any:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from replicax.checkpoint import PreemptionCheckpointHandler, TerminationConfig
+from replicax.cluster import PreemptionWatcher
 from replicax.collectives import CollectiveHints, CommunicationImplementation, CommunicationOptions
 from replicax.input import InputContext
 from replicax.strategies import CentralStorageStrategy, ValueContext
@@ -19,7 +21,10 @@ __all__ = [
     "CommunicationOptions",
     "InputContext",
     "MultiWorkerMirroredStrategy",
+    "PreemptionCheckpointHandler",
+    "PreemptionWatcher",
     "TPUStrategy",
+    "TerminationConfig",
     "ValueContext",
 ]
 

@@ -1,0 +1,77 @@
+"""`PreemptionWatcher`: remembers whether a process of the cluster will be ended."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import threading
+from typing import final
+
+import jax
+
+from replicax.cluster._messages import all_published, publish
+from replicax.cluster._notices import Notices
+from replicax.cluster._stopping_point import TOPIC
+
+__all__ = ["PreemptionWatcher"]
+
+_PERIOD_SECONDS = 0.2
+
+
+@final
+class PreemptionWatcher:
+    """Remembers whether a process of the cluster was told to end, by SIGTERM.
+
+    It only watches: what to do is up to the program. To save a checkpoint and end, use
+    `rx.PreemptionCheckpointHandler`.
+
+    >>> watcher = rx.PreemptionWatcher()
+    >>> watcher.preemption_message is None
+    True
+    >>> import os, signal, time
+    >>> os.kill(os.getpid(), signal.SIGTERM)
+    >>> while watcher.preemption_message is None:
+    ...     time.sleep(0.01)
+    >>> watcher.preemption_message
+    'Process 0 will be ended (SIGTERM)'
+    >>> watcher.close()
+    """
+
+    def __init__(self) -> None:
+        """Watch from now on; call this in the main thread, after making the strategy."""
+        self._notices = Notices(None)
+        self._message: str | None = None
+        self._closed = False
+        self._process, self._has_others = jax.process_index(), jax.process_count() > 1
+        self._thread = threading.Thread(target=self._watch, name="replicax_preemption_watcher", daemon=True)
+        self._thread.start()
+        atexit.register(self.close)
+
+    @property
+    def preemption_message(self) -> str | None:
+        """Which process was told to end, and how; None as long as none was."""
+        return self._message
+
+    def block_until_worker_exit(self) -> None:
+        """Do nothing, as in TensorFlow on all platforms but TPUs with a coordinator of their own."""
+
+    def close(self) -> None:
+        """Stop watching, and give SIGTERM back to whoever had it."""
+        if not self._closed:
+            atexit.unregister(self.close)
+            self._closed = True
+            self._notices.wake()
+            self._thread.join()
+            self._notices.close()
+
+    def _watch(self) -> None:
+        topic = f"{TOPIC}/watchers"
+        while not self._closed and self._message is None:
+            why = self._notices.wait(_PERIOD_SECONDS)
+            with contextlib.suppress(jax.errors.JaxRuntimeError):  # the coordinator may have ended
+                if why is not None:
+                    self._message = f"Process {self._process} will be ended ({why})"
+                    if self._has_others:
+                        publish(topic, self._message)
+                elif self._has_others:
+                    self._message = next(iter(all_published(topic).values()), None)
