@@ -86,8 +86,9 @@ def _interrupted_after(seconds):
 
 # An exception that comes while Python runs a finalizer is reported, and ignored, by Python itself.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("wanted", [20, pytest.param(200, marks=pytest.mark.long)])
 @pytest.mark.parametrize("kind", ["fit", "fit in groups", "evaluate", "predict", "train_on_batch"])
-def test_at_random_times(kind):
+def test_at_random_times(kind, wanted):
     model, layer = _make()
     if kind == "fit in groups":
         model.steps_per_execution = 3
@@ -100,8 +101,10 @@ def test_at_random_times(kind):
     run()
     steps, num_interrupted, moments = [_check(model, layer)], 0, random.Random(0)
     start = time.monotonic()
-    # Ten seconds; on a busy machine as many as ten interrupts take.
-    while num_interrupted < 40 and time.monotonic() - start < (10 if num_interrupted >= 10 else 150):
+    # At most `wanted / 4` seconds; on a busy machine as many as ten interrupts take.
+    while num_interrupted < wanted and time.monotonic() - start < (
+        wanted / 4 if num_interrupted >= 10 else 150
+    ):
         try:
             with _interrupted_after(moments.uniform(0.001, 0.1)):
                 for _ in range(50):
