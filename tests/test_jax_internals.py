@@ -605,3 +605,22 @@ def test_the_job_of_a_pod(monkeypatch):
     for name, value in {"is_env_present": True, "_controller": owner, "_pod": pod, "_job": job}.items():
         monkeypatch.setattr(_jax._K8sCluster, name, lambda value=value: value)
     assert _jax.detect_kubernetes_job(8476) == ("train-0.workers:8476", 4)
+
+
+def test_gloo_listens_where_it_is_told(monkeypatch):
+    clients, made = [], []
+    monkeypatch.setattr(_jax, "distributed_client", lambda: clients[0] if clients else None)
+    parts = {
+        "make_cpu_client": lambda collectives=None: collectives,
+        "_jax.make_gloo_tcp_collectives": lambda distributed_client, hostname: hostname,
+        "register_backend_factory": lambda name, factory, **_: made.append((name, factory)),
+    }
+    real = {name: _jax._private("lib" if "gloo" in name else "xla_bridge", name) for name in parts}
+    assert "hostname: str" in real["_jax.make_gloo_tcp_collectives"].__doc__
+    assert next(iter(inspect.signature(real["make_cpu_client"]).parameters)) == "collectives"
+    monkeypatch.setattr(_jax, "_private", lambda module, name: parts[name])
+    _jax.use_gloo_at("127.0.0.5")
+    [(name, make_client)] = made
+    assert name == "cpu" and make_client() is None
+    clients.append("client")
+    assert make_client() == "127.0.0.5"

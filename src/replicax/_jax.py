@@ -14,6 +14,7 @@ The rest of Replicax uses JAX's public API. What is here, and why there is no pu
   concrete array reaches no primitive that could;
 * discarding a profile that could not be written, without which JAX refuses to start another;
 * the operations of a lowered program: processes compare the collectives of their programs;
+* the network address where Gloo listens, which JAX leaves to Gloo;
 * the key-value store of `jax.distributed`: its messages need no collective and so no fixed order;
 * JAX's detection of Open MPI and Kubernetes, which its public function combines with connecting;
 * connecting to a coordination service that runs in another process than the first worker's.
@@ -117,6 +118,7 @@ __all__ = [
     "trace_state",
     "traces_of",
     "uncommitted",
+    "use_gloo_at",
     "wrap_collectives",
 ]
 
@@ -182,6 +184,24 @@ def operations_of(lowered: jax.stages.Lowered, names: Collection[str]) -> list[t
     except AttributeError as error:
         raise _unsupported("the operations of jax.stages.Lowered.compiler_ir()") from error
     return found
+
+
+def use_gloo_at(host: str) -> None:
+    """Let Gloo in this process listen at `host`; call it before JAX starts.
+
+    By default Gloo listens at the address that the name of the machine resolves to.
+    """
+    make_cpu_client = _private("xla_bridge", "make_cpu_client")
+    make_collectives = _private("lib", "_jax.make_gloo_tcp_collectives")
+
+    def make_client() -> Any:
+        client = distributed_client()
+        if client is None or jax.config.values["jax_cpu_collectives_implementation"] != "gloo":
+            return make_cpu_client()
+        return make_cpu_client(make_collectives(distributed_client=client, hostname=host))
+
+    register = _private("xla_bridge", "register_backend_factory")
+    register("cpu", make_client, priority=0, fail_quietly=False)
 
 
 def forget_profile() -> None:

@@ -1,0 +1,37 @@
+"""The network addresses where this process listens: those that the cluster names, and no others.
+
+Gloo, which connects CPU devices, would listen at the address that the machine's name has. Here it listens
+at the host of the task's address, if that is an address of this machine. It may not be one: a Kubernetes
+service or a router may forward to this machine. And on many systems the name of a machine is a loopback
+address for the machine itself, where the others can't reach it. Then Gloo's default remains. The
+coordinator follows the same rules (`_coordinator_main.py`).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+
+from replicax._jax import use_gloo_at
+
+__all__ = ["listen_at_own_address", "own_host"]
+
+
+def listen_at_own_address(address: str) -> None:
+    """Let this process, whose task has this address, listen there for the collectives of CPU devices."""
+    if (host := own_host(address)) is not None:
+        use_gloo_at(host)
+
+
+def own_host(address: str) -> str | None:
+    """The host of `address` if this process can listen there and the others can reach it; else None."""
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        family, *_, found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind(found)
+    except OSError:  # unknown, or not an address of this machine
+        return None
+    resolved = str(found[0])
+    is_loopback = ipaddress.ip_address(resolved.partition("%")[0]).is_loopback
+    return None if is_loopback and host not in ("localhost", resolved) else host
