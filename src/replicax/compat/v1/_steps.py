@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 from replicax.contexts import get_replica_context, get_strategy, in_cross_replica_context
 from replicax.errors import OutOfRangeError
+from replicax.strategies import StrategyBase
 from replicax.types import ReduceOp, ReduceOpLike
 from replicax.values import flatten
+
+if TYPE_CHECKING:
+    from replicax.compat.v1._strategies import Strategy
 
 __all__ = ["MultiStepContext", "run_steps"]
 
@@ -62,7 +66,7 @@ class MultiStepContext:
             get_replica_context().merge_call(self._set_merged, args=(name, output, op))
         self._last_step_outputs_reduce_ops[name] = op
 
-    def _set_merged(self, strategy: Any, name: str, output: Any, op: ReduceOp | None) -> None:
+    def _set_merged(self, strategy: Strategy, name: str, output: Any, op: ReduceOp | None) -> None:
         self._last_step_outputs[name] = output if op is None else strategy.reduce(op, output, axis=None)
 
     def set_non_tensor_output(self, name: str, output: Any) -> None:
@@ -71,7 +75,7 @@ class MultiStepContext:
 
 
 def run_steps(
-    strategy: Any,
+    strategy: StrategyBase,
     fn: Callable[[MultiStepContext, Any], Any],
     iterator: Any,
     iterations: int,

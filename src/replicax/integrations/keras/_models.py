@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from replicax._jax import is_transforming
-from replicax.contexts import current, has_strategy
+from replicax.contexts import StrategyProtocol, current, has_strategy
 from replicax.errors import ContextError
 from replicax.integrations.keras._layout import StrategyLayout
 from replicax.integrations.keras._run import Run, running
@@ -110,7 +110,7 @@ def moving_what_was_built(symbolic_build: Callable[..., Any]) -> Callable[..., A
     return call
 
 
-def _check_place(model: Any, strategy: Any, name: str) -> None:
+def _check_place(model: Any, strategy: StrategyProtocol, name: str) -> None:
     here, what = current(), f"`{name}` of the Keras model {model.name!r}"
     if has_strategy() and here.strategy is not strategy:
         raise ContextError(
@@ -141,7 +141,7 @@ def _variables_of(model: Any) -> list[Any]:
     return [*model.variables, *model.metrics_variables, *(optimizer.variables if optimizer else ())]
 
 
-def _move(model: Any, strategy: Any) -> None:
+def _move(model: Any, strategy: StrategyProtocol) -> None:
     """Move variables that were created outside of the scope, say an optimizer's, to the strategy."""
     moved = [move(variable, strategy) for variable in _variables_of(model)]
     if any(moved):

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 from replicax.collectives import reduce_leaves
-from replicax.contexts import current, has_strategy
+from replicax.contexts import StrategyProtocol, current, has_strategy
 from replicax.integrations.keras._private import in_stateless_scope
 from replicax.types import ReduceOp
 from replicax.values import Mirrored
@@ -43,7 +43,7 @@ def _apply_once(
     variables: Any,
     count: int,
     chosen: Sequence[int],
-    strategy: Any,
+    strategy: StrategyProtocol,
     gradients: list[Any],
 ) -> None:
     reduced = reduce_leaves(strategy.communicator, ReduceOp.SUM, gradients)

@@ -27,7 +27,7 @@ import keras
 import numpy as np
 
 from replicax._jax import at_trace, eval_trace, is_tracer
-from replicax.contexts import current, get_replica_context, has_strategy
+from replicax.contexts import StrategyProtocol, current, get_replica_context, has_strategy
 from replicax.errors import ContextError, TracingError, VariableError
 from replicax.integrations.keras._private import in_stateless_scope
 from replicax.integrations.keras._run import Run, running
@@ -261,7 +261,7 @@ def writing_outside_of_steps(direct_assign: Callable[..., Any]) -> Callable[...,
     return call
 
 
-def move(variable: Any, strategy: Any) -> bool:
+def move(variable: Any, strategy: StrategyProtocol) -> bool:
     """Move a variable that was created outside of the strategy's scope; returns whether it was."""
     if isinstance(variable, DistributedVariable):
         if variable._distribute_strategy is not strategy:
