@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any, final
 
 from replicax import strategies as core
-from replicax.cluster import ClusterResolver, TPUClusterResolver
+from replicax.cluster import ClusterOptions, ClusterResolver, TPUClusterResolver
 from replicax.collectives import CommunicationOptions, CrossDeviceOps
 from replicax.compat.v1._config import updated_config
 from replicax.compat.v1._deprecation import deprecated
@@ -221,10 +221,16 @@ class MultiWorkerMirroredStrategy(Strategy):
         communication_options: CommunicationOptions | None = None,
         *,
         axis_name: str = REPLICA_AXIS,
+        cluster_options: ClusterOptions | None = None,
     ) -> None:
         """Take the arguments of `rx.MultiWorkerMirroredStrategy`."""
         super().__init__(
-            core.MultiWorkerMirroredStrategy(cluster_resolver, communication_options, axis_name=axis_name)
+            core.MultiWorkerMirroredStrategy(
+                cluster_resolver,
+                communication_options,
+                axis_name=axis_name,
+                cluster_options=cluster_options,
+            )
         )
 
 
