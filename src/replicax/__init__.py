@@ -57,6 +57,7 @@ from replicax.strategies import (
     MultiWorkerMirroredStrategy,
     OneDeviceStrategy,
     RunOptions,
+    ShardedStrategy,
     Strategy,
     StrategyExtended,
     TPUStrategy,
@@ -96,6 +97,7 @@ from replicax.values import (
 from replicax.variables import (
     AggregatingVariable,
     MirroredVariable,
+    ShardedVariable,
     SyncOnReadVariable,
     Variable,
 )
@@ -151,6 +153,8 @@ __all__ = [
     "ReplicaContext",
     "RestoreStatus",
     "RunOptions",
+    "ShardedStrategy",
+    "ShardedVariable",
     "SparseCategoricalAccuracy",
     "Strategy",
     "StrategyExtended",

@@ -57,6 +57,7 @@ def _private(module: str, name: str) -> Any:
 
 # Public as jax.extend.core.Primitive, whose import takes as long as all of Replicax.
 Primitive = _private("core", "Primitive")
+_eval_jaxpr = _private("core", "eval_jaxpr")
 _ShapedArray = _private("core", "ShapedArray")
 _Tracer = _private("core", "Tracer")
 _set_current_trace = _private("core", "set_current_trace")
@@ -112,6 +113,7 @@ __all__ = [
     "outside_of_traces",
     "plain",
     "put_parts",
+    "run_equation",
     "staged_for",
     "thread_settings",
     "trace_of",
@@ -224,6 +226,19 @@ def put_parts(
 @functools.lru_cache(maxsize=4096)
 def _abstract_array(shape: tuple[int, ...], dtype: Any) -> Any:
     return _ShapedArray(shape, dtype)
+
+
+def run_equation(jaxpr: Any, equation: Any, inputs: Sequence[Any]) -> list[Any]:
+    """The results of one equation of `jaxpr`."""
+    values = {v: x for v, x in zip(equation.invars, inputs, strict=True) if not hasattr(v, "val")}
+    alone = jaxpr.replace(
+        constvars=[],
+        invars=list(values),
+        outvars=equation.outvars,
+        eqns=[equation],
+        debug_info=jaxpr.debug_info.with_unknown_names(),
+    )
+    return _eval_jaxpr(alone, (), *values.values())
 
 
 def current_trace() -> Any:

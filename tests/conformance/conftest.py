@@ -34,6 +34,7 @@ STRATEGIES = {
     "mirrored_3": _mirrored(3),
     "mirrored_8": _mirrored(8),
     "tpu_2x2": Case(_tpu, 2, copies=True),
+    "sharded_3": Case(lambda: rx.ShardedStrategy(["CPU:0", "CPU:1", "CPU:2"], min_shard_bytes=1), 3),
     "central": Case(lambda: rx.CentralStorageStrategy(["CPU:0", "CPU:1"], "CPU:0"), 2),
 }
 SEVERAL = [name for name, case in STRATEGIES.items() if case.num_replicas > 1]

@@ -45,6 +45,11 @@ class StrategyProtocol(Protocol):
         ...
 
     @property
+    def find_shards(self) -> Callable[[Any], Any] | None:
+        """Returns how the update of a variable is divided among the replicas; None if nothing is."""
+        ...
+
+    @property
     def num_replicas_in_sync(self) -> int:
         """The number of replicas in all processes."""
         ...

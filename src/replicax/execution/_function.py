@@ -178,6 +178,20 @@ class Function(Generic[_P, _R]):
         """The number of compiled programs: one for each kind of arguments so far."""
         return len(self._programs)
 
+    def lower(self, *args: _P.args, **kwargs: _P.kwargs) -> jax.stages.Lowered:
+        """The step traced for these arguments, as `jax.jit(...).lower` returns it; nothing is run.
+
+        >>> v = rx.Variable(jnp.zeros(1000))
+        >>> @rx.function
+        ... def step(x):
+        ...     v.assign_add(x)
+        >>> step.lower(jnp.ones(1000)).compile().memory_analysis().argument_size_in_bytes
+        8000
+        """
+        leaves, treedef = jax.tree.flatten((args, kwargs), is_leaf=is_variable)
+        with self._compiling:
+            return self._find_program(args, kwargs, leaves, treedef).lower(leaves)
+
     def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         """Run the step; compile it first if its arguments are of a new kind."""
         stack = context_stack.get()

@@ -13,11 +13,11 @@ from typing import Any, final
 import jax
 import jax.numpy as jnp
 
-from replicax._jax import current_program, current_trace, is_tracer
+from replicax._jax import at_trace, current_program, current_trace, is_tracer, plain
+from replicax.contexts import current, enter
 from replicax.errors import ContextError, TracingError, VariableError
 from replicax.topology import ReplicaMesh
-from replicax.values import Mirrored
-from replicax.variables import Cell, Frame, Variable
+from replicax.variables import Cell, Deferred, Frame, Variable
 
 __all__ = ["EagerCallNeeded", "FreshTraceNeeded", "ProgramFrame", "ReplicaFrame"]
 
@@ -108,7 +108,8 @@ class ProgramFrame(Frame):
     def _input(self, variable: Variable) -> Any:
         if self._inputs is None:
             self.use_mesh(variable.mesh)
-            return jnp.zeros(variable.layout.array_shape(variable._spec), variable.dtype)
+            with at_trace(self._trace):  # it may be used outside of the replicas that read it first
+                return plain(jnp.zeros(variable.layout.array_shape(variable._spec), variable.dtype))
         if variable.ref() not in self._inputs:
             raise TracingError(
                 f"The step used the variable {variable.name!r} when it was traced for compilation, but not "
@@ -161,12 +162,32 @@ class ReplicaFrame(Frame):
         self._trace, self._program = current_trace(), current_program()
         self._cells: dict[Any, Cell] = dict(cells)
         self.written: dict[Any, Variable] = {}
+        self.deferred: list[Deferred] = []
 
     def require_own_trace(self) -> None:
         _check_program(self._program, self.outer.fresh)
 
+    def defer(self, update: Deferred) -> bool:
+        self.deferred.append(update)
+        return True
+
+    def _make_deferred_updates(self, variable: Variable) -> None:
+        """Make the deferred updates now if one of them concerns `variable`."""
+        if not any(v is variable for update in self.deferred for v in update.variables):
+            return
+        updates, self.deferred = self.deferred, []
+        with at_trace(self._trace):
+            for deferred in updates:
+                whole = [
+                    x if layout is None else layout.gathered(x)
+                    for x, layout in zip(deferred.arrays, deferred.layouts, strict=True)
+                ]
+                with enter(current().inner(deferred.strategy).with_frame(self)):
+                    deferred.update(whole)
+
     def load(self, variable: Variable) -> Cell:
         self.require_own_trace()
+        self._make_deferred_updates(variable)
         ref = variable.ref()
         if ref not in self._cells:
             self._cells[ref] = self._enter(variable)
@@ -175,7 +196,7 @@ class ReplicaFrame(Frame):
     def _enter(self, variable: Variable) -> Cell:
         """The cell inside the replica: the outer one if replicas agree, otherwise this replica's part."""
         cell = self.outer.cell(variable)
-        if isinstance(cell, Mirrored):
+        if not variable.layout.is_split or (variable.mesh != self._mesh and not variable.layout.differs):
             return cell
         if variable.mesh != self._mesh:
             raise ContextError(
@@ -185,7 +206,8 @@ class ReplicaFrame(Frame):
             )
         if not self.outer.is_discovery:
             raise TracingError(f"The variable {variable.name!r} was not found by the first trace.")
-        return variable.layout.local_cell(jnp.zeros(variable.shape, variable.dtype))
+        spec = variable._spec
+        return variable.layout.part_cell(jnp.zeros(variable.layout.part_shape(spec), spec.dtype), spec)
 
     def store(self, variable: Variable, cell: Cell) -> None:
         _check_trace(self._trace, variable)
@@ -195,9 +217,9 @@ class ReplicaFrame(Frame):
         self.outer.on_write()
 
     def local_output(self, variable: Variable) -> Any:
-        """This replica's new value of a written variable."""
-        cell = self._cells[variable.ref()]
-        return cell.whole if isinstance(cell, Mirrored) else cell.select(0)
+        """This replica's new value of a written variable, or its part of a split one."""
+        cell: Any = self._cells[variable.ref()]
+        return variable.layout.part(cell) if variable.layout.is_split else cell.whole
 
     def adopt(self, variable: Variable) -> None:
         self.outer.adopt(variable)

@@ -8,7 +8,7 @@ function of a `merge_call` is called inline, with per-replica values that wrap r
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, final
 
 import jax
@@ -21,6 +21,7 @@ from replicax.collectives import EarlySums, collect_early_sums
 from replicax.contexts import ExplainUnboundAxis, ReplicaContext, StrategyProtocol, current, enter
 from replicax.execution._program import ProgramFrame, ReplicaFrame
 from replicax.execution._traced_values import explain_traced_values
+from replicax.topology import ReplicaMesh
 from replicax.values import (
     Component,
     Mirrored,
@@ -31,7 +32,7 @@ from replicax.values import (
     map_leaves,
     select,
 )
-from replicax.variables import use_frame
+from replicax.variables import Deferred, Layout, Variable, use_frame
 
 __all__ = ["run_inline", "run_spmd"]
 
@@ -49,7 +50,7 @@ def run_spmd(
     leaves, treedef = flatten((args, kwargs))
     sharded = [i for i, leaf in enumerate(leaves) if isinstance(leaf, PerReplica)]
     globals_ = [leaves[i].to_global(mesh) for i in sharded]
-    parts = [v for v in frame.known if v.layout.differs and v.mesh == mesh]
+    parts = [v for v in frame.known if v.layout.is_split and v.mesh == mesh]
     traced = _Traced()
 
     def body(arrays: list[Any], cells: list[Any], local_masks: list[Any]) -> Any:
@@ -58,8 +59,7 @@ def run_spmd(
             inner[i] = array.reshape(()) if scalar else array
         inner = [leaf.whole if isinstance(leaf, Mirrored) else leaf for leaf in inner]
         local_cells = {
-            v.ref(): v.layout.local_cell(cell.reshape(v.shape))
-            for v, cell in zip(parts, cells, strict=True)
+            v.ref(): v.layout.part_cell(part, v._spec) for v, part in zip(parts, cells, strict=True)
         }
         replica = ReplicaFrame(frame, mesh, local_cells)
         # Tag inner traces, so that JAX does not reuse one from another context; see `FreshTraceNeeded`.
@@ -69,12 +69,12 @@ def run_spmd(
             result = _call(strategy, fn, inner_args, inner_kwargs, local_masks)
         return traced.outputs(result, replica, early)
 
-    spec = PartitionSpec(mesh.axis_name)
-    results, sums, whole, cells = jax.shard_map(
+    split, whole = _splits(mesh), PartitionSpec()
+    results, sums, state = jax.shard_map(
         body,
         mesh=mesh.mesh,
-        in_specs=spec,
-        out_specs=(spec, PartitionSpec(), PartitionSpec(), spec),
+        in_specs=(split[0], [split[v.layout.split_axis] for v in parts], split[0]),
+        out_specs=(split[0], whole, (whole, split)),
         axis_names={mesh.axis_name},
         check_vma=False,
     )(
@@ -82,9 +82,8 @@ def run_spmd(
         [frame.array(v) for v in parts],
         [mask.to_global(mesh)[0] for mask in masks],
     )
-    results, sums, whole, cells = jax.tree.map(plain, (results, sums, whole, cells))
-    for variable, array in zip((*traced.mirrored, *traced.parts), (*whole, *cells), strict=True):
-        frame.store(variable, variable.layout.wrap(array, not variable.shape))
+    results, sums, state = jax.tree.map(plain, (results, sums, state))
+    traced.store(state, frame)
     return traced.result(results, sums, mesh)
 
 
@@ -156,19 +155,54 @@ class _SpmdReplica:
         return make()
 
 
+_MAX_AXES = 8
+
+
+def _splits(mesh: ReplicaMesh) -> tuple[PartitionSpec, ...]:
+    """For each axis, the spec of an array that is split along it."""
+    return tuple(PartitionSpec(*[None] * axis, mesh.axis_name) for axis in range(_MAX_AXES))
+
+
+@final
+class _State:
+    """Arrays that leave the replicas as equal copies, or as parts that are split along some axis.
+
+    `shard_map` wants to know how its outputs are split before it traces the replicas, so there is a list
+    for each way.
+    """
+
+    def __init__(self) -> None:
+        self._lists: list[list[Any]] = []
+        self.arrays: tuple[list[Any], tuple[list[Any], ...]] = ([], tuple([] for _ in range(_MAX_AXES)))
+
+    def add(self, array: Any, layout: Layout | None) -> None:
+        """Add a part if `layout` is split, else an equal copy."""
+        whole, parts = self.arrays
+        chosen = parts[layout.split_axis] if layout is not None and layout.is_split else whole
+        chosen.append(array)
+        self._lists.append(chosen)
+
+    def in_order(self, arrays: Any) -> Iterator[Any]:
+        """The arrays outside of the replicas, in the order in which they were added."""
+        inside = [self.arrays[0], *self.arrays[1]]
+        outside = {id(a): iter(b) for a, b in zip(inside, [arrays[0], *arrays[1]], strict=True)}
+        return (next(outside[id(chosen)]) for chosen in self._lists)
+
+
 @final
 class _Traced:
     """What the trace of a replica function returned, apart from arrays."""
 
     def __init__(self) -> None:
-        self.mirrored: list[Any] = []
-        self.parts: list[Any] = []
         self._leaves: list[Any] = []
         self._scalars: dict[int, bool] = {}
         self._treedef: Any = None
+        self._written: list[Variable] = []
+        self._deferred: list[Deferred] = []
+        self._state = _State()
 
-    def outputs(self, result: Any, replica: ReplicaFrame, early: EarlySums) -> tuple[Any, Any, Any, Any]:
-        """The outputs of `shard_map`: results, known sums of them, mirrored variables, per-replica ones."""
+    def outputs(self, result: Any, replica: ReplicaFrame, early: EarlySums) -> tuple[Any, Any, Any]:
+        """The outputs of `shard_map`: results, known sums of them, the state."""
         self._leaves, self._treedef = flatten(result)
         arrays, sums = [], {}
         for i, leaf in enumerate(self._leaves):
@@ -180,11 +214,26 @@ class _Traced:
                     sums[i] = total
                 self._scalars[i] = array.ndim == 0
                 arrays.append(array.reshape((1,)) if array.ndim == 0 else array)
-        for variable in replica.written.values():
-            (self.parts if variable.layout.differs else self.mirrored).append(variable)
-        whole = [replica.local_output(v) for v in self.mirrored]
-        parts = [replica.local_output(v).reshape(v.shape or (1,)) for v in self.parts]
-        return arrays, sums, whole, parts
+        self._written = list(replica.written.values())
+        for variable in self._written:
+            self._state.add(replica.local_output(variable), variable.layout)
+        self._deferred = replica.deferred
+        for update in self._deferred:
+            for array, layout in zip(update.arrays, update.layouts, strict=True):
+                self._state.add(array, layout)
+        return arrays, sums, self._state.arrays
+
+    def store(self, state: Any, frame: ProgramFrame) -> None:
+        """Store the variables that the replicas have written, and make the updates that they deferred."""
+        arrays = self._state.in_order(state)
+        for variable in self._written:
+            frame.store(variable, variable.layout.wrap(next(arrays), not variable.shape))
+        for update in self._deferred:
+            whole = [
+                next(arrays) if layout is None else layout.wrap(next(arrays), False).whole
+                for layout in update.layouts
+            ]
+            update.update(whole)
 
     def result(self, arrays: Any, sums: dict[int, Any], mesh: Any) -> Any:
         """The result of the replica function, as per-replica values."""

@@ -7,6 +7,7 @@ from replicax.strategies._mirrored import MirroredStrategy
 from replicax.strategies._multi_worker import MultiWorkerMirroredStrategy
 from replicax.strategies._one_device import OneDeviceStrategy
 from replicax.strategies._run_options import RunOptions, ValueContext
+from replicax.strategies._sharded import ShardedStrategy
 from replicax.strategies._strategy import Strategy, StrategyBase
 from replicax.strategies._tpu import TPUStrategy
 
@@ -17,6 +18,7 @@ __all__ = [
     "MultiWorkerMirroredStrategy",
     "OneDeviceStrategy",
     "RunOptions",
+    "ShardedStrategy",
     "Strategy",
     "StrategyBase",
     "StrategyExtended",

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, final
 
 from replicax.collectives import Communicator
-from replicax.variables import Layout, VariableSpec
+from replicax.variables import Layout, Sharded, VariableSpec
 
 __all__ = ["Answers"]
 
@@ -25,6 +25,8 @@ class Answers:
         places_values: whether values are placed on the devices of the mesh, not wherever JAX puts them.
         plain_values: whether per-replica values are plain arrays, because there is only one replica.
         cluster_resolver: the resolver of the cluster; None for strategies of one machine.
+        find_shards: returns how the update of a variable is divided among the replicas, or None if it is
+            too small for that. None if the strategy divides nothing.
         why_not_assignable: why values can't be assigned to a logical device; None if they can.
     """
 
@@ -34,4 +36,5 @@ class Answers:
     places_values: bool = True
     plain_values: bool = False
     cluster_resolver: Any = None
+    find_shards: Callable[[VariableSpec], Sharded | None] | None = None
     why_not_assignable: str | None = None

@@ -67,6 +67,7 @@ class StrategyBase(abc.ABC):
         self.mesh = answers.communicator.mesh
         self.parameter_device = answers.parameter_device
         self.places_values = answers.places_values
+        self.find_shards = answers.find_shards
         self.store = Store()
         self.compiled_runs: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 

@@ -196,9 +196,18 @@ class ReplicaMesh:
         """`value` on every device. All processes must pass the same value."""
         if isinstance(value, jax.Array) and value.sharding == self.replicated:
             return value
-        if self.is_local:
+        if self.is_local or (isinstance(value, jax.Array) and not value.is_fully_addressable):
             return jax.device_put(value, self.replicated)
         return self.assemble_replicated([value] * len(self.local_replica_ids))
+
+    def put(self, value: Any, sharding: Sharding) -> jax.Array:
+        """`value` with a sharding on this mesh. All processes must pass the same value."""
+        if isinstance(value, jax.Array) and value.sharding == sharding:
+            return value
+        if self.is_local or (isinstance(value, jax.Array) and not value.is_fully_addressable):
+            return jax.device_put(value, sharding)
+        host = np.asarray(value)
+        return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
 
     def assemble(self, components: Sequence[Any]) -> jax.Array:
         """The sharded global array whose local parts are `components`, all of one shape and dtype."""

@@ -21,6 +21,7 @@ from replicax.collectives import offer_early_sum
 from replicax.contexts import current
 from replicax.errors import VariableError
 from replicax.execution import explain_leaks
+from replicax.training._gathered import GatheredValues
 from replicax.training._microbatches import Microbatches
 from replicax.training._precision import MixedPrecision
 from replicax.training._pytrees import flatten_variables, ordered_like, repeated_names
@@ -227,19 +228,24 @@ class _LossCall:
             args, kwargs = self._precision.cast((args, kwargs))
         tapes: list[Tape] = []
 
-        def bound(fresh: bool, values: list[Any]) -> Any:
-            tape, result = self._call(values, args, kwargs, fresh=fresh)
+        values = GatheredValues(self._outer, self._variables)
+
+        def bound(fresh: bool, inputs: list[Any]) -> Any:
+            tape, result = self._call(inputs, args, kwargs, fresh=fresh)
             tapes.append(tape)
             loss, aux = _split_result(self._fn, result, self._has_aux)
             return loss, (aux, tape.recorded())
 
-        values = [variable.read_value() for variable in self._variables]
+        def differentiated(fresh: bool) -> Any:
+            loss_fn = values.gathering(functools.partial(bound, fresh))
+            return jax.value_and_grad(loss_fn, has_aux=True)(values.inputs)
+
         with explain_leaks():
             try:
-                differentiated = jax.value_and_grad(functools.partial(bound, False), has_aux=True)(values)
+                result = differentiated(fresh=False)
             except FreshTracesNeeded:
-                differentiated = jax.value_and_grad(functools.partial(bound, True), has_aux=True)(values)
-        (loss, (aux, recorded)), gradients = differentiated
+                result = differentiated(fresh=True)
+        (loss, (aux, recorded)), gradients = result
         tapes[-1].replay(recorded)
         return (loss, aux), gradients
 

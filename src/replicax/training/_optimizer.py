@@ -24,8 +24,8 @@ from replicax.training._pairs import Parameters, pair
 from replicax.training._reduction import GradientReduction, dense, is_distributed
 from replicax.training._slots import checkpoint_key, initial_state, slot_names
 from replicax.types import ReduceOp, ReduceOpLike, VariableAggregation
-from replicax.values import Mirrored, free
-from replicax.variables import Variable
+from replicax.values import IndexedSlices, Mirrored, free
+from replicax.variables import Deferred, Variable
 
 __all__ = ["Optimizer"]
 
@@ -103,7 +103,7 @@ class Optimizer:
         self._parameters: Parameters | None = None
         self.slots: list[Variable] = []
         self._state_structure: Any = None
-        self._update = jax.jit(self._new_values, static_argnames="with_norm")
+        self._update = jax.jit(self._new_values, static_argnames=("with_norm", "in_replica"))
 
     def __repr__(self) -> str:
         count = 0 if self._parameters is None else len(self._parameters.variables)
@@ -177,6 +177,7 @@ class Optimizer:
             name=name,
             trainable=False,
             aggregation=VariableAggregation.ONLY_FIRST_REPLICA,
+            is_slot=True,
             beside=(self.iterations, f"slots/{checkpoint_key(name)}"),
         )
 
@@ -319,16 +320,45 @@ class Optimizer:
     ) -> Any:
         parameters = self._build(given)
         gradients = parameters.ordered(gradients, given.variables)
-        reduction = self._reduction
+        reduction, variables = self._reduction, parameters.variables
+        own = variables[0].distribute_strategy is strategy
+        if own and from_replicas and strategy.find_shards is not None and current().frame.is_one_replica:
+            return self._update_later(parameters, strategy, gradients, return_norm=return_norm)
         reduce = reduction.reduce_all if from_replicas else reduction.reduce_distributed
-        variables = parameters.variables
         arrays = [dense(g, v) for g, v in zip(reduce(strategy, gradients), variables, strict=True)]
-        if variables[0].distribute_strategy is not strategy:  # its replicas may be on other devices
+        if not own:  # the replicas may be on other devices
             arrays = list(map(free, arrays))
+        return self._update_all(parameters, arrays, return_norm=return_norm)
+
+    def _update_later(
+        self, parameters: Parameters, strategy: StrategyProtocol, gradients: list[Any], *, return_norm: bool
+    ) -> Any:
+        """Reduce the gradients to shards; update when the replicas have finished, where optax sees all."""
+        find, variables = strategy.find_shards, parameters.variables
+        assert find is not None
+        layouts = [
+            None if isinstance(g, IndexedSlices) else find(v._spec)
+            for v, g in zip(variables, gradients, strict=True)
+        ]
+        arrays = self._reduction.reduce_to_shards(strategy, gradients, variables, layouts)
+        norm = _norm_of_shards(arrays, layouts, strategy.mesh.axis_name) if return_norm else None
+        if norm is not None and self.loss_scale is not None:
+            norm = norm / self.loss_scale.scale.read_value()
+        update = functools.partial(self._update_all, parameters, return_norm=False)
+        own = [*variables, *self.variables]
+        current().frame.defer(Deferred(strategy, arrays, layouts, update, own))
+        return None if norm is None else Mirrored.from_whole(norm, strategy.mesh)
+
+    def _update_all(self, parameters: Parameters, arrays: list[Any], *, return_norm: bool) -> Any:
+        """Update the variables, the slots and the counters from reduced gradients."""
+        variables = parameters.variables
         scale = self.loss_scale.held() if self.loss_scale is not None else ()
         state = ([_whole(v) for v in variables], [_whole(v) for v in self.slots], scale)
         try:
-            values, slots, scale, counted, norm = self._update(arrays, *state, with_norm=return_norm)
+            in_replica = current().frame.is_one_replica
+            values, slots, scale, counted, norm = self._update(
+                arrays, *state, with_norm=return_norm, in_replica=in_replica
+            )
         except TracingError as error:
             error.add_note(
                 "The optax transformation (a schedule, for example) uses that variable. It may read one in "
@@ -343,15 +373,26 @@ class Optimizer:
         return _mirrored(variables[0], norm) if return_norm and variables[0].layout.on_mesh else norm
 
     def _new_values(
-        self, gradients: list[Any], values: list[Any], slots: list[Any], scale: Any, *, with_norm: bool
+        self,
+        gradients: list[Any],
+        values: list[Any],
+        slots: list[Any],
+        scale: Any,
+        *,
+        with_norm: bool,
+        in_replica: bool,
     ) -> Any:
         """The pure part: new variables, slots and loss scale; how many updates that is; the norm."""
         finite = None
         if self.loss_scale is not None:
             gradients, finite, scale = self.loss_scale.unscale(gradients, scale)
         norm = _global_norm(gradients) if with_norm else None
+        if not in_replica:
+            values = self._divided(values)
         gradients = [g.astype(v.dtype) for g, v in zip(gradients, values, strict=True)]
         new, state = self._transformed(gradients, slots, values)
+        if not in_replica:
+            new = self._divided(new)
         new_slots = [x.astype(old.dtype) for x, old in zip(state, slots, strict=True)]
         if finite is not None:
             new = [jnp.where(finite, n, old) for n, old in zip(new, values, strict=True)]
@@ -386,6 +427,18 @@ class Optimizer:
         constrained = [x if c is None else c(x) for c, x in zip(constraints, new, strict=True)]
         return constrained, jax.tree.leaves(state)
 
+    def _divided(self, values: list[Any]) -> list[Any]:
+        """The same values, computed in shards if the strategy divides them."""
+        assert self._parameters is not None
+        find, variables = self._parameters.strategy.find_shards, self._parameters.variables
+        if find is None:
+            return values
+        layouts = [find(v._spec) for v in variables]
+        return [
+            x if layout is None else jax.lax.with_sharding_constraint(x, layout.sharding(layout.mesh))
+            for x, layout in zip(values, layouts, strict=True)
+        ]
+
 
 def _explain_structure(error: Exception, parameters: Parameters) -> None:
     """Say which structure optax was given, in case masks or labels are in another one."""
@@ -411,5 +464,17 @@ def _mirrored(variable: Variable, value: Any) -> Mirrored:
 
 def _global_norm(gradients: list[Any]) -> Any:
     """The Euclidean norm of all gradients together, in float32 at least."""
-    wide = [g.astype(jnp.promote_types(g.dtype, jnp.float32)) for g in gradients]
-    return jnp.sqrt(sum(jnp.sum(jnp.square(jnp.abs(g))) for g in wide))
+    return jnp.sqrt(sum(map(_sum_of_squares, gradients)))
+
+
+def _norm_of_shards(arrays: list[Any], layouts: list[Any], axis_name: str) -> Any:
+    """The global norm in a compiled replica; arrays with a layout are shards."""
+    pairs = list(zip(map(_sum_of_squares, arrays), layouts, strict=True))
+    own = sum((square for square, layout in pairs if layout is not None), jnp.float32(0))
+    shared = sum((square for square, layout in pairs if layout is None), jnp.float32(0))
+    return jnp.sqrt(shared + jax.lax.psum(own, axis_name))
+
+
+def _sum_of_squares(gradient: Any) -> Any:
+    wide = gradient.astype(jnp.promote_types(gradient.dtype, jnp.float32))
+    return jnp.sum(jnp.square(jnp.abs(wide)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, final
 
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ from replicax.collectives import CommunicationOptions, map_each, reduce_leaves
 from replicax.contexts import StrategyProtocol
 from replicax.types import ReduceOp
 from replicax.values import IndexedSlices, Mirrored, PerReplica
-from replicax.variables import Variable
+from replicax.variables import Sharded, Variable
 
 __all__ = ["GradientReduction", "dense", "is_distributed"]
 
@@ -42,6 +43,26 @@ class GradientReduction:
     def reduce_all(self, strategy: StrategyProtocol, gradients: list[Any]) -> list[Any]:
         """Reduce every gradient; one that all replicas share is contributed by each of them."""
         return reduce_leaves(strategy.communicator, self.op, gradients, self.options)
+
+    def reduce_to_shards(
+        self,
+        strategy: StrategyProtocol,
+        gradients: list[Any],
+        variables: Sequence[Variable],
+        layouts: Sequence[Sharded | None],
+    ) -> list[Any]:
+        """Reduce every gradient of compiled replicas; those with a layout to this replica's shard."""
+        results: list[Any] = [None] * len(gradients)
+        whole = [i for i, layout in enumerate(layouts) if layout is None]
+        reduced = self.reduce_all(strategy, [gradients[i] for i in whole])
+        for i, value in zip(whole, reduced, strict=True):
+            results[i] = dense(value, variables[i])
+        for i, layout in enumerate(layouts):
+            if layout is not None:
+                own = gradients[i].select(0) if isinstance(gradients[i], PerReplica) else gradients[i]
+                total = layout.summed(own)
+                results[i] = total / strategy.num_replicas_in_sync if self.op is ReduceOp.MEAN else total
+        return results
 
     def reduce_distributed(self, strategy: StrategyProtocol, gradients: list[Any]) -> list[Any]:
         """Reduce the per-replica gradients and leave the others alone."""

@@ -520,7 +520,7 @@ class Mirrored(ArrayOperators, DistributedValues, Generic[T]):
         if self._components is None:
             if self._mesh is None or is_tracer(self._whole):
                 return (self._whole,) * (len(self._mesh.local_replica_ids) if self._mesh else 1)
-            self._components = self._mesh.split_replicated(self._whole)
+            self._components = self._mesh.split_replicated(self._mesh.replicate(self._whole))
         return self._components
 
     def select(self, local_index: int) -> T:
@@ -538,7 +538,10 @@ class Mirrored(ArrayOperators, DistributedValues, Generic[T]):
     def to_plain(self) -> jax.Array:
         """The value as an ordinary array."""
         if self._components is None:
-            return on_first_replica(self._whole)
+            whole = self._whole
+            if self._mesh is not None and isinstance(whole, jax.Array) and not is_tracer(whole):
+                whole = self._mesh.replicate(whole)  # a sharded variable's value is not yet
+            return on_first_replica(whole)
         first = self._components[0]
         return free(first if self._mesh is None else _whole(first, 0, self._mesh))
 

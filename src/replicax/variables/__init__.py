@@ -5,6 +5,7 @@ from replicax.variables._creation import NewVariable, awaiting_values, prepare_v
 from replicax.variables._frames import (
     EAGER,
     Cell,
+    Deferred,
     EagerFrame,
     Frame,
     RecordingFrame,
@@ -12,12 +13,18 @@ from replicax.variables._frames import (
     journal,
     use_frame,
 )
-from replicax.variables._kinds import AggregatingVariable, MirroredVariable, SyncOnReadVariable
+from replicax.variables._kinds import (
+    AggregatingVariable,
+    MirroredVariable,
+    ShardedVariable,
+    SyncOnReadVariable,
+)
 from replicax.variables._layout import Layout
 from replicax.variables._one_device import Central, OneDevice
 from replicax.variables._per_replica import OnePerReplica
 from replicax.variables._readable import is_variable
 from replicax.variables._replicated import Replicated
+from replicax.variables._sharded import Shard, Sharded, axis_to_shard
 from replicax.variables._spec import VariableSpec
 from replicax.variables._store import Places, Store
 from replicax.variables._variable import Variable
@@ -28,6 +35,7 @@ __all__ = [
     "AggregatingVariable",
     "Cell",
     "Central",
+    "Deferred",
     "EagerFrame",
     "Frame",
     "Layout",
@@ -38,6 +46,9 @@ __all__ = [
     "Places",
     "RecordingFrame",
     "Replicated",
+    "Shard",
+    "Sharded",
+    "ShardedVariable",
     "Store",
     "SyncOnReadVariable",
     "Variable",
@@ -45,6 +56,7 @@ __all__ = [
     "VariableSpec",
     "Write",
     "awaiting_values",
+    "axis_to_shard",
     "current_frame",
     "is_variable",
     "journal",

@@ -54,11 +54,12 @@ def prepare_variable(
     shape: Any = None,
     constraint: Callable[[Any], Any] | None = None,
     beside: tuple[Any, str] = (None, ""),
+    is_slot: bool = False,
 ) -> tuple[VariableSpec, Any]:
     """Check the arguments of `rx.Variable`; returns the spec and the initial value.
 
     `beside` is the place of the variable in a checkpoint, if that is known: see `NewVariable`. A pending
-    restore may have a value for it.
+    restore may have a value for it. `is_slot`: whether it is state of an optimizer.
     """
     synchronization = _member(VariableSynchronization, synchronization, "synchronization")
     aggregation = _member(VariableAggregation, aggregation, "aggregation")
@@ -85,6 +86,7 @@ def prepare_variable(
         aggregation=aggregation,
         constraint=constraint,
         made_at=user_line(),
+        is_slot=is_slot,
     )
     return spec, value
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import abc
 import contextlib
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, final
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 from replicax._jax import is_staging, is_tracer, staged_for
 from replicax.contexts import current, enter
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = [
     "EAGER",
     "Cell",
+    "Deferred",
     "EagerFrame",
     "Frame",
     "RecordingFrame",
@@ -67,8 +68,30 @@ class Frame(abc.ABC):
         """A `with` block that reads and then writes `variable` as one operation."""
         return contextlib.nullcontext()
 
+    def defer(self, update: Deferred) -> bool:
+        """Make an update later, if that is possible here; returns whether it is."""
+        return False
+
     def require_own_trace(self) -> None:  # noqa: B027 - eager code has no trace
         """Called when something is read that must not become part of a cached trace."""
+
+
+class Deferred(NamedTuple):
+    """An update of variables that is made once, when the replicas of a compiled step have finished.
+
+    Args:
+        strategy: of the replicas.
+        arrays: what the replicas contribute: parts if the layout is split, else equal copies.
+        layouts: the layouts of `arrays`; None for equal copies.
+        update: makes the update, from the whole values of `arrays`.
+        variables: those that the update reads or writes.
+    """
+
+    strategy: Any
+    arrays: Sequence[Any]
+    layouts: Sequence[Any]
+    update: Callable[[list[Any]], Any]
+    variables: Sequence[Variable]
 
 
 class RecordingFrame(Frame):

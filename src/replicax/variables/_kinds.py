@@ -11,9 +11,10 @@ from replicax.variables._layout import Layout
 from replicax.variables._one_device import Central
 from replicax.variables._per_replica import OnePerReplica
 from replicax.variables._replicated import Replicated
+from replicax.variables._sharded import Sharded
 from replicax.variables._variable import Variable
 
-__all__ = ["AggregatingVariable", "MirroredVariable", "SyncOnReadVariable"]
+__all__ = ["AggregatingVariable", "MirroredVariable", "ShardedVariable", "SyncOnReadVariable"]
 
 
 class _ByLayout(type):
@@ -88,3 +89,15 @@ class AggregatingVariable(_Kind):
     """
 
     layout = Central
+
+
+class ShardedVariable(_Kind):
+    """A variable with a part of its value on each replica: what a `ShardedStrategy` creates.
+
+    >>> with rx.ShardedStrategy(["CPU:0", "CPU:1"]).scope():
+    ...     v = rx.Variable(jnp.zeros((256, 256)))
+    >>> isinstance(v, rx.ShardedVariable), v.shape
+    (True, (256, 256))
+    """
+
+    layout = Sharded

@@ -7,6 +7,7 @@ gradients, the optimizer and checkpoints call it too. A new layout is one file w
     OnePerReplica   _per_replica.py   a different part on each replica        cell: PerReplica
     OneDevice       _one_device.py    one copy, for one replica               cell: Mirrored
     Central         _one_device.py    one copy, which all replicas share      cell: Mirrored
+    Sharded         _sharded.py       a part of one value on each replica     cell: Mirrored
 """
 
 from __future__ import annotations
@@ -40,6 +41,10 @@ class Layout(abc.ABC):
     """Whether replicas hold different values."""
     has_copies: ClassVar[bool] = False
     """Whether each replica has its own copy or part."""
+
+    is_split: ClassVar[bool] = False
+    """Whether a replica's devices hold only a part of the array, cut along `split_axis`."""
+    split_axis: int = 0
 
     on_mesh: bool
     """Whether the array is placed on `mesh` between steps as well."""
@@ -76,9 +81,24 @@ class Layout(abc.ABC):
     def unwrap(self, cell: Any) -> Any:
         """The array of a cell."""
 
+    # In a replica that is being traced.
+
     def local_cell(self, value: Any) -> Cell:
-        """The cell of a variable in a replica that is being traced; `value` is a replica-local tracer."""
+        """The cell of a variable that has `value` in this replica."""
         return Mirrored.from_whole(value, self.mesh)
+
+    def part_shape(self, spec: VariableSpec) -> tuple[int, ...]:
+        """The shape of a replica's part of the array of a split layout."""
+        return spec.shape
+
+    def part_cell(self, part: Any, spec: VariableSpec) -> Any:
+        """The cell of a replica that has this part of the array."""
+        return self.local_cell(part.reshape(spec.shape))
+
+    def part(self, cell: Any) -> Any:
+        """The replica's part of the array."""
+        value = cell.select(0)
+        return value if value.ndim else value.reshape((1,))
 
     # Reading.
 

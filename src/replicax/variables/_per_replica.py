@@ -34,6 +34,7 @@ class OnePerReplica(Layout):
     type_name = "SyncOnReadVariable"
     differs = True
     has_copies = True
+    is_split = True
     on_mesh = True
 
     def __init__(self, communicator: Communicator) -> None:

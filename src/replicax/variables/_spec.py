@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any, final
 
@@ -30,6 +31,13 @@ class VariableSpec:
     aggregation: VariableAggregation
     constraint: Callable[[Any], Any] | None
     made_at: str
+    is_slot: bool = False
+    """Whether it is state of an optimizer."""
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of the value."""
+        return math.prod(self.shape) * self.dtype.itemsize
 
     def check_mean(self) -> None:
         """Raise if the aggregation is MEAN but the dtype can't hold fractions."""

@@ -33,6 +33,11 @@ class Write(NamedTuple):
         """The name of the method, for messages."""
         return self.method.name
 
+    @property
+    def replaces(self) -> bool:
+        """Whether the new value does not depend on the old one."""
+        return self.method is REPLACE
+
     def applied_to(self, old: Any, operand: Any) -> Any:
         """The new value; `operand` is the part of this write's operand that belongs to `old`."""
         return self.method.apply(old, operand)

@@ -1,0 +1,268 @@
+"""Training with `ShardedStrategy`: the numbers of one device, with a part of the state on each device.
+
+`python -m tests.training.test_sharded` trains for 200 steps on 1, 2, 3, 4 and 8 devices.
+"""
+
+import collections
+import re
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from tests.training import test_one_device_equals_many as networks
+
+import replicax as rx
+
+SHARD = ["optimizer", "all"]
+
+
+def sharded(n, shard="all", min_shard_bytes=1):
+    devices = [f"CPU:{i}" for i in range(n)]
+    return rx.ShardedStrategy(devices, shard, min_shard_bytes=min_shard_bytes)
+
+
+@pytest.fixture(autouse=True)
+def _no_hints(caplog):
+    caplog.set_level("ERROR", "replicax")
+
+
+# The same numbers.
+
+
+@pytest.mark.parametrize(("name", "shard", "n"), [("cnn", "all", 3), ("transformer", "optimizer", 4)])
+def test_training_has_the_losses_of_one_device_at_every_step(name, shard, n):
+    training = networks.Training(name, sharded(n, shard), rx.function)
+    networks.agrees(name, training.run("pad"))
+    networks.end_as_on_one_device(name, training)
+
+
+@pytest.mark.parametrize(("name", "mode"), [("mlp", networks.eager), ("transformer", rx.function)])
+def test_uneven_batches_have_the_losses_of_one_device(name, mode):
+    training = networks.Training(name, sharded(3), mode)
+    networks.agrees(name, training.run("exact", epochs=1))
+
+
+TRANSFORMATIONS = {
+    "adamw": optax.adamw(1e-2, weight_decay=0.1),
+    "clipped": optax.chain(optax.clip_by_global_norm(0.1), optax.adam(1e-2)),
+    "adafactor": optax.adafactor(1e-2, min_dim_size_to_factor=4),
+    "lamb": optax.lamb(1e-2),
+    "lars": optax.lars(1e-1),
+    "lion": optax.lion(1e-3),
+    "ema": optax.chain(optax.adam(1e-2), optax.ema(0.9)),
+    "masked": optax.masked(optax.adam(1e-2), {"w": True, "b": False, "out": True}),
+    "by label": optax.multi_transform(
+        {"fast": optax.sgd(0.1, momentum=0.9), "slow": optax.rmsprop(1e-3)},
+        {"w": "fast", "b": "slow", "out": "slow"},
+    ),
+    "several steps": optax.MultiSteps(
+        optax.adam(optax.cosine_decay_schedule(1e-2, 10)), 2
+    ).gradient_transformation(),
+}
+
+
+def parameters():
+    rng = np.random.default_rng(0)
+    shapes = {"w": (6, 16), "b": (16,), "out": (16, 5)}
+    return {name: rng.normal(size=shape).astype(np.float32) / 4 for name, shape in shapes.items()}
+
+
+def regression(params, x, y):
+    return jnp.mean((jnp.tanh(x @ params["w"] + params["b"]) @ params["out"] - y) ** 2, axis=-1)
+
+
+def batches(rows=12):
+    rng = np.random.default_rng(1)
+    shapes = ((6 * rows, 6), (6 * rows, 5))
+    return rx.from_arrays(tuple(rng.normal(size=shape).astype(np.float32) for shape in shapes)).batch(rows)
+
+
+def train(strategy, replica_step):
+    @rx.function
+    def step(batch):
+        return strategy.reduce("SUM", strategy.run(replica_step, args=batch), axis=None)
+
+    return [float(step(batch)) for batch in strategy.distribute_dataset(batches())], step
+
+
+@pytest.mark.parametrize(
+    ("name", "shard"),
+    [*((name, "all") for name in TRANSFORMATIONS), ("clipped", "optimizer"), ("lamb", "optimizer")],
+)
+def test_optax_sees_whole_parameters(name, shard):
+    transformation = TRANSFORMATIONS[name]
+    strategy = sharded(3, shard)
+    with strategy.scope():
+        params = rx.create_variables(parameters())
+        optimizer = rx.Optimizer(transformation)
+
+    def replica_step(x, y):
+        loss = lambda: rx.compute_average_loss(regression(rx.read_values(params), x, y))  # noqa: E731
+        return optimizer.minimize(loss, params)
+
+    losses, _ = train(strategy, replica_step)
+    expected = parameters()
+    state = transformation.init(expected)
+    for i, (x, y) in enumerate(batches()):
+        loss, gradients = jax.value_and_grad(lambda p, x=x, y=y: jnp.mean(regression(p, x, y)))(expected)
+        updates, state = transformation.update(gradients, state, expected)
+        expected = optax.apply_updates(expected, updates)
+        np.testing.assert_allclose(losses[i], loss, rtol=1e-5)
+    for key, value in rx.read_values(params).items():
+        np.testing.assert_allclose(value, expected[key], rtol=1e-5, atol=1e-6, err_msg=key)
+
+
+@pytest.mark.parametrize("shard", SHARD)
+def test_a_replica_sees_its_update_at_once(shard):
+    def run(strategy):
+        with strategy.scope():
+            params = rx.create_variables(parameters())
+            optimizer = rx.Optimizer(optax.chain(optax.clip_by_global_norm(0.1), optax.sgd(0.5)))
+
+        def replica_step(x, y):
+            loss = lambda: rx.compute_average_loss(regression(rx.read_values(params), x, y))  # noqa: E731
+            for _ in range(2):
+                _, gradients = rx.value_and_grad(loss, params)()
+                norm = optimizer.apply_gradients(gradients, params, return_norm=True)
+            seen = sum(jnp.sum(v.value) for v in jax.tree.leaves(params, is_leaf=is_variable))
+            return loss() + norm + seen * optimizer.iterations.value
+
+        return train(strategy, replica_step)[0], rx.read_values(params)
+
+    is_variable = lambda x: isinstance(x, rx.Variable)  # noqa: E731
+    losses, values = run(sharded(2, shard))
+    wanted, expected = run(rx.MirroredStrategy(["CPU:0", "CPU:1"]))
+    np.testing.assert_allclose(losses, wanted, rtol=1e-5)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), values, expected)
+
+
+@pytest.mark.parametrize("shard", SHARD)
+def test_loss_scale_microbatches_and_auxiliary_results(shard):
+    def run(strategy):
+        with strategy.scope():
+            params = rx.create_variables(parameters())
+            average = rx.Variable(np.zeros(16, np.float32), aggregation="MEAN", trainable=False)
+            optimizer = rx.Optimizer(optax.adam(1e-2), loss_scale=rx.DynamicLossScale(initial_scale=8.0))
+
+        def loss(x, y):
+            average.assign(jnp.mean(x @ params["w"], axis=0))
+            value = rx.compute_average_loss(regression(rx.read_values(params), x, y))
+            return optimizer.scale_loss(value), {"name": "loss", "value": value}
+
+        def replica_step(x, y):
+            (_, aux), gradients = rx.value_and_grad(loss, params, has_aux=True, microbatches=2)(x, y)
+            assert aux[0]["name"] == "loss"
+            norm = optimizer.apply_gradients(gradients, params, return_norm=True)
+            return norm + sum(part["value"] for part in aux)
+
+        return train(strategy, replica_step)[0], rx.read_values({**params, "average": average})
+
+    losses, values = run(sharded(2, shard))
+    wanted, expected = run(rx.MirroredStrategy(["CPU:0", "CPU:1"]))
+    np.testing.assert_allclose(losses, wanted, rtol=1e-5)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), values, expected)
+
+
+@pytest.mark.parametrize("shard", SHARD)
+def test_rows_of_an_embedding(shard):
+    def run(strategy):
+        with strategy.scope():
+            table = rx.Variable(np.arange(40, dtype=np.float32).reshape(10, 4))
+            optimizer = rx.Optimizer(optax.adam(0.1))
+
+        def replica_step(x, y):
+            rows = jnp.arange(3) + rx.get_replica_context().replica_id_in_sync_group
+            gradient = rx.IndexedSlices(jnp.ones((3, 4)) * jnp.mean(x), rows, (10, 4))
+            optimizer.apply_gradients([(gradient, table)])
+            return jnp.sum(table.value[rows])
+
+        return train(strategy, replica_step)[0], table.numpy()
+
+    losses, values = run(sharded(3, shard))
+    wanted, expected = run(rx.MirroredStrategy(["CPU:0", "CPU:1", "CPU:2"]))
+    np.testing.assert_allclose(losses, wanted, rtol=1e-5)
+    np.testing.assert_allclose(values, expected, rtol=1e-5)
+
+
+# What each device holds, read from the compiled program.
+
+WIDTH, LAYERS, DEVICES = 64, 12, 4
+PARAMETER_BYTES = 4 * LAYERS * WIDTH**2
+
+
+def deep_step(strategy):
+    rng = np.random.default_rng(0)
+    with strategy.scope():
+        layers = [rx.Variable(rng.normal(size=(WIDTH, WIDTH)).astype(np.float32)) for _ in range(LAYERS)]
+        optimizer = rx.Optimizer(optax.adam(1e-3))
+
+    def replica_step(x):
+        def loss():
+            hidden = x
+            for weights in layers:
+                hidden = jnp.tanh(hidden @ weights)
+            return rx.compute_average_loss(jnp.mean(hidden**2, axis=-1))
+
+        return optimizer.minimize(loss, layers)
+
+    @rx.function
+    def step(x):
+        return strategy.reduce("SUM", strategy.run(replica_step, args=(x,)), axis=None)
+
+    batch = strategy.distribute_values_from_function(lambda ctx: np.ones((2, WIDTH), np.float32))
+    return step.lower(batch).compile()
+
+
+def collectives(program):
+    """How many collectives of each kind a compiled program has."""
+    kinds = "all-gather|all-reduce|reduce-scatter|collective-permute|all-to-all"
+    return collections.Counter(re.findall(rf"= \S+ ({kinds})\(", program.as_text()))
+
+
+@pytest.mark.parametrize(("shard", "copies"), [("optimizer", 1 + 2 / DEVICES), ("all", 3 / DEVICES)])
+def test_bytes_on_each_device(shard, copies):
+    memory = deep_step(sharded(DEVICES, shard)).memory_analysis()
+    assert memory.argument_size_in_bytes == pytest.approx(copies * PARAMETER_BYTES, rel=0.05)
+    assert memory.output_size_in_bytes == pytest.approx(copies * PARAMETER_BYTES, rel=0.05)
+
+
+def test_parameters_are_gathered_one_by_one():
+    program = deep_step(sharded(DEVICES))
+    # Forward, and backward for all but the first layer, whose input needs no gradient.
+    assert collectives(program) == {"all-gather": 2 * LAYERS - 1, "reduce-scatter": LAYERS, "all-reduce": 1}
+    assert program.memory_analysis().temp_size_in_bytes < 0.5 * PARAMETER_BYTES
+
+
+def test_gradients_are_reduced_to_shards():
+    program = deep_step(sharded(DEVICES, "optimizer"))
+    assert collectives(program) == {"all-gather": LAYERS, "reduce-scatter": LAYERS, "all-reduce": 1}
+
+
+def main():
+    for name in ("cnn", "transformer"):
+        for shard in SHARD:
+            for n in (1, 2, 3, 4, 8):
+                for partial_batch in ("pad", "exact"):
+                    started = time.monotonic()
+                    training = networks.Training(name, sharded(n, shard), rx.function)
+                    losses = training.run(partial_batch)
+                    networks.agrees(name, losses)
+                    networks.end_as_on_one_device(name, training)
+                    expected = networks.one_device(name)[0]
+                    off = np.max(np.abs(losses - expected) / expected)
+                    took = f"{time.monotonic() - started:.0f} s"
+                    print(
+                        f"{name}, {shard}, {n} devices, {partial_batch}, {len(losses)} steps: "
+                        f"off by {off:.1e}, {took}",
+                        flush=True,
+                    )
+
+
+if __name__ == "__main__":
+    rx.set_cpu_devices(8)
+    jax.config.update("jax_disable_most_optimizations", True)
+    sys.exit(main())
