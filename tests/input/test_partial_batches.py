@@ -340,18 +340,12 @@ def test_a_row_of_two_batches_is_an_example_if_both_say_so(two, mode):
     seven = two.distribute_dataset(rx.from_arrays(ones).batch(4), PAD)
     five = two.distribute_dataset(rx.from_arrays(ones[:5]).batch(4), PAD)
 
-    def replica_fn(x, y):
-        mask = rx.get_replica_context().example_mask
-        return jnp.sum(mask), x + y
-
-    step = mode(lambda x, y: two.run(replica_fn, args=(x, y)))
+    step = mode(lambda x, y: two.run(lambda x, y: x + y, args=(x, y)))
     found = [step(x, y) for x, y in zip(seven, five, strict=True)]
-    counts = [[int(c) for c in parts(two, count)] for count, _ in found]
-    assert counts == [[2, 2], [1, 0]]
-    close([two.reduce("SUM", both, axis=0) for _, both in found], [8, 2])
+    close([two.reduce("SUM", both, axis=0) for both in found], [8, 2])
 
 
-def test_two_padded_batches_with_other_sizes_have_no_common_mask(two, mode):
+def test_two_padded_batches_have_no_common_mask(two, mode):
     four = two.distribute_dataset(rx.from_arrays(table(4)).batch(4), PAD)
     six = two.distribute_dataset(rx.from_arrays(table(5)).batch(6), PAD)
     (x,), (y,) = four, six
@@ -359,7 +353,7 @@ def test_two_padded_batches_with_other_sizes_have_no_common_mask(two, mode):
     def asks(x, y):
         return jnp.sum(rx.get_replica_context().example_mask)
 
-    with pytest.raises(InputError, match=r"2 and 3 rows.*strategy\.run of its own"):
+    with pytest.raises(InputError, match=r"2 and 3 rows.*a\.example_mask"):
         mode(lambda x, y: two.run(asks, args=(x, y)))(x, y)
     u, v = mode(lambda x, y: two.run(lambda x, y: (2 * x, 2 * y), args=(x, y)))(x, y)
     close(two.gather(u, axis=0), 2 * table(4))

@@ -129,7 +129,7 @@ def _reduce_axis(communicator: Communicator, op: ReduceOp, leaf: Any, axis: Any)
         (total,) = _SumAxes(axes, wide=mean)("", value)
         count = _count(value.shape, axes)
         return _divided(total, count, dtype) if mean else total * communicator.num_replicas
-    if leaf.example_mask is not None and 0 in axes:
+    if 0 in axes and _is_padded(leaf, f"strategy.reduce(axis={axis})"):
         return _reduce_examples(communicator, op, leaf, axes)
     sums = map_each(_SumAxes(axes, wide=mean), leaf, communicator.mesh)
     if not mean:
@@ -147,7 +147,7 @@ def _reduce_axis(communicator: Communicator, op: ReduceOp, leaf: Any, axis: Any)
 
 def _reduce_examples(communicator: Communicator, op: ReduceOp, leaf: PerReplica, axes: Any) -> Any:
     """`_reduce_axis` for a padded value: ignores the padding."""
-    mesh, mask, uniform = communicator.mesh, leaf.example_mask, leaf.uniform
+    mesh, mask, uniform = communicator.mesh, leaf.mask, leaf.uniform
     assert mask is not None and uniform is not None
     sums = map_each(_SumAxes(axes, wide=op is ReduceOp.MEAN), without_padding(leaf, mesh), mesh)
     if op is ReduceOp.SUM:
@@ -156,6 +156,16 @@ def _reduce_examples(communicator: Communicator, op: ReduceOp, leaf: PerReplica,
     total, rows = communicator.reduce(ReduceOp.SUM, [sums, counts])
     others = _count(uniform.shape, tuple(a for a in axes if a != 0))
     return _divided(jnp.asarray(_plain(total)), _plain(rows) * others, uniform.dtype)
+
+
+def _is_padded(leaf: PerReplica, what: str) -> bool:
+    """Whether some rows of `leaf` may be padding; raises if that is not known."""
+    if leaf.doubt:
+        raise CollectiveError(
+            f"{what} of what a replica function made from a padded batch: {leaf.doubt}. Or say which rows "
+            "count: pass `example_mask=batch.example_mask`, or `example_mask=None` if all of them do."
+        )
+    return leaf.mask is not None
 
 
 def _sample(leaf: Any) -> Any:
@@ -218,14 +228,15 @@ def gather_leaves(communicator: Communicator, leaves: list[Any], axis: int) -> l
 
 def _gather_leaf(communicator: Communicator, leaf: Any, axis: int) -> Any:
     """One value concatenated along `axis`, without padding."""
+    is_first = isinstance(leaf, PerReplica) and checked_axis(axis, _sample(leaf)) == 0
+    is_padded = is_first and _is_padded(leaf, f"strategy.gather(axis={axis})")
     joined = communicator.gather(leaf, axis)[0]
-    mask = leaf.example_mask if isinstance(leaf, PerReplica) else None
-    if mask is None or checked_axis(axis, leaf.uniform) != 0:
+    if not is_padded:
         return joined
     if is_transforming():
         raise CollectiveError(
             "gather(axis=0) of a padded batch inside a compiled step: the number of examples is known only "
             "when the step runs. Return the per-replica value from the step and gather it outside."
         )
-    examples = communicator.gather(mask, 0)[0]
+    examples = communicator.gather(leaf.mask, 0)[0]
     return jnp.asarray(_plain(joined))[jnp.asarray(_plain(examples))]

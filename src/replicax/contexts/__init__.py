@@ -1,6 +1,7 @@
 """Where the program is: default, cross-replica, replica and update contexts."""
 
 from replicax.contexts._axis import ExplainUnboundAxis
+from replicax.contexts._examples import BatchMask, Examples, Incomplete, Origins, Padding, Record
 from replicax.contexts._exchange import Exchange
 from replicax.contexts._protocol import StrategyProtocol
 from replicax.contexts._replica import MergePoint, ReplicaContext
@@ -24,10 +25,16 @@ from replicax.contexts._stack import (
 )
 
 __all__ = [
+    "BatchMask",
     "Context",
+    "Examples",
     "Exchange",
     "ExplainUnboundAxis",
+    "Incomplete",
     "MergePoint",
+    "Origins",
+    "Padding",
+    "Record",
     "ReplicaContext",
     "Rows",
     "Scope",

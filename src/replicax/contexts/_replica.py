@@ -11,10 +11,11 @@ import jax.numpy as jnp
 
 from replicax._jax import at_trace, current_program, eval_trace
 from replicax.collectives import checked_axis, merge_options
+from replicax.contexts._examples import Examples
 from replicax.contexts._exchange import Exchange, out_of_reach
 from replicax.contexts._protocol import StrategyProtocol
 from replicax.contexts._stack import current
-from replicax.errors import CollectiveError, InputError
+from replicax.errors import CollectiveError
 from replicax.types import ReduceOp, ReduceOpLike
 from replicax.values import (
     IndexedSlices,
@@ -60,7 +61,7 @@ class ReplicaContext:
     (Array(3., dtype=float32), Array(3., dtype=float32))
     """
 
-    __slots__ = ("_devices", "_masks", "_merge_point", "_replica_id", "_strategy")
+    __slots__ = ("_devices", "_examples", "_merge_point", "_replica_id", "_strategy")
 
     def __init__(
         self,
@@ -69,14 +70,14 @@ class ReplicaContext:
         *,
         merge_point: MergePoint,
         devices: tuple[str, ...] = (),
-        masks: Sequence[Any] = (),
+        examples: Examples | None = None,
     ) -> None:
         """Created for each replica that a strategy runs; without an id, for its only replica."""
         self._strategy = strategy
         self._replica_id = replica_id_in_sync_group
         self._merge_point = merge_point
         self._devices = devices
-        self._masks = masks
+        self._examples = examples
 
     def __repr__(self) -> str:
         return f"ReplicaContext(replica {self.replica_id_in_sync_group} of {self.num_replicas_in_sync})"
@@ -118,7 +119,8 @@ class ReplicaContext:
 
         Batches are padded by a dataset that was distributed with `InputOptions(partial_batch="pad")`. None
         means that every row is an example, so you can always pass the mask as `where=` to `jnp.sum` and
-        similar functions.
+        similar functions. If the replica got several padded batches, there is not one mask: pass that of
+        the batch that you mean as another argument, `strategy.run(fn, args=(a, b, a.example_mask))`.
 
         >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
         >>> dataset = rx.from_arrays(jnp.arange(1.0, 6.0)).batch(4)           # 1 2 3 4, then 5
@@ -128,22 +130,8 @@ class ReplicaContext:
         >>> [strategy.reduce("SUM", strategy.run(replica_sum, args=(x,)), axis=None) for x in padded]
         [Array(10., dtype=float32), Array(5., dtype=float32)]
         """
-        if len(self._masks) > 1:
-            sizes = " and ".join(str(mask.shape[0]) for mask in self._masks)
-            raise InputError(
-                f"This replica got padded batches with {sizes} rows, so there is not one mask for all. "
-                "Pass each batch to a strategy.run of its own."
-            )
-        mask, rows = self._whole_mask, current().rows
-        if mask is not None and rows is not None and mask.shape[0] == rows.total:
-            return mask[rows.start : rows.stop]
-        return mask
-
-    @property
-    def _whole_mask(self) -> Any:
-        """`example_mask` of the whole batch, also while parts of it are processed."""
         current().frame.require_own_trace()
-        return self._masks[0] if self._masks else None
+        return None if self._examples is None else self._examples.only_mask(current().rows)
 
     def rng(self, key: Any) -> Any:
         """A different random key for each replica, derived from a common one.
@@ -233,6 +221,9 @@ class ReplicaContext:
         if not callable(merge_fn):
             raise TypeError(f"merge_call needs a function to call, got {merge_fn!r}.")
         if not isinstance(getattr(merge_fn, "__self__", None), Exchange | Leaf):  # not one of our own
+            if self._examples is not None:
+                event = self._examples.next_event()
+                merge_fn = functools.partial(_call_with_masks, merge_fn, self._examples, event)
             merge_fn = functools.partial(_call_with_mirrored, merge_fn)
         return self._merge_point.merge_call(merge_fn, tuple(args), dict(kwargs or {}))
 
@@ -323,6 +314,19 @@ def _call_with_mirrored(
     merge_fn: Callable[..., Any], strategy: StrategyProtocol, /, *args: Any, **kwargs: Any
 ) -> Any:
     args, kwargs = mirror_equal((args, kwargs))
+    return merge_fn(strategy, *args, **kwargs)
+
+
+def _call_with_masks(
+    merge_fn: Callable[..., Any],
+    examples: Examples,
+    event: int,
+    strategy: StrategyProtocol,
+    /,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    args, kwargs = examples.merged(event, (args, kwargs), strategy.mesh)
     return merge_fn(strategy, *args, **kwargs)
 
 

@@ -17,5 +17,7 @@ class Rows:
     stop: int
     total: int
     num_parts: int
+    batches: tuple[int, ...] = ()
+    """Which of the replica's padded batches are split."""
     weights: Any = None
     """The weights of losses in the other parts, for training."""

@@ -18,10 +18,11 @@ import numpy as np
 
 from replicax._jax import debug_infs, debug_nans, fresh_traces, plain, traces_of
 from replicax.collectives import await_result, collect_step_timeouts
+from replicax.contexts import Origins
 from replicax.errors import TracingError, VariableError
 from replicax.execution._between_processes import BetweenProcesses
 from replicax.execution._debugging import check_numbers, without_debugging
-from replicax.execution._outputs import Outputs, distributed_in
+from replicax.execution._outputs import Outputs, distributed_in, mask_leaves, shared_masks
 from replicax.execution._program import EagerCallNeeded, FreshTraceNeeded, ProgramFrame
 from replicax.execution._state import StepState, in_store_order
 from replicax.execution._traced_values import explain_traced_values
@@ -60,6 +61,10 @@ class CompiledStep:
         self._static = [None if is_array(leaf) else leaf for leaf in leaves]
         self._fresh = False
         self._outputs = Outputs()
+        self._origins: dict[Any, Origins] = {}
+        self.masks = mask_leaves(treedef)
+        """Which of the arguments' leaves are masks of padded batches."""
+        self._same = dict(zip(self.masks, shared_masks(self.masks, leaves), strict=True))
         self._apart = self._components_apart()
         found = self._discover(leaves)
         for node in (*distributed_in(treedef), *distributed_in(self._outputs.treedef)):
@@ -104,7 +109,7 @@ class CompiledStep:
         frames: list[ProgramFrame] = []
 
         def trace(arrays: list[Any]) -> Any:
-            frame = ProgramFrame(None, fresh=self._fresh)
+            frame = ProgramFrame(None, fresh=self._fresh, origins=self._origins)
             frames.append(frame)
             return self._call(frame, arrays)
 
@@ -115,7 +120,7 @@ class CompiledStep:
         variables = (*self._state.read, *self._state.written)
         values = (*read, *written)
         inputs = {v.ref(): plain(x) for v, x in zip(variables, values, strict=True)}
-        frame = ProgramFrame(inputs, fresh=self._fresh)
+        frame = ProgramFrame(inputs, fresh=self._fresh, origins=self._origins)
         results = self._call(frame, arrays)
         return results, [frame.array(variable) for variable in self._state.written]
 
@@ -123,6 +128,8 @@ class CompiledStep:
         leaves = list(self._static)
         for i, array in zip(self._dynamic, arrays, strict=True):
             leaves[i] = plain(array)
+        for i, first in self._same.items():
+            leaves[i] = leaves[first]  # by which the arrays of one batch know each other
         args, kwargs = self._treedef.unflatten(leaves)
         with use_frame(frame), contextlib.ExitStack() as tokens:
             if self._fresh:

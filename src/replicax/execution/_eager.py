@@ -21,6 +21,7 @@ from replicax._jax import trace_state
 from replicax.contexts import (
     Exchange,
     ExplainUnboundAxis,
+    Padding,
     ReplicaContext,
     StrategyProtocol,
     ThreadSettings,
@@ -28,7 +29,7 @@ from replicax.contexts import (
     enter,
 )
 from replicax.errors import ContextError, TracingError
-from replicax.values import PerReplica, attach_masks, regroup, regroup_traced, split
+from replicax.values import regroup, regroup_traced, split
 from replicax.variables import Variable
 
 __all__ = ["run_replicas"]
@@ -43,14 +44,14 @@ def run_replicas(
     kwargs: Any,
     replica_ids: Sequence[Any],
     *,
-    masks: Sequence[PerReplica] = (),
+    padding: Padding | None = None,
     traced: bool = False,
 ) -> Any:
     """Call `fn` once for each replica, taking turns; return the merged results.
 
-    `masks` are the masks of padded arguments. If `traced`, the results are tracers of a compiled step.
+    `padding` has the masks of padded arguments. If `traced`, the results are tracers of a compiled step.
     """
-    base = _Base(masks, traced)
+    base = _Base(padding, traced)
     team: list[_Replica] = []
     arguments = split((args, kwargs), len(replica_ids))
     for index, (replica_id, own) in enumerate(zip(replica_ids, arguments, strict=True)):
@@ -94,8 +95,7 @@ def _merge(strategy: StrategyProtocol, team: list[_Replica], merge: _Regroup) ->
     merge_fn = requests[0][0]
     try:
         _check_same_place([request[0] for request in requests])
-        merged = merge([request[1:] for request in requests], strategy.mesh)
-        args, kwargs = attach_masks(merged, team[0].masks, strategy.mesh)
+        args, kwargs = merge([request[1:] for request in requests], strategy.mesh)
         with enter(current().inner(strategy)):
             result = merge_fn(strategy, *args, **kwargs)
         return split(result, len(team))
@@ -142,10 +142,10 @@ class _Failure:
 
 @final
 class _Base:
-    """What the replicas of one run share: settings at the start, masks, and the variables they create."""
+    """What the replicas of one run share: settings at the start, padding, and the variables they create."""
 
-    def __init__(self, masks: Sequence[PerReplica], traced: bool) -> None:
-        self.masks, self.traced = masks, traced
+    def __init__(self, padding: Padding | None, traced: bool) -> None:
+        self.padding, self.traced = padding, traced
         self.settings = ThreadSettings()
         self.trace = trace_state.trace
         self.created: list[Any] = []
@@ -160,7 +160,6 @@ class _Replica:
     ) -> None:
         self.local_index = index
         self.base_trace = base.trace
-        self.masks = base.masks
         self.request: Any = None
         self.result: Any = None
         self._base = base
@@ -173,9 +172,13 @@ class _Replica:
     def _main(self, _: Any) -> None:
         fn, args, kwargs = self._call
         names, device = self._place()
-        masks = [mask.select(self.local_index) for mask in self.masks]
+        padding = self._base.padding
         context = ReplicaContext(
-            self._strategy, self._replica_id, merge_point=self, devices=names, masks=masks
+            self._strategy,
+            self._replica_id,
+            merge_point=self,
+            devices=names,
+            examples=padding and padding.examples(mask.select(self.local_index) for mask in padding.masks),
         )
         explained = ExplainUnboundAxis(self._strategy.mesh.axis_name)
         with enter(current().inner(self._strategy, context)), jax.default_device(device), explained:

@@ -21,6 +21,7 @@ from replicax._jax import ArrayImpl, disable_jit, eval_trace, is_transforming, t
 from replicax.contexts import StrategyProtocol, context_stack, current
 from replicax.execution._compiled import CompiledStep, leaf_key
 from replicax.execution._loop import Loop
+from replicax.execution._outputs import mask_leaves, shared_masks
 from replicax.execution._signals import signals_deferred
 from replicax.execution._traced_values import explain_leaks
 from replicax.input import DistributedDataset, DistributedIterator
@@ -244,17 +245,27 @@ class Function(Generic[_P, _R]):
             step = self._find_program(args, kwargs, leaves, treedef)
             step.compile(leaves)
         if key is not None:
-            self._known[key] = step.run
+            self._remember(key, step, leaves, treedef)
         frame = current().frame
         if isinstance(frame, EagerFrame):
             frame.before_write(step.written)
         with explain_leaks(), signals_deferred():
             return step.run(leaves)
 
+    def _remember(self, key: Any, step: CompiledStep, leaves: list[Any], treedef: Any) -> None:
+        """Let later calls with this `key` find the program at once."""
+        if not step.masks:
+            self._known[key] = step.run
+            return
+        known = self._known.setdefault(key, _PaddedRuns(self, key, step.masks, treedef))
+        assert isinstance(known, _PaddedRuns)
+        known.runs[shared_masks(step.masks, leaves)] = step.run
+
     def _find_program(self, args: Any, kwargs: Any, leaves: list[Any], treedef: Any) -> CompiledStep:
         here = current()
         try:
-            key = (here.strategy, here.replica is None, treedef, *map(leaf_key, leaves))
+            batches = shared_masks(mask_leaves(treedef), leaves)
+            key = (here.strategy, (here.replica is None, batches), treedef, *map(leaf_key, leaves))
             step = self._programs.get(key)
         except TypeError as error:
             raise TypeError(_unusable(self, leaves)) from error
@@ -279,6 +290,26 @@ class Function(Generic[_P, _R]):
                 f"arguments {sorted(kwargs)}."
             )
         check_signature(self._signature, args, repr(self))
+
+
+@final
+class _PaddedRuns:
+    """The programs for one kind of arguments with padded batches.
+
+    They differ in which arguments are of the same batch.
+    """
+
+    def __init__(self, function: Function[..., Any], key: Any, masks: list[int], treedef: Any) -> None:
+        self.runs: dict[tuple[int, ...], Callable[[list[Any]], Any]] = {}
+        self._function: Function[..., Any] = object.__new__(Function)
+        self._function.__dict__ = function.__dict__  # not `function`, which may keep an instance alive
+        self._key, self._masks, self._treedef = key, masks, treedef
+
+    def __call__(self, leaves: list[Any]) -> Any:
+        run = self.runs.get(shared_masks(self._masks, leaves))
+        if run is not None:
+            return run(leaves)
+        return self._function._call_first(self._key, *self._treedef.unflatten(leaves))
 
 
 @final
@@ -319,8 +350,10 @@ def _retraced(function: Function[..., Any], old: list[Any], new: Any) -> str:
     """The warning that a call needs another program, with what has changed."""
     last = old[-1]
     changes = []
-    if last[0] is not new[0] or last[1] != new[1]:
+    if last[0] is not new[0] or last[1][0] != new[1][0]:
         changes.append("it is called under another strategy or in another context")
+    if last[2] == new[2] and last[1][1] != new[1][1]:
+        changes.append("its arguments are of one padded batch rather than several, or the other way round")
     before, after = (dict(zip(_leaf_names(key[2]), key[3:], strict=True)) for key in (last, new))
     changes += [f"{name} is new" for name in after if name not in before]
     changes += [f"{name} is gone" for name in before if name not in after]

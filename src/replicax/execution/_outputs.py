@@ -17,7 +17,19 @@ from replicax.topology import ReplicaMesh
 from replicax.values import Component, Mirrored, PerReplica, is_array
 from replicax.variables import is_variable
 
-__all__ = ["Outputs", "distributed_in"]
+__all__ = ["Outputs", "distributed_in", "mask_leaves", "shared_masks"]
+
+
+def mask_leaves(treedef: Any) -> list[int]:
+    """Which leaves are the masks of padded batches."""
+    masks = [node.mask for node in distributed_in(treedef) if isinstance(node, PerReplica)]
+    return [leaf for mask in masks if mask is not None for leaf in jax.tree.leaves(mask)]
+
+
+def shared_masks(masks: list[int], leaves: list[Any]) -> tuple[int, ...]:
+    """For each mask the first one that is the same array: which arguments are of the same batch."""
+    first: dict[int, int] = {}
+    return tuple(first.setdefault(id(leaves[i]), i) for i in masks)
 
 
 def distributed_in(treedef: Any) -> list[PerReplica | Mirrored]:
@@ -74,6 +86,8 @@ class Outputs:
     sharded: list[bool] = dataclasses.field(default_factory=list)
     apart: list[tuple[int, int]] = dataclasses.field(default_factory=list)
     plain: list[int] = dataclasses.field(default_factory=list)
+    same: dict[int, int] = dataclasses.field(default_factory=dict)
+    """For masks that are one array in the program, the first of them: values of the same batch."""
     mesh: ReplicaMesh | None = None
     rebuild: Callable[[list[Any]], Any] = lambda arrays: arrays
     """Builds the result of a run from its arrays."""
@@ -84,6 +98,8 @@ class Outputs:
         self.leaves = [x.container if isinstance(x, Component) else x for x in self.leaves]
         self.dynamic = [i for i, leaf in enumerate(self.leaves) if is_array(leaf)]
         arrays = [self.leaves[i] for i in self.dynamic]
+        masks = [self.dynamic.index(i) for i in mask_leaves(self.treedef)]
+        self.same = dict(zip(masks, shared_masks(masks, arrays), strict=True))
         for i in self.dynamic:
             self.leaves[i] = None
         for leaf in self.leaves:
@@ -108,6 +124,18 @@ class Outputs:
         self.plain = [n for n, i in enumerate(self.dynamic) if i not in special]
 
     def _make_rebuilder(self, mesh: ReplicaMesh | None) -> Callable[[list[Any]], Any]:
+        rebuild, same = self._make_plain_rebuilder(mesh), self.same
+        if all(i == first for i, first in same.items()):
+            return rebuild
+
+        def rebuild_batches(arrays: list[Any]) -> Any:
+            for i, first in same.items():
+                arrays[i] = arrays[first]
+            return rebuild(arrays)
+
+        return rebuild_batches
+
+    def _make_plain_rebuilder(self, mesh: ReplicaMesh | None) -> Callable[[list[Any]], Any]:
         treedef, static, dynamic = self.treedef, self.leaves, self.dynamic
         if mesh is None or not (self.plain or self.apart):
             convert = None

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from replicax._jax import at_trace, current_program, current_trace, is_tracer, plain
-from replicax.contexts import current, enter
+from replicax.contexts import Incomplete, Origins, current, enter
 from replicax.errors import ContextError, TracingError, VariableError
 from replicax.topology import ReplicaMesh
 from replicax.variables import Cell, Deferred, Frame, Variable
@@ -53,9 +53,23 @@ def _check_trace(trace: Any, variable: Variable) -> None:
 class ProgramFrame(Frame):
     """A whole step: from the arrays of its variables to their new arrays."""
 
-    def __init__(self, inputs: dict[Any, Any] | None, *, fresh: bool) -> None:
-        """Trace with `inputs`, the tracers of the variables; None to find the variables first."""
+    def __init__(
+        self,
+        inputs: dict[Any, Any] | None,
+        *,
+        fresh: bool,
+        origins: dict[Any, Origins] | None = None,
+        is_scratch: bool = False,
+    ) -> None:
+        """Trace with `inputs`, the tracers of the variables; None to find the variables first.
+
+        `origins` is what earlier traces of the step have found out about padded batches. A scratch frame
+        is for a trace that finds out shapes: it must not create variables.
+        """
         self._inputs = inputs
+        self._is_scratch = is_scratch
+        self._origins = {} if origins is None else origins
+        self._num_padded_runs = 0
         self.known: list[Variable] = [ref.deref() for ref in inputs or ()]
         self._trace, self._program = current_trace(), current_program()
         self._cells: dict[Any, Cell] = {}
@@ -71,6 +85,20 @@ class ProgramFrame(Frame):
     def is_discovery(self) -> bool:
         """Whether this trace only finds the variables of the step."""
         return self._inputs is None
+
+    def origins_of(self, signature: Any, find: Callable[[], Origins]) -> Origins:
+        """Which values of the next `strategy.run` with padded batches have their rows.
+
+        The traces of a step make the same runs, so that it has to be found out only once.
+        """
+        key = (self._num_padded_runs, signature)
+        self._num_padded_runs += 1
+        if key not in self._origins:
+            found = find()
+            if not found.is_complete:
+                return found
+            self._origins[key] = found
+        return self._origins[key]
 
     def use_mesh(self, mesh: ReplicaMesh | None) -> None:
         """Run the step on `mesh`, unless it has replicas or also uses a larger mesh."""
@@ -136,6 +164,8 @@ class ProgramFrame(Frame):
         self.created.append(variable)
 
     def creating(self) -> contextlib.AbstractContextManager[None]:
+        if self._is_scratch:
+            raise Incomplete
         return jax.ensure_compile_time_eval()
 
     def initial_value(self, value: Any) -> Any:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
 
 from replicax._jax import eval_trace, trace_state
-from replicax.contexts import StrategyProtocol, current
+from replicax.contexts import Origins, Padding, StrategyProtocol, current
 from replicax.errors import TracingError
 from replicax.execution._eager import run_replicas
 from replicax.execution._function import in_replicas
+from replicax.execution._more_rows import Call
 from replicax.execution._program import ProgramFrame, ReplicaFrame
 from replicax.execution._single import run_single
 from replicax.execution._spmd import run_inline, run_spmd
-from replicax.values import PerReplica, attach_masks, find_masks, flatten
+from replicax.values import PerReplica, flatten
 from replicax.variables import EagerFrame, Frame, RecordingFrame
 
 __all__ = ["run"]
@@ -26,7 +27,7 @@ def run(
 ) -> Any:
     """Call `fn` once for each replica of `strategy`, in replica context; return the merged results.
 
-    `padded`: some argument has a mask.
+    `padded`: some argument has a mask, or is in doubt.
     """
     frame = current().frame
     if isinstance(frame, ProgramFrame):
@@ -37,10 +38,27 @@ def run(
             if compiled is not None:
                 return in_replicas(strategy, compiled)(*args, **kwargs)
     if not padded:
-        return _run(strategy, fn, args, kwargs, frame, ())
-    masks = find_masks((args, kwargs))
-    result = _run(strategy, fn, args, kwargs, frame, masks)
-    return attach_masks(result, masks, strategy.mesh)
+        return _run(strategy, fn, args, kwargs, frame, None)
+    padding = _find_padding(Call(strategy, fn, args, kwargs), frame)
+    return padding.mark(_run(strategy, fn, args, kwargs, frame, padding), strategy.mesh)
+
+
+def _find_padding(call: Call, frame: Frame) -> Padding:
+    """The padded batches of a call, and how to find out which values have their rows."""
+
+    def find() -> Origins:
+        return Origins(len(call.masks), lambda group: call.with_more_rows(group, frame, _run))
+
+    def find_now() -> Origins:
+        origins = find()
+        origins.prepare()
+        return origins
+
+    if isinstance(frame, EagerFrame):
+        return Padding(call.masks, find(), is_eager=True, doubts=call.doubts)
+    is_program = isinstance(frame, ProgramFrame)
+    origins = frame.origins_of(call.signature, find_now) if is_program else find_now()
+    return Padding(call.masks, origins, doubts=call.doubts)
 
 
 def _run(
@@ -49,18 +67,18 @@ def _run(
     args: Any,
     kwargs: Any,
     frame: Frame,
-    masks: Sequence[PerReplica],
+    padding: Padding | None,
 ) -> Any:
     if strategy.num_replicas_in_sync == 1:
-        return run_single(strategy, fn, args, kwargs, masks)
+        return run_single(strategy, fn, args, kwargs, padding)
     if isinstance(frame, ReplicaFrame):
-        return run_inline(strategy, fn, args, kwargs, masks)
+        return run_inline(strategy, fn, args, kwargs, padding)
     if isinstance(frame, ProgramFrame):
         frame.enter_run(strategy.mesh)
         if _all_alike((args, kwargs)):
-            return run_spmd(strategy, fn, args, kwargs, frame, masks)
+            return run_spmd(strategy, fn, args, kwargs, frame, padding)
         ids = [jnp.int32(i) for i in range(strategy.num_replicas_in_sync)]
-        return run_replicas(strategy, fn, args, kwargs, ids, masks=masks, traced=True)
+        return run_replicas(strategy, fn, args, kwargs, ids, padding=padding, traced=True)
     if isinstance(frame, RecordingFrame):
         raise TracingError(
             "strategy.run was called in a function that rx.value_and_grad differentiates. Differentiate "
@@ -72,7 +90,7 @@ def _run(
             "the step with `rx.function` instead of `jax.jit`, and differentiate inside the replica "
             "function: gradients do not pass through an eager strategy.run."
         )
-    return run_replicas(strategy, fn, args, kwargs, strategy.replica_ids, masks=masks)
+    return run_replicas(strategy, fn, args, kwargs, strategy.replica_ids, padding=padding)
 
 
 def _all_alike(structure: Any) -> bool:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, final
 
 import jax
 
 from replicax._jax import current_program, traces_of
-from replicax.contexts import ExplainUnboundAxis, ReplicaContext, StrategyProtocol, current, enter
+from replicax.contexts import ExplainUnboundAxis, Padding, ReplicaContext, StrategyProtocol, current, enter
 from replicax.topology import ReplicaMesh
-from replicax.values import PerReplica, attach_masks, regroup, select
+from replicax.values import regroup, select
 
 __all__ = ["SingleReplica", "run_single"]
 
@@ -23,12 +23,11 @@ class SingleReplica:
     local_index = 0
     base_trace = None
 
-    def __init__(self, strategy: StrategyProtocol, masks: Sequence[PerReplica] = ()) -> None:
-        self._strategy, self._masks = strategy, masks
+    def __init__(self, strategy: StrategyProtocol) -> None:
+        self._strategy = strategy
 
     def merge_call(self, merge_fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Call `merge_fn` in the cross-replica context."""
-        args, kwargs = attach_masks((args, kwargs), self._masks, self._strategy.mesh)
         with enter(current().inner(self._strategy)):
             return select(merge_fn(self._strategy, *args, **kwargs), 0)
 
@@ -42,16 +41,16 @@ def run_single(
     fn: Callable[..., Any],
     args: Any,
     kwargs: Any,
-    masks: Sequence[PerReplica] = (),
+    padding: Padding | None = None,
 ) -> Any:
-    """Call `fn` as the only replica of `strategy`; `masks` are the masks of its padded arguments."""
+    """Call `fn` as the only replica of `strategy`; `padding` has the masks of its padded arguments."""
     mesh = strategy.mesh
     context = ReplicaContext(
         strategy,
         strategy.replica_ids[0],
-        merge_point=SingleReplica(strategy, masks),
+        merge_point=SingleReplica(strategy),
         devices=mesh.device_names[0],
-        masks=[mask.select(0) for mask in masks],
+        examples=padding and padding.examples(mask.select(0) for mask in padding.masks),
     )
     device = mesh.local_devices[0]
     place = jax.default_device(device) if strategy.places_values else contextlib.nullcontext()

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec
 
 from replicax._jax import plain, traces_of
 from replicax.collectives import EarlySums, collect_early_sums
-from replicax.contexts import ExplainUnboundAxis, ReplicaContext, StrategyProtocol, current, enter
+from replicax.contexts import ExplainUnboundAxis, Padding, ReplicaContext, StrategyProtocol, current, enter
 from replicax.execution._program import ProgramFrame, ReplicaFrame
 from replicax.execution._traced_values import explain_traced_values
 from replicax.topology import ReplicaMesh
@@ -26,7 +26,6 @@ from replicax.values import (
     Component,
     Mirrored,
     PerReplica,
-    attach_masks,
     flatten,
     is_array,
     map_leaves,
@@ -43,9 +42,9 @@ def run_spmd(
     args: Any,
     kwargs: Any,
     frame: ProgramFrame,
-    masks: Sequence[PerReplica] = (),
+    padding: Padding | None = None,
 ) -> Any:
-    """Trace `fn` once for all replicas of `strategy`; `masks` are the masks of padded arguments."""
+    """Trace `fn` once for all replicas of `strategy`; `padding` has the masks of padded arguments."""
     mesh = strategy.mesh
     leaves, treedef = flatten((args, kwargs))
     sharded = [i for i, leaf in enumerate(leaves) if isinstance(leaf, PerReplica)]
@@ -66,7 +65,7 @@ def run_spmd(
         place = traces_of("replica", mesh.num_replicas) if not frame.fresh else contextlib.nullcontext()
         with use_frame(replica), place, collect_early_sums() as early:
             inner_args, inner_kwargs = treedef.unflatten(inner)
-            result = _call(strategy, fn, inner_args, inner_kwargs, local_masks)
+            result = _call(strategy, fn, inner_args, inner_kwargs, padding, local_masks)
         return traced.outputs(result, replica, early)
 
     split, whole = _splits(mesh), PartitionSpec()
@@ -80,7 +79,7 @@ def run_spmd(
     )(
         [array for array, _ in globals_],
         [frame.array(v) for v in parts],
-        [mask.to_global(mesh)[0] for mask in masks],
+        [mask.to_global(mesh)[0] for mask in padding.masks] if padding else [],
     )
     results, sums, state = jax.tree.map(plain, (results, sums, state))
     traced.store(state, frame)
@@ -88,14 +87,22 @@ def run_spmd(
 
 
 def _call(
-    strategy: StrategyProtocol, fn: Callable[..., Any], args: Any, kwargs: Any, masks: Sequence[Any] = ()
+    strategy: StrategyProtocol,
+    fn: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+    padding: Padding | None,
+    masks: Sequence[Any],
 ) -> Any:
     """Call `fn` in the replica context that represents all replicas."""
     mesh = strategy.mesh
     names = tuple(name for row in mesh.device_names for name in row)
     replica_id = lax.axis_index(mesh.axis_name)
-    merge_point = _SpmdReplica(strategy, [PerReplica.from_local(mask, mesh) for mask in masks])
-    context = ReplicaContext(strategy, replica_id, merge_point=merge_point, devices=names, masks=masks)
+    shared = [PerReplica.from_local(mask, mesh) for mask in masks]
+    examples = padding and padding.examples(masks, shared)
+    context = ReplicaContext(
+        strategy, replica_id, merge_point=_SpmdReplica(strategy), devices=names, examples=examples
+    )
     explained = ExplainUnboundAxis(mesh.axis_name)
     with enter(current().inner(strategy, context)), explain_traced_values(_NO_VALUES), explained:
         return fn(*args, **kwargs)
@@ -115,11 +122,12 @@ def run_inline(
     fn: Callable[..., Any],
     args: Any,
     kwargs: Any,
-    masks: Sequence[PerReplica] = (),
+    padding: Padding | None = None,
 ) -> Any:
     """`strategy.run` inside a merge_call of compiled replicas, which is part of their program."""
-    local_masks = [mask.select(0) for mask in masks]
-    return _as_values(_call(strategy, fn, select(args, 0), select(kwargs, 0), local_masks), strategy.mesh)
+    masks = [mask.select(0) for mask in padding.masks] if padding else []
+    result = _call(strategy, fn, select(args, 0), select(kwargs, 0), padding, masks)
+    return _as_values(result, strategy.mesh)
 
 
 def _as_values(structure: Any, mesh: Any) -> Any:
@@ -140,13 +148,12 @@ class _SpmdReplica:
     local_index = 0
     base_trace = None
 
-    def __init__(self, strategy: StrategyProtocol, masks: Sequence[PerReplica]) -> None:
-        self._strategy, self._masks = strategy, masks
+    def __init__(self, strategy: StrategyProtocol) -> None:
+        self._strategy = strategy
 
     def merge_call(self, merge_fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Call `merge_fn` inline."""
-        mesh = self._strategy.mesh
-        args, kwargs = attach_masks(_as_values((args, kwargs), mesh), self._masks, mesh)
+        args, kwargs = _as_values((args, kwargs), self._strategy.mesh)
         with enter(current().inner(self._strategy)):
             return select(merge_fn(self._strategy, *args, **kwargs), 0)
 

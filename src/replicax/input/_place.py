@@ -38,7 +38,6 @@ class Placer:
         self._single = mesh.num_replicas == 1
         # CPU devices alias the copy. In host memory, users may change the rows.
         self._copied = not on_device or mesh.platform == "cpu"
-        self._masks: dict[tuple[int, ...], PerReplica] = {}
 
     def place(self, step: Step, padded_size: int | None) -> Any:
         """The structure of values for `step`, padded to `padded_size` rows for each replica if not None."""
@@ -121,16 +120,9 @@ class Placer:
         return [PerReplica.from_global(array, mesh, scalar=False).with_mask(mask) for array in arrays]
 
     def _mask(self, sizes: tuple[int, ...], size: int) -> PerReplica:
-        """The mask for these numbers of examples; equal masks are placed once."""
-        key = (size, *sizes)
-        mask = self._masks.get(key)
-        if mask is None:
-            if len(self._masks) > 64:
-                self._masks.clear()
-            rows = np.concatenate([np.arange(size) < count for count in sizes])
-            mask = PerReplica.from_global(self._mesh.shard(rows), self._mesh, scalar=False)
-            self._masks[key] = mask
-        return mask
+        """The mask for these numbers of examples, an array of its own: it tells batches from each other."""
+        rows = np.concatenate([np.arange(size) < count for count in sizes])
+        return PerReplica.from_global(self._mesh.shard(rows), self._mesh, scalar=False)
 
 
 def _check_paddable(batch: Batch) -> None:

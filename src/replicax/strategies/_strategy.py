@@ -37,7 +37,7 @@ from replicax.strategies._run_options import RunOptions
 from replicax.strategies._signatures import Axes, Leaf, Structure, T, Value
 from replicax.topology import ReplicaMesh
 from replicax.types import ReduceOp, ReduceOpLike, Untyped
-from replicax.values import DistributedValues, Mirrored, PerReplica, flatten, map_leaves
+from replicax.values import FIND, DistributedValues, Mirrored, PerReplica, flatten, map_leaves, masked
 from replicax.variables import Store, Variable, VariableCopy
 
 __all__ = ["Strategy", "StrategyBase"]
@@ -210,7 +210,7 @@ class StrategyBase(abc.ABC):
         for leaf in flatten((given, named))[0]:
             if isinstance(leaf, PerReplica):
                 self._check_argument(leaf, options)
-                padded = padded or leaf.example_mask is not None
+                padded = padded or leaf.mask is not None or bool(leaf.doubt)
         if isinstance(fn, Function):
             return in_replicas(self, fn)(*given, **named)
         return run(self, fn, given, named, padded=padded)
@@ -229,25 +229,28 @@ class StrategyBase(abc.ABC):
                 "RunOptions(experimental_enable_dynamic_batch_size=False) rules out."
             )
 
-    def _reduce(self, reduce_op: ReduceOpLike, value: Any, axis: Any) -> Any:
+    def _reduce(self, reduce_op: ReduceOpLike, value: Any, axis: Any, example_mask: Any = FIND) -> Any:
         require_cross_replica(self, "reduce()")
         op = ReduceOp.parse(reduce_op)
         leaves, treedef = flatten_values(value)
+        leaves = masked(leaves, example_mask, self.mesh)
         return treedef.unflatten(reduce_leaves_over(self.communicator, op, leaves, axis))
 
     @overload
-    def gather(self, value: Untyped, axis: int) -> Any: ...
+    def gather(self, value: Untyped, axis: int, *, example_mask: Any = ...) -> Any: ...
     @overload
-    def gather(self, value: Value, axis: int) -> jax.Array: ...
+    def gather(self, value: Value, axis: int, *, example_mask: Any = ...) -> jax.Array: ...
     @overload
-    def gather(self, value: Structure, axis: int) -> Structure: ...
+    def gather(self, value: Structure, axis: int, *, example_mask: Any = ...) -> Structure: ...
     @final
-    def gather(self, value: Any, axis: int) -> Any:
+    def gather(self, value: Any, axis: int, *, example_mask: Any = FIND) -> Any:
         """Join the replicas' values along `axis`, in replica order.
 
         Args:
             value: a per-replica value or a structure of them; the sizes along `axis` may differ.
             axis: which axis to join along; negative counts from the end.
+            example_mask: which rows are examples: the `example_mask` of a padded batch, or None for all of
+                them. By default the mask of the padded batch that the value has the rows of.
 
         >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
         >>> ids = strategy.run(lambda: rx.get_replica_context().replica_id_in_sync_group[None])
@@ -256,6 +259,7 @@ class StrategyBase(abc.ABC):
         """
         require_cross_replica(self, "gather()")
         leaves, treedef = flatten_values(value)
+        leaves = masked(leaves, example_mask, self.mesh)
         return treedef.unflatten(gather_leaves(self.communicator, leaves, axis))
 
     @overload
@@ -343,13 +347,19 @@ class Strategy(StrategyBase):
         return StrategyExtended(self)
 
     @overload
-    def reduce(self, reduce_op: ReduceOpLike, value: Untyped, axis: Axes) -> Any: ...
+    def reduce(
+        self, reduce_op: ReduceOpLike, value: Untyped, axis: Axes, *, example_mask: Any = ...
+    ) -> Any: ...
     @overload
-    def reduce(self, reduce_op: ReduceOpLike, value: Value, axis: Axes) -> jax.Array: ...
+    def reduce(
+        self, reduce_op: ReduceOpLike, value: Value, axis: Axes, *, example_mask: Any = ...
+    ) -> jax.Array: ...
     @overload
-    def reduce(self, reduce_op: ReduceOpLike, value: Structure, axis: Axes) -> Structure: ...
+    def reduce(
+        self, reduce_op: ReduceOpLike, value: Structure, axis: Axes, *, example_mask: Any = ...
+    ) -> Structure: ...
     @final
-    def reduce(self, reduce_op: ReduceOpLike, value: Any, axis: Any) -> Any:
+    def reduce(self, reduce_op: ReduceOpLike, value: Any, axis: Any, *, example_mask: Any = FIND) -> Any:
         """Combine a per-replica value into one array.
 
         Args:
@@ -359,6 +369,9 @@ class Strategy(StrategyBase):
             axis: None combines element by element. An int or a tuple of ints also reduces over those axes
                 of each replica's value; MEAN then divides by the total number of elements, so it is
                 correct for replicas with different batch sizes.
+            example_mask: which rows are examples, for a reduction over axis 0: the `example_mask` of a
+                padded batch, or None for all of them. By default the mask of the padded batch that the
+                value has the rows of.
 
         >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
         >>> def losses():
@@ -367,7 +380,7 @@ class Strategy(StrategyBase):
         >>> strategy.reduce("MEAN", strategy.run(losses), axis=0)
         Array(0.4, dtype=float32)
         """
-        return self._reduce(reduce_op, value, axis)
+        return self._reduce(reduce_op, value, axis, example_mask)
 
     experimental_make_numpy_dataset = StrategyBase.make_numpy_dataset
 

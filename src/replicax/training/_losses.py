@@ -7,15 +7,21 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from replicax.contexts import Rows, current
+from replicax.contexts import BatchMask, Rows, current
 from replicax.errors import CollectiveError
 from replicax.training._microbatches import part_weight, sum_over_replicas
+from replicax.training._padding import per_row, rows_that_count
+from replicax.values import FIND
 
 __all__ = ["compute_average_loss", "compute_weighted_loss", "matched", "scale_regularization_loss"]
 
 
 def compute_average_loss(
-    per_example_loss: Any, sample_weight: Any = None, global_batch_size: Any = None
+    per_example_loss: Any,
+    sample_weight: Any = None,
+    global_batch_size: Any = None,
+    *,
+    example_mask: Any = FIND,
 ) -> jax.Array:
     """This replica's share of the mean loss over the global batch.
 
@@ -28,6 +34,8 @@ def compute_average_loss(
         sample_weight: weights of the examples, or None.
         global_batch_size: the divisor; by default the number of examples is counted over all replicas.
             (`tf.nn.compute_average_loss` assumes that every replica has as many as this one.)
+        example_mask: which losses count, one boolean for each, or None if all of them do. By default
+            those of the padded batch that the losses are computed from.
 
     >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
     >>> dataset = strategy.distribute_dataset(rx.from_arrays(jnp.arange(6.0)).batch(5))
@@ -52,13 +60,16 @@ def compute_average_loss(
         )
     if sample_weight is not None:
         losses = losses * matched(sample_weight, losses, "sample_weight")
-    mask = _mask_of(losses)
-    wide = _widened(losses if mask is None else jnp.where(_per_row(mask, losses), losses, 0))
+    mask = rows_that_count([losses], example_mask, "losses", _ADVICE)
+    wide = _widened(losses if mask is None else jnp.where(per_row(mask.now, losses), losses, 0))
     count = _count_examples(losses.shape[0], mask) if global_batch_size is None else global_batch_size
     return _share(jnp.sum(wide), count, losses.dtype)
 
 
-def compute_weighted_loss(losses: Any, weights: Any = None) -> jax.Array:
+_ADVICE = "Call `rx.compute_weighted_loss(losses)` for losses of shape (batch, ...). "
+
+
+def compute_weighted_loss(losses: Any, weights: Any = None, *, example_mask: Any = FIND) -> jax.Array:
     """This replica's share of a weighted mean over the global batch, such as the mean over all tokens.
 
     The sum of `losses * weights` on this replica, divided by the sum of the weights of all replicas.
@@ -70,6 +81,8 @@ def compute_weighted_loss(losses: Any, weights: Any = None) -> jax.Array:
         losses: losses of any shape, with one row for each example: (batch, tokens), for example.
         weights: the weights of the losses, or of the rows; numbers or booleans. By default every loss
             counts once.
+        example_mask: which rows count, one boolean for each, or None if all of them do. By default those
+            of the padded batch that the losses are computed from.
 
     >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
     >>> losses = np.array([[1.0, 5.0, 0.0], [3.0, 0.0, 0.0], [6.0, 5.0, 4.0]], np.float32)
@@ -89,9 +102,9 @@ def compute_weighted_loss(losses: Any, weights: Any = None) -> jax.Array:
     wide = _widened(losses)
     weights = matched(1 if weights is None else weights, losses, "weights").astype(wide.dtype)
     weights = jnp.broadcast_to(weights, losses.shape)
-    mask = _mask_of(losses)
+    mask = rows_that_count([losses], example_mask, "losses", _ADVICE)
     if mask is not None:
-        weights = jnp.where(_per_row(mask, losses), weights, 0)
+        weights = jnp.where(per_row(mask.now, losses), weights, 0)
     # 0 * NaN is NaN, so select instead of multiplying.
     total = jnp.sum(jnp.where(weights == 0, 0, wide * weights))
     own, rows = jax.lax.stop_gradient(jnp.sum(weights)), current().rows
@@ -136,36 +149,28 @@ def matched(value: Any, like: Any, what: str) -> Any:
     return array
 
 
-def _mask_of(losses: Any) -> Any:
-    """Which of the losses belong to examples rather than to padding; None if all do."""
-    replica = current().replica
-    mask = None if replica is None else replica.example_mask
-    if mask is not None and mask.shape[0] != losses.shape[0]:
-        raise CollectiveError(
-            f"Got {losses.shape[0]} losses in a replica with a padded batch of {mask.shape[0]} rows, so "
-            "it is not known which losses belong to padding. Give them one row for each example, "
-            f"`losses.reshape({mask.shape[0]}, -1)`, and call `rx.compute_weighted_loss(losses)`. If "
-            "they are not losses of that batch, divide their sum yourself."
-        )
-    return mask
-
-
-def _per_row(mask: Any, losses: Any) -> Any:
-    return mask.reshape(mask.shape + (1,) * (losses.ndim - 1))
-
-
-def _count_examples(num_losses: int, mask: Any) -> Any:
+def _count_examples(num_losses: int, mask: BatchMask | None) -> Any:
     """How many examples the batch has on all replicas, also if this is only a part of it."""
     replica, rows = current().replica, current().rows
     own: Any = num_losses if rows is None else _count_in_all_parts(num_losses, rows)
     if mask is not None:
-        assert replica is not None
-        own = jnp.sum(replica._whole_mask)
+        own = jnp.sum(_whole(mask, rows))
     if replica is not None and mask is None and replica._is_one_program:
         own = own * replica.num_replicas_in_sync
     else:
         (own,) = sum_over_replicas([own])
     return jnp.maximum(own, 1)
+
+
+def _whole(mask: BatchMask, rows: Rows | None) -> Any:
+    """The mask of the whole batch."""
+    if mask.whole is None and rows is not None:
+        raise CollectiveError(
+            "compute_average_loss(example_mask=...) with value_and_grad(microbatches=...): a part of the "
+            "batch does not know how many examples the others have. Pass `global_batch_size` too, or call "
+            "`rx.compute_weighted_loss(losses, example_mask=...)`."
+        )
+    return mask.now if mask.whole is None else mask.whole
 
 
 def _count_in_all_parts(num_losses: int, rows: Rows) -> int:

@@ -10,11 +10,14 @@ from typing import Any, final
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from replicax.contexts import current
 from replicax.errors import CollectiveError
 from replicax.training._losses import matched
+from replicax.training._padding import current_examples, rows_that_count
 from replicax.types import VariableAggregation, VariableSynchronization
+from replicax.values import FIND, is_array
 from replicax.variables import Variable
 
 __all__ = [
@@ -84,6 +87,20 @@ class Metric(abc.ABC):
         self.variables.append(variable)
         return variable
 
+    _takes_rows = False
+    """Whether arrays that are given to `update_state` must have one row for each example."""
+
+    def _find_mask(self, arguments: Any) -> Any:
+        """The mask of the padded batch that the arguments of `update_state` have the rows of."""
+        examples = current_examples()
+        if examples is None:
+            return None
+        arrays = [leaf for leaf in jax.tree.leaves(arguments) if is_array(leaf) and np.ndim(leaf)]
+        if not self._takes_rows and (not arrays or examples.num_batches == 1):
+            return examples.only_mask(current().rows)
+        mask = rows_that_count(arrays, FIND, "values of a metric") if arrays else None
+        return None if mask is None else mask.now
+
     @abc.abstractmethod
     def update_state(self, *args: Any, **kwargs: Any) -> Any:
         """Add new values to the metric."""
@@ -118,8 +135,7 @@ def _receiving_mask(update_state: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(update_state)
     def update_with_mask(self: Metric, *args: Any, **kwargs: Any) -> Any:
         if "example_mask" not in kwargs:
-            replica = current().replica
-            mask = None if replica is None else replica.example_mask
+            mask = self._find_mask((args, kwargs))
             if takes_mask or (passes_on and mask is not None):
                 kwargs["example_mask"] = mask
             elif mask is not None:
@@ -143,10 +159,8 @@ def _weights(values: Any, sample_weight: Any, example_mask: Any) -> Any:
         return weights
     if example_mask.shape[0] != values.shape[0]:
         raise CollectiveError(
-            f"A metric got {values.shape[0]} values in a replica with a padded batch of "
-            f"{example_mask.shape[0]} rows, so it is not known which of them belong to padding. Give "
-            f"them one row for each example, `values.reshape({example_mask.shape[0]}, -1)`. If they are "
-            "not computed from that batch, pass `example_mask=None`."
+            f"A metric got {values.shape[0]} values, and an example_mask of {example_mask.shape[0]} rows. "
+            f"Give the values one row for each example, `values.reshape({example_mask.shape[0]}, -1)`."
         )
     mask = example_mask.reshape(example_mask.shape + (1,) * (values.ndim - 1))
     return jnp.where(mask, weights, 0)
@@ -154,6 +168,8 @@ def _weights(values: Any, sample_weight: Any, example_mask: Any) -> Any:
 
 class _WeightedMean(Metric):
     """Sum and weight of values."""
+
+    _takes_rows = True
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -197,7 +213,7 @@ class Mean(_WeightedMean):
         Args:
             values: the values; in a padded batch, one row for each example.
             sample_weight: weights of the values or of their rows.
-            example_mask: the rows to count; by default those of the replica's batch that are not padding.
+            example_mask: the rows to count; by default those of the padded batch that are not padding.
                 Pass None for values that are not rows of that batch.
         """
         self._add(values, sample_weight, example_mask)
@@ -214,6 +230,8 @@ class Sum(Metric):
     Array(6., dtype=float32)
     """
 
+    _takes_rows = True
+
     def __init__(self, name: str = "sum") -> None:
         """Call this in the strategy's scope."""
         super().__init__(name)
@@ -225,7 +243,7 @@ class Sum(Metric):
         Args:
             values: the values; in a padded batch, one row for each example.
             sample_weight: weights of the values or of their rows.
-            example_mask: the rows to count; by default those of the replica's batch that are not padding.
+            example_mask: the rows to count; by default those of the padded batch that are not padding.
                 Pass None for values that are not rows of that batch.
         """
         values = jnp.asarray(values, jnp.float32)

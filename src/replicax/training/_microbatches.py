@@ -10,7 +10,7 @@ computed, to add up the weights.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, final
 
 import jax
@@ -20,6 +20,7 @@ import numpy as np
 from replicax._jax import current_program, current_trace, is_transforming
 from replicax.contexts import Rows, StrategyProtocol, current, enter
 from replicax.errors import CollectiveError, InputError, TracingError
+from replicax.training._padding import current_examples
 from replicax.values import PerReplica, is_array
 from replicax.variables import is_variable
 
@@ -54,9 +55,20 @@ def is_padding(rows: Rows) -> Any:
 
 
 def _mask_of_batch(rows: Rows) -> Any:
-    replica = current().replica
-    mask = None if replica is None else replica._whole_mask
-    return mask if mask is not None and mask.shape[0] == rows.total else None
+    """The mask of the batch that is split; None if it is not padded."""
+    examples = current_examples()
+    return examples.mask(rows.batches, rows).whole if rows.batches and examples is not None else None
+
+
+def _batches_of(arrays: Sequence[Any]) -> tuple[int, ...]:
+    """Which of the replica's padded batches these arrays are the rows of."""
+    examples = current_examples()
+    origin = None if examples is None else examples.find(arrays, None)
+    if isinstance(origin, str):
+        raise InputError(
+            f"value_and_grad(microbatches=...) cuts arrays with {arrays[0].shape[0]} rows: {origin}."
+        )
+    return origin or ()
 
 
 class LossWeightsNeeded(BaseException):
@@ -141,6 +153,7 @@ class Microbatches:
                 "that are not part of the batch."
             )
         (self._total,) = sizes
+        self._batches = _batches_of([self._leaves[i] for i in self._cut])
         self.count = max(1, min(count, _fewest_rows(self._total)))
         self._program = current_program()
 
@@ -195,7 +208,9 @@ class Microbatches:
     def _parts(self) -> list[Rows]:
         stops = [self._total * (i + 1) // self.count for i in range(self.count)]
         starts = [0, *stops[:-1]]
-        return [Rows(a, b, self._total, self.count) for a, b in zip(starts, stops, strict=True)]
+        return [
+            Rows(a, b, self._total, self.count, self._batches) for a, b in zip(starts, stops, strict=True)
+        ]
 
     def _cut_leaves(self, rows: Rows) -> list[Any]:
         leaves = list(self._leaves)

@@ -14,7 +14,16 @@ from replicax.values._distributed import (
 )
 from replicax.values._equal import mirror_equal, remember_derived, remember_equal
 from replicax.values._indexed_slices import IndexedSlices
-from replicax.values._masks import attach_masks, find_masks, without_padding
+from replicax.values._masks import (
+    FIND,
+    Find,
+    batch_numbers,
+    find_masks,
+    in_all,
+    masked,
+    num_rows,
+    without_padding,
+)
 from replicax.values._nest import (
     Component,
     flatten,
@@ -30,9 +39,11 @@ from replicax.values._operators import ArrayOperators
 from replicax.values._specs import PerReplicaSpec, TensorSpec, check_signature
 
 __all__ = [
+    "FIND",
     "ArrayOperators",
     "Component",
     "DistributedValues",
+    "Find",
     "IndexedSlices",
     "Layout",
     "Leaf",
@@ -40,15 +51,18 @@ __all__ = [
     "PerReplica",
     "PerReplicaSpec",
     "TensorSpec",
-    "attach_masks",
+    "batch_numbers",
     "check_signature",
     "find_masks",
+    "in_all",
+    "num_rows",
     "flatten",
     "free",
     "is_array",
     "is_key",
     "is_number",
     "map_leaves",
+    "masked",
     "mirror_equal",
     "on_first_replica",
     "regroup",

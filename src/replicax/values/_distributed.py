@@ -136,7 +136,7 @@ class DistributedValues(Leaf, metaclass=_DistributedMeta):
 class Layout:
     """What a `PerReplica` is made of, apart from arrays. One object for each layout: compared with `is`."""
 
-    __slots__ = ("kind", "masked", "mesh", "ndim", "scalar", "sizes")
+    __slots__ = ("doubt", "kind", "masked", "mesh", "ndim", "scalar", "sizes")
 
     def __init__(
         self,
@@ -146,10 +146,12 @@ class Layout:
         masked: bool = False,
         ndim: int | None = None,
         sizes: tuple[int, ...] | None = None,
+        doubt: str = "",
     ) -> None:
         self.kind, self.mesh, self.scalar, self.masked = kind, mesh, scalar, masked
         self.ndim = ndim  # of a global array
         self.sizes = sizes  # the rows of all replicas of all processes, if their shapes differ
+        self.doubt = doubt  # why it is not known which rows are examples
 
     def __repr__(self) -> str:
         return f"{self.kind} on {self.mesh}"
@@ -165,9 +167,10 @@ def _layout(
     masked: bool = False,
     ndim: int | None = None,
     sizes: tuple[int, ...] | None = None,
+    doubt: str = "",
 ) -> Layout:
     """The one `Layout` of this description, however it was given: they are compared by identity."""
-    return _cached_layout(kind, mesh, scalar, masked, ndim, sizes)
+    return _cached_layout(kind, mesh, scalar, masked, ndim, sizes, doubt)
 
 
 def _listing(name: str, components: Sequence[Any], show: Callable[[Any], str]) -> str:
@@ -211,7 +214,7 @@ class PerReplica(DistributedValues, Generic[T]):
         """
         self._components: tuple[Any, ...] | None = tuple(values)
         self._array: Any = None
-        self._mask: PerReplica | None = None
+        self._mask: PerReplica | Callable[[], PerReplica | str | None] | None = None
         self._layout = _layout("components", mesh, False, sizes=sizes)
         self.known_sum: Any = None
 
@@ -281,21 +284,60 @@ class PerReplica(DistributedValues, Generic[T]):
             )
         if self.mesh is None:
             old = self._layout
-            self._layout = _layout(old.kind, mesh, old.scalar, old.masked, old.ndim, old.sizes)
+            self._layout = _layout(old.kind, mesh, old.scalar, old.masked, old.ndim, old.sizes, old.doubt)
         return self
 
     @property
     def example_mask(self) -> PerReplica | None:
-        """Which of its rows are examples, if it is a padded batch or was computed from one; else None."""
+        """Which of its rows are examples, if it is a padded batch or has one row for each of its rows.
+
+        None if it is neither. The mask has a row for each of these rows too, so it can be an argument of
+        `strategy.run` beside the batch.
+        """
+        mask = self.mask
+        return None if mask is None else mask.with_mask(mask)
+
+    @property
+    def mask(self) -> PerReplica | None:
+        """`example_mask`, as the batch holds it: the batches of one step have different ones."""
+        self._settle()
+        assert not callable(self._mask)
         return self._mask
 
-    def with_mask(self, mask: PerReplica) -> PerReplica:
-        """This value with a mask that says which of its rows are examples."""
-        masked = PerReplica((), mesh=self.mesh)
-        masked._components, masked._array, masked._mask = self._components, self._array, mask
-        old = self._layout
-        masked._layout = _layout(old.kind, self.mesh, old.scalar, True, old.ndim, old.sizes)
+    @property
+    def doubt(self) -> str:
+        """Why it is not known which of its rows are examples; empty if it is known."""
+        self._settle()
+        return self._layout.doubt
+
+    def _settle(self) -> None:
+        if callable(self._mask):
+            found = self.with_mask(self._mask())
+            self._mask, self._layout = found._mask, found._layout
+
+    def with_mask(self, mask: PerReplica | str | None) -> PerReplica:
+        """This value with a mask that says which of its rows are examples.
+
+        None: all of them. A text: it is not known, for this reason.
+        """
+        masked, old = self._copy(), self._layout
+        doubt = mask if isinstance(mask, str) else ""
+        masked._mask = None if isinstance(mask, str) else mask
+        has = masked._mask is not None
+        masked._layout = _layout(old.kind, self.mesh, old.scalar, has, old.ndim, old.sizes, doubt)
         return masked
+
+    def with_mask_from(self, find: Callable[[], PerReplica | str | None]) -> PerReplica:
+        """`with_mask(find())`, where `find` is called when the mask is needed."""
+        masked = self._copy()
+        masked._mask = find
+        return masked
+
+    def _copy(self) -> PerReplica:
+        copy = PerReplica((), mesh=self.mesh)
+        copy._components, copy._array = self._components, self._array
+        copy._layout, copy.known_sum = self._layout, self.known_sum
+        return copy
 
     @property
     def is_local(self) -> bool:
@@ -412,7 +454,8 @@ class PerReplica(DistributedValues, Generic[T]):
                 return join([jnp.asarray(c) for c in self._components]), scalar
             components = [c if is_array(c) else jnp.asarray(c) for c in self._components]
             self._array = mesh.assemble(components)
-            self._layout = _layout("global", mesh, scalar, self._layout.masked, self._array.ndim)
+            old = self._layout
+            self._layout = _layout("global", mesh, scalar, old.masked, self._array.ndim, doubt=old.doubt)
         return self._array, self._layout.scalar
 
     def __repr__(self) -> str:
@@ -426,6 +469,7 @@ class PerReplica(DistributedValues, Generic[T]):
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], Any]:
         """Children: the global array where the components are alike, the components otherwise."""
+        self._settle()
         mesh = self.mesh
         if self._array is None and mesh is not None and self._all_arrays():
             self.to_global(mesh)

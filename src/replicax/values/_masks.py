@@ -1,14 +1,15 @@
 """Padded batches: which rows of a value are examples, and which only fill it up.
 
-A batch that was padded carries a *mask*, a `PerReplica` of booleans with one entry for each row. What a
-replica function computes from it row by row has the same number of rows, and carries the mask on, so that
-a reduction over examples (`strategy.reduce(op, value, axis=0)`, `strategy.gather`) leaves the padding out.
+A batch that was padded carries a *mask*, a `PerReplica` of booleans with one entry for each row. Values
+with one row for each row of the batch carry the mask on, so that a reduction over examples
+(`strategy.reduce(op, value, axis=0)`, `strategy.gather`) leaves the padding out. `contexts/_examples.py`
+finds these values.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final, final
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,50 +17,84 @@ import numpy as np
 from replicax.errors import CollectiveError
 from replicax.topology import ReplicaMesh
 from replicax.values._distributed import PerReplica, is_array
-from replicax.values._nest import flatten, map_leaves
+from replicax.values._nest import flatten
 
-__all__ = ["attach_masks", "find_masks", "without_padding"]
+__all__ = [
+    "FIND",
+    "Find",
+    "batch_numbers",
+    "find_masks",
+    "in_all",
+    "masked",
+    "num_rows",
+    "without_padding",
+]
+
+
+@final
+class Find:
+    """The default of `example_mask`: the mask of the padded batch that a value has the rows of."""
+
+    def __repr__(self) -> str:
+        return "the mask of its batch"
+
+
+FIND: Final = Find()
+
+
+def masked(leaves: list[Any], example_mask: Any, mesh: ReplicaMesh) -> list[Any]:
+    """`leaves` with the mask that the user chose: that of a batch, None for none, or `FIND`."""
+    if isinstance(example_mask, Find):
+        return leaves
+    if not isinstance(example_mask, PerReplica | None):
+        raise TypeError(
+            f"example_mask={example_mask!r}: pass the `example_mask` of a padded batch, or None if all "
+            "rows are examples."
+        )
+    return [_with_mask(leaf, example_mask, mesh) for leaf in leaves]
+
+
+def _with_mask(leaf: Any, mask: PerReplica | None, mesh: ReplicaMesh) -> Any:
+    if mask is not None and is_array(leaf) and mesh.num_replicas == 1 and np.ndim(leaf):
+        leaf = PerReplica.from_global(leaf, mesh, scalar=False)
+    if not isinstance(leaf, PerReplica):
+        return leaf
+    rows = None if mask is None else num_rows(mask)
+    uniform = leaf.uniform
+    if rows is not None and (uniform is None or uniform.shape[:1] != (rows,)):
+        shape = "different shapes" if uniform is None else f"shape {uniform.shape}"
+        raise CollectiveError(
+            f"example_mask has {rows} rows on each replica, but the value has {shape} there. They must "
+            "have the same rows."
+        )
+    return leaf.with_mask(mask)
 
 
 def find_masks(structure: Any) -> tuple[PerReplica, ...]:
-    """The masks of the padded batches in `structure`, one for each number of rows.
-
-    A row that is made of several batches is an example if it is one in all of them.
-    """
+    """The masks of the padded batches in `structure`, one for each batch."""
     found: dict[int, PerReplica] = {}
     for leaf in flatten(structure)[0]:
-        mask = leaf.example_mask if isinstance(leaf, PerReplica) else None
-        if mask is None:
-            continue
-        rows = _rows(mask)
-        if rows not in found:
-            found[rows] = mask
-        elif found[rows] is not mask:
-            found[rows] = _both(found[rows], mask)
+        mask = leaf.mask if isinstance(leaf, PerReplica) else None
+        if mask is not None:
+            found.setdefault(_identity(mask), mask)
     return tuple(found.values())
 
 
-def attach_masks(structure: Any, masks: Sequence[PerReplica], mesh: ReplicaMesh) -> Any:
-    """`structure`, in which values with as many rows as a mask carry it."""
-    if not masks:
-        return structure
-    by_rows = {_rows(mask): mask for mask in masks}
+def batch_numbers(leaves: Sequence[Any], masks: Sequence[PerReplica]) -> list[int | None]:
+    """For each leaf the position of its mask in `masks`, or None if it has none."""
+    places = {_identity(mask): i for i, mask in enumerate(masks)}
+    own = [leaf.mask if isinstance(leaf, PerReplica) else None for leaf in leaves]
+    return [None if mask is None else places[_identity(mask)] for mask in own]
 
-    def attach(leaf: Any) -> Any:
-        if is_array(leaf) and mesh.num_replicas == 1 and np.ndim(leaf):
-            if leaf.shape[0] not in by_rows:
-                return leaf
-            leaf = PerReplica.from_global(leaf, mesh, scalar=False)
-        uniform = leaf.uniform if isinstance(leaf, PerReplica) else None
-        mask = by_rows.get(uniform.shape[0]) if uniform is not None and uniform.shape else None
-        return leaf if mask is None else leaf.with_mask(mask)
 
-    return map_leaves(attach, structure)
+def _identity(mask: PerReplica) -> int:
+    """The arrays of one batch share one array as their mask; no other batch has it."""
+    return id(mask if mask._array is None else mask._array)
 
 
 def without_padding(value: PerReplica, mesh: ReplicaMesh) -> PerReplica:
     """`value` with zeros in the rows that are padding."""
-    mask = value.example_mask
+    mask = value.mask
     assert mask is not None
     if value.is_local:
         return PerReplica.from_local(_zeroed(value.select(0), mask.select(0)), mesh)
@@ -71,15 +106,26 @@ def _zeroed(rows: Any, mask: Any) -> Any:
     return jnp.where(mask.reshape(mask.shape + (1,) * (rows.ndim - 1)), rows, jnp.zeros((), rows.dtype))
 
 
-def _rows(mask: PerReplica) -> int:
+def num_rows(mask: PerReplica) -> int:
+    """The number of rows that each replica has of a batch with this mask."""
     uniform = mask.uniform
     assert uniform is not None
     return uniform.shape[0]
+
+
+def in_all(masks: Sequence[PerReplica]) -> PerReplica:
+    """The mask of rows that are made of several batches: examples in all of them."""
+    both = masks[0]
+    for mask in masks[1:]:
+        both = _both(both, mask)
+    return both
 
 
 def _both(one: PerReplica, other: PerReplica) -> PerReplica:
     mesh = one.mesh
     if mesh is None or other.mesh is not mesh:
         raise CollectiveError("Padded batches of different strategies can't be used together.")
+    if one.is_local:
+        return PerReplica.from_local(one.select(0) & other.select(0), mesh)
     array = one.to_global(mesh)[0] & other.to_global(mesh)[0]
     return PerReplica.from_global(array, mesh, scalar=False)

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from replicax.contexts import current
+from replicax.contexts import Examples, current
+from replicax.errors import CollectiveError
 
 __all__ = ["SyncBatchNorm"]
 
@@ -53,7 +54,7 @@ class SyncBatchNorm(nnx.BatchNorm):
         replica = current().replica
         if running is not False or replica is None:
             return super().__call__(x, use_running_average, mask=mask)
-        mask = _without_padding(replica.example_mask, mask, x)
+        mask = _without_padding(replica._examples, mask, x)
         if replica.num_replicas_in_sync == 1 and mask is None:
             return super().__call__(x, use_running_average)
         scale = None if self.scale is None else self.scale[...]
@@ -90,9 +91,16 @@ class SyncBatchNorm(nnx.BatchNorm):
         return mean, replica.all_reduce("SUM", summed(centred * centred)) / count
 
 
-def _without_padding(rows: Any, mask: Any, x: Any) -> Any:
+def _without_padding(examples: Examples | None, mask: Any, x: Any) -> Any:
     """`mask` without the padding rows of `x`; None if all rows count."""
-    if rows is None or rows.shape[0] != x.shape[0]:
+    here = current()
+    here.frame.require_own_trace()  # a cached trace would contain the mask
+    if examples is None:
         return mask
-    rows = rows.reshape(rows.shape + (1,) * (x.ndim - 1))
+    origin = examples.find([x], here.rows)
+    if isinstance(origin, str):
+        raise CollectiveError(f"SyncBatchNorm got an array of shape {x.shape}: {origin}.")
+    if origin is None:
+        return mask
+    rows = examples.mask(origin, here.rows).now.reshape(-1, *(1,) * (x.ndim - 1))
     return rows if mask is None else jnp.logical_and(rows, mask)
