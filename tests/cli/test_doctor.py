@@ -62,12 +62,12 @@ def test_nothing_fails_here_and_machines_can_read_it():
 
 
 def test_a_bad_environment_is_found_and_said_in_lines():
-    result = run_doctor("--only", "tf_config", "python", "slurm", TF_CONFIG="{not JSON")
+    result = run_doctor("--only", "cluster", "python", TF_CONFIG="{not JSON")
     assert result.returncode == 1
     lines = result.stdout.splitlines()
     assert [line.split()[0] for line in lines[:3]] == ["pass", "fail", "->"]
-    assert "ClusterFormatError" in lines[1] and "Correct TF_CONFIG" in lines[2]
-    assert lines[-1] == "1 passed, 1 failed, 1 skipped"
+    assert "ClusterFormatError" in lines[1] and "Correct the variables" in lines[2]
+    assert lines[-1] == "1 passed, 1 failed, 0 skipped"
 
 
 def test_hangs_and_crashes_are_findings_and_the_others_go_on():
@@ -186,16 +186,35 @@ def test_too_few_threads_are_found(monkeypatch):
 def test_clusters_in_the_environment(monkeypatch):
     cluster = '{"cluster": {"worker": ["localhost:1", "%s:2"]}, "task": {"type": "worker", "index": 1}}'
     monkeypatch.setenv("TF_CONFIG", cluster % "127.0.0.1")
-    finding = check_named("cluster in TF_CONFIG").find()
-    assert finding.status == "pass"
+    finding = check_named("cluster").find()
+    assert finding.status == "pass" and finding.detail.startswith("TFConfigClusterResolver: ")
     assert "worker 1 (127.0.0.1:2), process 1 of 2; all connect to localhost:1" in finding.detail
     finding = check_named("training MultiWorkerMirroredStrategy").find()
     assert finding.status == "skipped" and "TF_CONFIG has 2 workers" in finding.detail
     monkeypatch.setenv("TF_CONFIG", cluster % "no-such-host.invalid")
-    finding = check_named("cluster in TF_CONFIG").find()
+    finding = check_named("cluster").find()
     assert finding.status == "fail" and "no-such-host.invalid:2 can't be resolved" in finding.detail
+    monkeypatch.setenv("TF_CONFIG", "{not JSON")
+    assert run_check(check_named("cluster")).finding.status == "fail"
+
+
+def test_the_launcher_of_a_cluster_is_named(monkeypatch):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    assert "this process runs alone" in check_named("cluster").find().detail
+    variables = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    finding = check_named("cluster").find()
+    assert finding.status == "skipped" and "TorchrunClusterResolver()" in finding.advice
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    finding = check_named("cluster").find()
+    assert finding.status == "pass"
+    assert finding.detail.startswith("TorchrunClusterResolver: this is worker 1 (unknown), process 1 of 2;")
+    assert finding.detail.endswith("all connect to localhost:29500")
     monkeypatch.setenv("SLURM_PROCID", "0")
-    assert run_check(check_named("cluster of Slurm")).finding.status == "fail"
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID")
+    assert run_check(check_named("cluster")).finding.status == "fail"  # no list of nodes
 
 
 def test_a_cluster_of_one_worker_is_tried(monkeypatch):

@@ -1,12 +1,8 @@
-"""Checks of the devices, the threads of virtual CPU devices, and the cluster.
-
-No cluster is joined: the resolvers only read the environment.
-"""
+"""Checks of the devices, the threads of virtual CPU devices, and what they belong to."""
 
 from __future__ import annotations
 
 import os
-import socket
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -14,8 +10,8 @@ from pathlib import Path
 import jax
 
 from replicax.cli._check import Check, Finding, failed, passed, skipped
+from replicax.cli._check_cluster import check_cluster
 from replicax.cli._devices import INSTALL_JAX, NoDevicesError, all_devices
-from replicax.cluster import ClusterResolver, SlurmClusterResolver, TFConfigClusterResolver, find_place
 from replicax.topology import collectives_must_wait, prepare_cpu_pool, set_cpu_devices
 
 __all__ = ["request_cpu_devices", "device_checks", "with_devices"]
@@ -34,12 +30,13 @@ def request_cpu_devices() -> None:
 
 
 def device_checks() -> list[Check]:
-    """Devices, CPU threads, and the cluster of each kind of resolver."""
+    """Devices, CPU threads, the cluster, and TPUs."""
     return [
         Check("devices", _check_devices, limit_seconds=60, advice=INSTALL_JAX),
         Check("threads of CPU devices", with_devices(_check_cpu_threads)),
-        Check("cluster in TF_CONFIG", _check_tf_config, advice="Correct TF_CONFIG, or unset it."),
-        Check("cluster of Slurm", _check_slurm, advice="Start programs with `srun`, which sets SLURM_*."),
+        Check(
+            "cluster", check_cluster, advice="Correct the variables that the message names, or unset them."
+        ),
         Check("TPU", with_devices(_check_tpu)),
     ]
 
@@ -87,43 +84,6 @@ def _check_cpu_threads() -> Finding:
             f"Call rx.set_cpu_devices({len(devices)}) first, or set PJRT_NPROC={2 * len(devices)}.",
         )
     return passed(f"enough for {len(devices)} virtual CPU devices, on {os.cpu_count()} cores")
-
-
-def _check_tf_config() -> Finding:
-    if not os.environ.get("TF_CONFIG"):
-        return skipped("TF_CONFIG is not set: this process runs alone")
-    return _check_cluster(TFConfigClusterResolver())
-
-
-def _check_slurm() -> Finding:
-    if "SLURM_PROCID" not in os.environ:
-        return skipped("SLURM_PROCID is not set: Slurm did not start this process")
-    return _check_cluster(SlurmClusterResolver(auto_set_gpu=False))
-
-
-def _check_cluster(resolver: ClusterResolver) -> Finding:
-    place = find_place(resolver)
-    if place is None:
-        return skipped("it has no cluster")
-    first = place.tasks[0]
-    unknown = [task.address for task in place.tasks if not _is_known(task.address)]
-    if unknown and len(place.tasks) > 1:
-        return failed(
-            f"the host of {', '.join(unknown)} can't be resolved",
-            "Check the host names, and the name resolution of this machine.",
-        )
-    return passed(
-        f"this is {place.own}, process {place.process_id} of {len(place.tasks)}; all connect to "
-        f"{first.address}"
-    )
-
-
-def _is_known(address: str) -> bool:
-    host = address.rpartition(":")[0].strip("[]") or address
-    try:
-        return bool(socket.getaddrinfo(host, None))
-    except OSError:
-        return False
 
 
 def _check_tpu() -> Finding:

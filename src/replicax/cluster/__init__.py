@@ -33,8 +33,10 @@ from replicax.cluster._tpu import (
 )
 from replicax.cluster._union import UnionResolver
 from replicax.cluster._union import UnionResolver as UnionClusterResolver
+from replicax.cluster._workers import UNKNOWN_ADDRESS
 
 __all__ = [
+    "UNKNOWN_ADDRESS",
     "ClusterDef",
     "ClusterOptions",
     "ClusterResolver",

@@ -16,7 +16,7 @@ from replicax.cluster._spec import ClusterSpec, integer
 from replicax.errors import ClusterError, NotInClusterError
 
 __all__ = [
-    "UNKNOWN",
+    "UNKNOWN_ADDRESS",
     "WorkersResolver",
     "after_coordinator",
     "joined_address",
@@ -24,7 +24,7 @@ __all__ = [
     "read_variable",
 ]
 
-UNKNOWN = "unknown"
+UNKNOWN_ADDRESS = "unknown"
 
 
 class WorkersResolver(ClusterResolver):
@@ -68,7 +68,7 @@ class WorkersResolver(ClusterResolver):
 
 def after_coordinator(address: str, num_workers: int) -> list[str]:
     """The addresses of the workers if only the first is known."""
-    return [address, *[UNKNOWN] * (num_workers - 1)]
+    return [address, *[UNKNOWN_ADDRESS] * (num_workers - 1)]
 
 
 def joined_address(host: str, port: int | str) -> str:
