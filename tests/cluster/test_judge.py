@@ -17,6 +17,7 @@ class Cluster:
         self.silent = set()
         self.steps, self.collectives = [0] * num_workers, [[] for _ in range(num_workers)]
         self.waits, self.states = [None] * num_workers, ["running"] * num_workers
+        self.pending = [None] * num_workers
 
     def report(self):
         for rank in set(range(self.num_workers)) - self.silent:
@@ -26,6 +27,7 @@ class Cluster:
                 "line": f"train.py:{rank}",
                 "state": self.states[rank],
                 "collectives": self.collectives[rank],
+                "pending": self.pending[rank],
                 "waits_for": self.waits[rank],
             }
             self.judge.hear(rank, message, self.now)
@@ -152,6 +154,33 @@ def test_equal_collectives_are_fine():
     cluster = Cluster(2)
     cluster.collectives = [[[64, "aa", "step", 1, 5]], [[64, "aa", "step", None, None]]]
     assert cluster.after(0) is None
+
+
+def test_a_worker_about_to_start_another_collective_than_one_that_was_started_is_told():
+    cluster = Cluster(2)
+    cluster.collectives[1] = [[5, "a", "step (a.py:1)", None, 7]]
+    cluster.pending[0] = [5, "b", "evaluate (a.py:9)", None, None, 1.5]
+    verdict = cluster.after(2)
+    assert verdict is not None and verdict.error == "CollectiveMismatchError"
+    assert "rank 0 (worker 0) started evaluate (a.py:9) and rank 1" in verdict.message
+    assert 0.5 <= cluster.now < 1.5
+
+
+def test_workers_about_to_start_different_collectives_tell_each_other():
+    cluster = Cluster(2)
+    cluster.pending = [[5, "a", "step", None, None, 1.0], [5, "b", "evaluate", None, None, 1.1]]
+    assert cluster.after(5) is None
+
+
+def test_an_old_report_of_what_is_about_to_start_is_not_a_difference():
+    """The collectives were different, which was told; then they were equal, under the same number."""
+    cluster = Cluster(2)
+    cluster.pending[0] = [5, "a", "step", None, None, 1.0]
+    cluster.report()
+    cluster.collectives[1] = [[5, "b", "evaluate", None, 7]]
+    cluster.now += 0.25
+    cluster.silent.add(0)
+    assert cluster.after(5) is None
 
 
 @pytest.mark.parametrize("silent", [False, True], ids=["sleeping", "stopped"])

@@ -11,7 +11,7 @@ from replicax.cluster._gce import GCEClusterResolver
 from replicax.cluster._jax_variables import JAXClusterResolver
 from replicax.cluster._kubernetes import KubernetesClusterResolver, KubernetesExecutableLocation
 from replicax.cluster._kubernetes_job import KubernetesJobClusterResolver
-from replicax.cluster._log import Collective, CollectiveLog, collective_log
+from replicax.cluster._log import Collective, CollectiveLog, Entry, collective_log
 from replicax.cluster._messages import all_published, exchange_between_processes, publish, published
 from replicax.cluster._open_mpi import OpenMPIClusterResolver
 from replicax.cluster._options import ClusterOptions
@@ -43,6 +43,7 @@ __all__ = [
     "ClusterSpec",
     "Collective",
     "CollectiveLog",
+    "Entry",
     "GCEClusterResolver",
     "JAXClusterResolver",
     "JobDef",

@@ -15,6 +15,7 @@ Times are seconds of one clock and are passed in, so that tests need not wait.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, final
 
@@ -24,6 +25,8 @@ __all__ = ["Judge", "Verdict"]
 _CONSEQUENCE_SECONDS = 1.0
 # A worker may start a collective just before it learns that another one has ended.
 _LEFT_SECONDS = 0.5
+# Reports are not simultaneous, so a difference in what is about to start must last.
+_PENDING_SECONDS = 0.5
 # How long to wait for the stacks of the workers.
 _STACKS_SECONDS = 2.0
 # States that may last for long, and for how long a worker that was in one may be silent.
@@ -56,6 +59,9 @@ class _Worker:
     state: str = ""
     collectives: dict[int, list[Any]] = dataclasses.field(default_factory=dict)
     """Of some collectives, by number: fingerprint, description, batch, and the digest of all up to it."""
+    pending: list[Any] | None = None
+    """The collective that it is about to start: number, the same, and since when."""
+    pending_since: float = 0.0
     waits_for: dict[str, Any] | None = None
     waits_since: float = 0.0
     behind_since: float | None = None
@@ -116,6 +122,8 @@ class Judge:
             worker.behind_since = None
         worker.step, worker.line, worker.state = message["step"], message["line"], message["state"]
         worker.collectives = {step: what for step, *what in message["collectives"]}
+        if message["pending"] != worker.pending:
+            worker.pending, worker.pending_since = message["pending"], now
         if message["waits_for"] != worker.waits_for:
             worker.waits_for, worker.waits_since = message["waits_for"], now
 
@@ -175,6 +183,20 @@ class Judge:
             for step in sorted(worker.collectives.keys() & first.collectives.keys()):
                 if _differ(worker.collectives[step], first.collectives[step]):
                     return _verdict_of_difference(step, first, worker)
+        return self._about_to_differ()
+
+    def _about_to_differ(self) -> Verdict | None:
+        """A worker is about to start another collective than one that another has started.
+
+        Workers that are all about to start different ones tell each other, and have started nothing.
+        """
+        for worker, other in itertools.permutations(self._workers, 2):
+            if worker.pending is None or worker.heard - worker.pending_since < _PENDING_SECONDS:
+                continue
+            step, what = worker.pending[0], worker.pending[1:5]
+            if step in other.collectives and _differ(what, other.collectives[step]):
+                pending = dataclasses.replace(worker, collectives={step: what})
+                return _verdict_of_difference(step, *sorted((pending, other), key=lambda w: w.rank))
         return None
 
     def _left(self, now: float) -> Verdict | None:

@@ -87,12 +87,14 @@ class CollectiveLog:
     'running'
     """
 
-    __slots__ = ("_batch", "_entries", "_phase", "_since", "running", "seq")
+    __slots__ = ("_batch", "_entries", "_phase", "_since", "pending", "running", "seq")
 
     def __init__(self) -> None:
         """Start at number 0: nothing was started yet."""
         self.seq = 0
         self._batch: tuple[int, Any] = (0, None)
+        self.pending: Entry | None = None
+        """The collective that this process is about to start, while it is compared with the others'."""
         self.running: Any = None
         """An array that the last collective computes, to wait for; None if there is none."""
         self._entries: list[Entry | None] = [None] * _LENGTH

@@ -39,9 +39,16 @@ class Progress:
                 self._digest = None  # too many since the last report: the log has forgotten some
             self._seen = seq
             if self._digest is not None:
-                self._digest = zlib.crc32(f"{collective.fingerprint}{batch}".encode(), self._digest)
+                self._digest = zlib.crc32(collective.fingerprint.encode(), self._digest)
             entry = [seq, collective.fingerprint, str(collective), batch, self._digest]
             self._last.append(entry)
             if seq % _STRIDE == 0:
                 self._marks.append(entry)
         return [*self._marks, *self._last]
+
+    def pending(self) -> list[Any] | None:
+        """The collective that is about to start, like an entry of `report`, and since when it is."""
+        entry, since = self._log.pending, self._log.state.since
+        if entry is None:
+            return None
+        return [entry.seq, entry.collective.fingerprint, str(entry.collective), entry.batch, None, since]

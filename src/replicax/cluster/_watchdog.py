@@ -112,6 +112,7 @@ class Watchdog:
             "state": "checkpoint" if is_inside(frame, "checkpoint") else collective_log().state.what,
             "line": user_line(frame),
             "collectives": self._collectives.report(),
+            "pending": self._collectives.pending(),
             "waits_for": self._waits_of_program(frame),
         }
 

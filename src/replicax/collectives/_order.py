@@ -26,7 +26,7 @@ from typing import Any, final
 import jax
 
 from replicax._messages import user_line
-from replicax.cluster import Collective, collective_log, exchange_between_processes
+from replicax.cluster import Collective, Entry, collective_log, exchange_between_processes
 from replicax.errors import CollectiveMismatchError, ContextError
 from replicax.topology import ReplicaMesh
 
@@ -59,6 +59,14 @@ class Order:
     def is_held(self) -> bool:
         """Whether this thread has begun a turn; a program that it starts is part of that turn."""
         return self._holder == threading.get_ident()
+
+    def check(self, collective: Collective) -> None:
+        """Compare a compiled step that follows the last collective, before its turn begins."""
+        self._acquire()
+        try:
+            self._compare(collective, None)
+        finally:
+            self._release()
 
     def begin(self, collective: Collective, batch: int | None = None) -> None:
         """Begin the turn of a compiled step; compares it unless it has followed the last one before."""
@@ -108,10 +116,13 @@ class Order:
 
     def _switch(self, collective: Collective, batch: int | None) -> None:
         """Follow another collective, or one of another thread."""
+        self._compare(collective, batch)
+        self._last = collective
+
+    def _compare(self, collective: Collective, batch: int | None) -> None:
         if self._take_over() or (self._last, collective) not in self._followed:
             self._exchange(collective, batch, None)
             self._followed.add((self._last, collective))
-        self._last = collective
 
     def _take_over(self) -> bool:
         """Let this thread start collectives; returns whether another one did so before."""
@@ -127,10 +138,14 @@ class Order:
         seq = self.log.seq + 1
         message = [seq, collective.kind, collective.values, collective.line, batch, own]
         number, self._num_meetings = self._num_meetings, self._num_meetings + 1
-        with self.log.phase("checking"):
-            received = exchange_between_processes(
-                self.processes, self._topic, number, message, lambda: False, _PATIENCE_SECONDS
-            )
+        self.log.pending = Entry(seq, collective, batch)
+        try:
+            with self.log.phase("checking"):
+                received = exchange_between_processes(
+                    self.processes, self._topic, number, message, lambda: False, _PATIENCE_SECONDS
+                )
+        finally:
+            self.log.pending = None
         if any(not _agree(message, other) for other in received):
             raise CollectiveMismatchError(self._disagreement(received))
         return [other[5] for other in received]

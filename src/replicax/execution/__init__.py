@@ -1,5 +1,6 @@
 """How replica functions run: eagerly, taking turns, or compiled into one program."""
 
+from replicax.execution._between_processes import BetweenProcesses
 from replicax.execution._function import Function, function, in_replicas
 from replicax.execution._run import run
 from replicax.execution._signals import signals_deferred
@@ -8,6 +9,7 @@ from replicax.execution._traced_values import explain_leaks, explain_traced_valu
 from replicax.execution._update import update_copies
 
 __all__ = [
+    "BetweenProcesses",
     "Function",
     "SingleReplica",
     "explain_leaks",

@@ -50,7 +50,10 @@ class BetweenProcesses:
         self._collective: Collective | None = None
 
     def compile(self, lowered: jax.stages.Lowered) -> None:
-        """Compile the step, and find out how it communicates."""
+        """Compile the step, find out how it communicates, and compare it with the other processes'.
+
+        The first run follows without an interrupt in between, so this is where it may wait.
+        """
         with self._order.log.phase("compiling"):
             compiled = lowered.compile()
         if self._collective is None:
@@ -59,6 +62,8 @@ class BetweenProcesses:
             if found:
                 values = " ".join([arguments, *found]).strip()
                 self._collective = Collective(f"step {self._name}", values, user_line())
+        if self._collective is not None:
+            self._order.check(self._collective)
 
     def ordered(self, run: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
         """`run`, in its turn."""

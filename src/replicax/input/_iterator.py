@@ -10,7 +10,10 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Generic, Self, TypeVar, final
 
+import jax
+
 from replicax._jax import is_transforming
+from replicax.collectives import Order, order_of
 from replicax.contexts import has_strategy, in_cross_replica_context
 from replicax.errors import InputError, OutOfRangeError
 from replicax.input._feed import Feed
@@ -22,6 +25,13 @@ __all__ = ["DistributedIterator", "InputStats", "OptionalBatch"]
 _Batch = TypeVar("_Batch")
 
 _FORMAT = 1
+
+
+def _offer(order: Order, made: Made) -> None:
+    """Let the log of collectives know which batch is used next, so that a skipped one is noticed."""
+    arrays = jax.tree.leaves(made.batch)
+    if arrays:
+        order.log.offer(made.number, arrays[0])
 
 
 @final
@@ -114,6 +124,8 @@ class DistributedIterator(Generic[_Batch]):
         self._pass = this_pass
         self._on_restore = on_restore
         self._number, self._order = this_pass.number, this_pass.order
+        mesh = this_pass.placer.mesh
+        self._order_between = None if mesh.is_local else order_of(mesh)
         self._lock = threading.Lock()
         self._closed = False
         self._begin(Mark(0, 0, None, None))
@@ -145,6 +157,8 @@ class DistributedIterator(Generic[_Batch]):
                     raise StopIteration
                 self._claimed[thread] = made
                 del self._feed.box[0]
+        if self._order_between is not None:
+            _offer(self._order_between, self._claimed[thread])
         got = time.perf_counter()
         # No calls from here on: an exception that a signal handler raises arrives either before this point,
         # and then the next call returns this batch, or after the batch has been returned.

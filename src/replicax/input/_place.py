@@ -33,7 +33,7 @@ class Placer:
     """
 
     def __init__(self, mesh: ReplicaMesh, *, on_device: bool, committed: bool) -> None:
-        self._mesh = mesh
+        self.mesh = self._mesh = mesh
         self._on_device, self._committed = on_device, committed
         self._single = mesh.num_replicas == 1
         # CPU devices alias the copy. In host memory, users may change the rows.

@@ -28,7 +28,7 @@ class StrategyLayout(keras.distribution.DataParallel):
         devices = list(mesh.mesh.devices.flat)
         grid = keras.distribution.DeviceMesh((len(devices),), [mesh.axis_name], devices)
         super().__init__(device_mesh=grid, auto_shard_dataset=False)
-        self._mesh = mesh
+        self.mesh = self._mesh = mesh
         self.replicated = self._split = mesh.replicated
         if split and len(devices) > 1:
             self._split = NamedSharding(mesh.mesh, PartitionSpec(mesh.mesh.axis_names))

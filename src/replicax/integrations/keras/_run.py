@@ -19,7 +19,7 @@ from typing import Any, final
 import jax
 import numpy as np
 
-from replicax.execution import signals_deferred
+from replicax.execution import BetweenProcesses, signals_deferred
 
 __all__ = ["Run", "keeping_results", "placing_state", "running", "syncing_state", "taking_state"]
 
@@ -76,29 +76,49 @@ def keeping_results(make_function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(make_function)
     def call(self: Any, step_function: Any, *args: Any, **kwargs: Any) -> Any:
-        seen: set[Any] = set()
+        seen: dict[Any, Callable[[Any], Any]] = {}
 
         def step(state: Any, data: Any) -> Any:
             run = running.get()
             if run is None:
                 return step_function(state, data)
             results = run.results
+
+            def start(_: Any) -> Any:
+                results.extend(map(step_function, [state], [data]))
+                return results[-1][0]
+
             key = (_signature(data), bool(results))
             if key in seen or not hasattr(step_function, "lower"):
-                results.extend(map(step_function, [state], [data]))
+                seen.get(key, _run_at_once)(start)
             else:
                 # JAX's first call of a program runs Python code after the arrays were donated. Tracing and
                 # compiling take longer, so they happen before, where they can be interrupted.
-                step_function.lower(state, data).compile()
+                in_turn = _compiled_in_turn(run, step_function, step_function.lower(state, data))
                 with signals_deferred():
-                    results.extend(map(step_function, [state], [data]))
-                seen.add(key)
+                    in_turn(start)
+                seen[key] = in_turn
             del results[:-1]
             return results[-1]
 
         return make_function(self, step, *args, **kwargs)
 
     return call
+
+
+def _run_at_once(start: Callable[[Any], Any]) -> None:
+    start(None)
+
+
+def _compiled_in_turn(run: Run, step_function: Any, lowered: Any) -> Callable[[Any], Any]:
+    """Compile a step; returns what starts it, in its turn if it communicates with other processes."""
+    mesh = run.layout.mesh
+    if mesh.is_local:
+        lowered.compile()
+        return _run_at_once
+    between = BetweenProcesses(mesh, step_function)
+    between.compile(lowered)
+    return lambda start: between.ordered(start)([])
 
 
 def taking_state(get_jax_state: Callable[..., Any]) -> Callable[..., Any]:
