@@ -100,6 +100,7 @@ def alarms():
     before = signal.signal(signal.SIGALRM, handle)
     arm()
     yield interrupts
+    signal.signal(signal.SIGALRM, signal.SIG_IGN)  # the handler would set the timer again
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, before)
 
