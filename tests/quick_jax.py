@@ -17,6 +17,7 @@ import threading
 
 from jax._src import cache_key, traceback_util
 from jax._src.interpreters import mlir
+from jax._src.lib.mlir import ir
 
 __all__ = ["install"]
 
@@ -41,12 +42,22 @@ def _share_contexts(make_context):
     shared = Shared()
 
     def make_shared_context():
+        if _is_current(shared.context):
+            # A program that is compiled while another is lowered would become part of it.
+            return make_context()
         if shared.num_programs % PROGRAMS_PER_CONTEXT == 0:
             shared.context = make_context()
         shared.num_programs += 1
         return shared.context
 
     return make_shared_context
+
+
+def _is_current(context):
+    try:
+        return context is not None and ir.Context.current == context
+    except ValueError:  # there is none
+        return False
 
 
 def _ignore_devices(hash_options):
