@@ -2,11 +2,14 @@
 
 Started by itself it is a single worker. For two, on one machine:
 
-    export CLUSTER='{"worker": ["localhost:2222", "localhost:2223"]}'
-    TF_CONFIG='{"cluster": '$CLUSTER', "task": {"type": "worker", "index": 0}}' python multi_worker.py &
-    TF_CONFIG='{"cluster": '$CLUSTER', "task": {"type": "worker", "index": 1}}' python multi_worker.py
+    python -m replicax launch --workers 2 multi_worker.py
 
-On two machines write their names in place of localhost. With Slurm no TF_CONFIG is needed; pass a
+On two machines, start it on each, with the names of both and its own index:
+
+    export CLUSTER='{"worker": ["host0:2222", "host1:2222"]}'
+    TF_CONFIG='{"cluster": '$CLUSTER', "task": {"type": "worker", "index": 0}}' python multi_worker.py
+
+With Slurm no TF_CONFIG is needed; pass a
 `replicax.cluster.SlurmClusterResolver()` to the strategy.
 """
 

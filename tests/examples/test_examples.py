@@ -8,8 +8,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-# Further down these are run and their outputs compared; `images` is a module that two of them import.
-ELSEWHERE = ("custom_training", "custom_training_tf", "images", "one_device", "quick_start")
+# Further down these are run and their outputs compared; `images` is a module that some of them import.
+ELSEWHERE = (
+    "custom_training",
+    "custom_training_tf",
+    "images",
+    "one_device",
+    "quick_start",
+    "resumable_training",
+)
 EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.stem not in ELSEWHERE)
 
 
@@ -43,3 +50,16 @@ def test_the_quick_start_computes_what_one_device_computes():
     assert one == many
     assert "weights [ 1. -2.  3.] bias 0.5" in many
     assert many in (ROOT / "docs" / "quick_start.md").read_text()
+
+
+def test_the_resumable_training_continues_on_two_workers_after_a_failure(tmp_path):
+    command = [sys.executable, "-m", "replicax", "launch", "--workers", "2", "--max-restarts", "1"]
+    command += ["--log-dir", str(tmp_path / "logs"), str(ROOT / "examples" / "resumable_training.py")]
+    command += ["--folder", str(tmp_path / "checkpoints"), "--steps", "30", "--fail-at", "25"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "worker 1 failed with exit status 1" in result.stderr
+    losses = re.findall(r"step (\d+)  loss ([\d.]+)", result.stdout)
+    assert {int(step) for step, _ in losses} == {5, 10, 15, 20, 25, 30}
+    assert len(dict(losses)) == len(set(losses))  # repeated steps have the same losses
+    assert re.search("from step [12]0$", result.stdout, re.MULTILINE)

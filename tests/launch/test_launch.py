@@ -91,7 +91,8 @@ def test_the_first_failure_is_shown_last_and_gives_the_status(run):
 def test_a_worker_that_failed_because_of_another_is_not_blamed(run):
     script = """
         if rank == 0:
-            raise type("WorkerLostError", (Exception,), {"__module__": "replicax.errors"})("worker 1 died")
+            message = "rank 1 failed\\nIts traceback:\\nTraceback (most recent call last):\\nValueError"
+            raise type("WorkerFailedError", (Exception,), {"__module__": "replicax.errors"})(message)
         time.sleep(0.5)
         sys.exit("no traceback")
     """

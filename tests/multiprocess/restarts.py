@@ -3,7 +3,7 @@
     python -m tests.multiprocess.restarts 50          # 50 restarts with two workers
     python -m tests.multiprocess.restarts 10 --fewer  # the number of workers changes meanwhile
 
-Each run is killed several times: SIGKILL to a random worker, after a random time. A line for each kill says
+Each run is killed several times: SIGKILL to a random worker in a random phase. A line for each kill says
 who was killed and where. With the same number of workers all losses must be equal, bit by bit; with another
 number, nearly equal.
 """
@@ -22,7 +22,9 @@ from pathlib import Path
 
 PROGRAM = Path(__file__).with_name("resumable.py")
 NUM_STEPS, PAUSE = 60, 0.05
-KILLS_PER_RUN = 5
+STARTING = {"importing": -3, "joining": -2, "compiling": -1}  # the phases before step 0
+LONGEST_PAUSE = 0.5
+KILLS_PER_RUN = 10
 SECONDS_TO_END = 600
 
 
@@ -37,10 +39,16 @@ def launch(folder, num_workers, *options):
 def read_losses(folder):
     """All losses of each step, in the order of the starts that computed them."""
     losses = {}
-    for line in (folder / "losses").read_text().splitlines():
+    *lines, _ = (folder / "losses").read_text().split("\n")  # the last one may be half written
+    for line in lines:
         step, loss = line.split()
         losses.setdefault(int(step), []).append(float(loss))
     return losses
+
+
+def read_steps(folder):
+    """The steps that were computed so far."""
+    return read_losses(folder) if (folder / "losses").exists() else {}
 
 
 def read_phase(folder, rank):
@@ -59,10 +67,22 @@ def wait_for_start(folder, launcher, restart):
     return True
 
 
-def kill_one(folder, num_workers, restart, longest_wait):
-    """Kill a random worker after a random time; a description, or None if it had ended."""
-    time.sleep(random.uniform(0, longest_wait))
+def progress(phase):
+    """How far a worker is that has noted this phase."""
+    return int(phase.split()[1]) if phase.startswith("step") else STARTING.get(phase, NUM_STEPS)
+
+
+def kill_one(folder, launcher, num_workers, restart):
+    """Kill a random worker in a random phase; a description, or None if it had ended."""
     rank = random.randrange(num_workers)
+    # Continue for a few steps on average, and begin at any phase of the start.
+    first = max((step for step in read_steps(folder)), default=-1)
+    target = random.choice([*STARTING.values(), *range(first, min(first + 15, NUM_STEPS))])
+    while (found := read_phase(folder, rank))["restart"] == restart and progress(found["phase"]) < target:
+        if launcher.poll() is not None:
+            return None
+        time.sleep(0.01)
+    time.sleep(random.uniform(0, LONGEST_PAUSE))
     found = read_phase(folder, rank)
     if found["restart"] != restart:
         return None  # not started, or left out
@@ -90,14 +110,14 @@ def end(launcher, folder):
     assert status == 0, f"launch returned {status}:\n{(folder / 'output').read_text()[-8000:]}"
 
 
-def disturbed_run(folder, num_workers, longest_wait, options, resize):
+def disturbed_run(folder, num_workers, options, resize):
     """One run, killed several times; the descriptions of the kills."""
     launcher, kills = launch(folder, num_workers, "--max-restarts", "1000", *options), []
     restart = 0
     while restart < KILLS_PER_RUN and wait_for_start(folder, launcher, restart):
         if resize and restart == KILLS_PER_RUN - 1:
             (folder / "logs/workers").write_text(f"{num_workers}\n")  # back to all of them
-        if (kill := kill_one(folder, num_workers, restart, longest_wait)) is not None:
+        if (kill := kill_one(folder, launcher, num_workers, restart)) is not None:
             kills.append(kill)
         restart = max(restart + (kill is not None), read_phase(folder, 0)["restart"])
         if launcher.poll() is not None:
@@ -126,7 +146,7 @@ def main():
         while total < arguments.restarts:
             folder = Path(parent, f"run_{run}")
             folder.mkdir()
-            kills = disturbed_run(folder, arguments.workers, 0.8 * seconds, options, arguments.fewer)
+            kills = disturbed_run(folder, arguments.workers, options, arguments.fewer)
             losses = read_losses(folder)
             difference = largest_difference(losses, reference)
             repeated = sum(len(found) - 1 for found in losses.values())

@@ -24,7 +24,7 @@ _SECONDS_TO_LEAVE = 8.0  # for workers to notice by themselves that another has 
 _SECONDS_TO_TERMINATE = 5.0
 _SECONDS_FOR_OUTPUT = 2.0
 # How a worker ends because another has failed; it names the other one.
-_CONSEQUENCE = re.compile(r"^replicax\.errors\.Worker(Failed|Lost|Stuck|Left)Error: ", re.MULTILINE)
+_CONSEQUENCE = re.compile(r"^replicax\.errors\.Worker(Failed|Lost|Stuck|Left)Error: ")
 
 
 @final
@@ -150,9 +150,11 @@ class Attempt:
                 worker.kill() if number == signal.SIGKILL else worker.send(number)
 
     def _first_failure(self) -> Failure | None:
-        failures = [self._describe(worker) for worker in self._failed]
-        causes = [failure for failure in failures if not _CONSEQUENCE.search(failure.traceback)]
-        return next(iter(causes or failures), None)
+        causes = [worker for worker in self._failed if not self._failed_because_of_another(worker)]
+        return next(map(self._describe, causes or self._failed), None)
+
+    def _failed_because_of_another(self, worker: WorkerProcess) -> bool:
+        return any(map(_CONSEQUENCE.match, self._output.last_lines(worker.rank)))
 
     def _describe(self, worker: WorkerProcess) -> Failure:
         status, rank = worker.poll(), worker.rank
