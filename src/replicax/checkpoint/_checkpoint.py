@@ -20,6 +20,7 @@ import numpy as np
 
 from replicax._jax import is_transforming
 from replicax.checkpoint._background import Writer
+from replicax.checkpoint._cluster import meet
 from replicax.checkpoint._content import Content
 from replicax.checkpoint._entries import (
     FORMATS,
@@ -119,7 +120,9 @@ class Checkpoint:
         return self._save_into(Store(directory), first=0)
 
     def _save_into(self, store: Store, *, first: int) -> str:
-        step = store.next_step(first)
+        _require_outside("save")
+        next_step = store.next_step(first)
+        step = meet(store.path(next_step), next_step, is_given=False)
         Writer(store).write_now(step, self.content())
         return str(store.path(step))
 

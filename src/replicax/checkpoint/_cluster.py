@@ -13,22 +13,35 @@ from typing import Any
 
 import jax
 
-from replicax.cluster import exchange_between_processes
+from replicax._messages import user_line
+from replicax.cluster import Collective, exchange_between_processes
+from replicax.collectives import order_of_all
 from replicax.errors import CheckpointError
 from replicax.topology import prepare_cpu_pool
 
-__all__ = ["agree", "on_first_process"]
+__all__ = ["meet", "on_first_process"]
 
-_TIMEOUT_SECONDS = 3600.0
+_MEETING_SECONDS = 300.0
+_WRITING_SECONDS = 3600.0
 _num_exchanges: collections.Counter[str] = collections.Counter()
 
 
-def agree(directory: pathlib.Path, name: str) -> None:
-    """Wait until all processes are about to save the checkpoint `name`; raise if one saves another."""
-    names = _exchange(directory, name)
-    if any(other != name for other in names):
-        told = ", ".join(f"process {i} saves {other}" for i, other in enumerate(names))
-        raise CheckpointError(f"all processes must save the same checkpoint, but {told}")
+def meet(path: pathlib.Path, number: int, *, is_given: bool) -> int:
+    """Wait until all processes are about to save a checkpoint at `path`; returns its number.
+
+    Call this in the thread that trains, before the values are copied: that may need collectives. A number
+    that was not given is the first process's, since others may see files of a shared folder later.
+
+    Raises:
+        CollectiveMismatchError: a process goes on without saving, or saves another checkpoint.
+    """
+    prepare_cpu_pool()  # counting the processes may start JAX
+    if jax.process_count() == 1:
+        return number
+    name = str(path) if is_given else f"{str(path).removesuffix(str(number))}*"
+    saving = Collective("saving a checkpoint, which all processes must do together,", name, user_line())
+    with order_of_all().turn(saving, number, _MEETING_SECONDS) as numbers:
+        return numbers[0]
 
 
 def on_first_process(directory: pathlib.Path, action: Callable[[], None]) -> None:
@@ -48,11 +61,12 @@ def on_first_process(directory: pathlib.Path, action: Callable[[], None]) -> Non
 
 def _exchange(directory: pathlib.Path, message: Any) -> list[Any]:
     """The messages of all processes about the checkpoints in `directory`."""
-    prepare_cpu_pool()  # counting the processes may start JAX
     if jax.process_count() == 1:
         return [message]
     topic = f"replicax/checkpoint{directory}"
     number = _num_exchanges[topic]
     _num_exchanges[topic] += 1
     processes = range(jax.process_count())
-    return exchange_between_processes(processes, topic, number, message, lambda: False, _TIMEOUT_SECONDS)
+    return exchange_between_processes(
+        processes, topic, number, message, lambda: False, _WRITING_SECONDS, may_take_long=True
+    )

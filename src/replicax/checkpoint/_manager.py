@@ -14,6 +14,8 @@ from typing import Any, final
 
 from replicax.checkpoint._background import Writer, finish_at_exit
 from replicax.checkpoint._checkpoint import Checkpoint
+from replicax.checkpoint._cluster import meet
+from replicax.checkpoint._content import Content
 from replicax.checkpoint._status import RestoreStatus
 from replicax.checkpoint._store import Store
 from replicax.contexts import has_strategy, in_cross_replica_context
@@ -142,6 +144,7 @@ class CheckpointManager:
                     f"There is a checkpoint {self._store.path(number)} already. Checkpoints are never "
                     "overwritten: continue with later steps, or use another directory."
                 )
+            number = meet(self._store.path(number), number, is_given=step is not None)
             self._writer.write(number, self._checkpoint.content())
             if not self._asynchronous:
                 self._writer.wait()
@@ -167,20 +170,35 @@ class CheckpointManager:
             CheckpointError: there are checkpoints, but none can be read.
         """
         self._writer.wait()
-        failures = []
-        for step in reversed(self._store.steps()):
+        found = self._newest_readable()
+        if found is None:
+            return None
+        step, content = found
+        self._checkpoint.restore_content(content, str(self._store.path(step)))
+        return step
+
+    def _newest_readable(self) -> tuple[int, Content] | None:
+        """The newest checkpoint that can be read, with its number; None if there are no checkpoints."""
+        failures: dict[int, str] = {}
+        steps = self._store.steps()
+        while steps:
+            step = steps.pop()
             try:
                 content = self._store.load(step)
             except CheckpointError as error:
-                failures.append(str(error))
-                self._unreadable.add(step)
+                if self._store.path(step).is_dir():
+                    failures[step] = str(error)
+                else:  # another process has deleted it, and has newer ones
+                    steps = [step for step in self._store.steps() if step not in failures]
                 continue
+            self._unreadable |= failures.keys()
             if failures:
-                _logger.warning("%s Restoring the older checkpoint %d.", " ".join(failures), step)
-            self._checkpoint.restore_content(content, str(self._store.path(step)))
-            return step
+                problems = " ".join(failures.values())
+                _logger.warning("%s Restoring the older checkpoint %d.", problems, step)
+            return step, content
+        self._unreadable |= failures.keys()
         if failures:
-            raise CheckpointError(f"None of the checkpoints can be read. {' '.join(failures)}")
+            raise CheckpointError(f"None of the checkpoints can be read. {' '.join(failures.values())}")
         return None
 
     def wait(self) -> None:

@@ -17,7 +17,7 @@ from typing import final
 
 import jax
 
-from replicax.checkpoint._cluster import agree, on_first_process
+from replicax.checkpoint._cluster import on_first_process
 from replicax.checkpoint._content import Content, sealed, unsealed
 from replicax.checkpoint._orbax import has_document, read_document, read_items, write_items
 from replicax.checkpoint._writers import remove_abandoned, remove_checkpoint, working_folder
@@ -79,11 +79,10 @@ class Store:
     def save(self, step: int, content: Content) -> None:
         """Write a checkpoint, then delete those that are too old.
 
-        All processes of a cluster call this, and the first one writes.
+        All processes of a cluster call this, after `meet`, and the first one writes.
         """
         path = self.path(step)
         with _explained(f"The checkpoint {path} could not be written"):
-            agree(self.directory, path.name)
             on_first_process(self.directory, lambda: self._write(step, content))
 
     def _write(self, step: int, content: Content) -> None:

@@ -5,6 +5,7 @@ They need no collective, so any thread may exchange them and no order has to be 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -29,10 +30,13 @@ def exchange_between_processes(
     message: Any,
     cancelled: Callable[[], bool],
     timeout_seconds: float,
+    *,
+    may_take_long: bool = False,
 ) -> list[Any]:
     """Send `message` to all `processes` and return the messages of all of them, in order.
 
     Every process calls this with its own message. Messages are JSON; those of a topic are numbered from 0.
+    A process that others wait for is stuck after a while, unless it `may_take_long`.
 
     Raises:
         CollectiveTimeoutError: a message did not arrive in time, or before `cancelled()`.
@@ -72,7 +76,7 @@ def exchange_between_processes(
         return json.loads(mine)
 
     def wait(process: int) -> Any:
-        with waiting_for(process, topic):
+        with contextlib.nullcontext() if may_take_long else waiting_for(process, topic):
             return receive(process)
 
     received = [wait(process) for process in processes]

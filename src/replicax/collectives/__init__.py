@@ -18,7 +18,7 @@ from replicax.collectives._options import (
     CommunicationOptions,
     merge_options,
 )
-from replicax.collectives._order import Order, order_of, shapes_of
+from replicax.collectives._order import Order, order_of, order_of_all, shapes_of
 from replicax.collectives._programs import combine, map_each, spread
 from replicax.collectives._reductions import gather_leaves, reduce_leaves, reduce_leaves_over
 from replicax.collectives._timeout import await_result, collect_step_timeouts
@@ -49,6 +49,7 @@ __all__ = [
     "merge_options",
     "offer_early_sum",
     "order_of",
+    "order_of_all",
     "reduce_leaves",
     "reduce_leaves_over",
     "shapes_of",

@@ -30,7 +30,7 @@ from replicax.cluster import Collective, Entry, collective_log, exchange_between
 from replicax.errors import CollectiveMismatchError, ContextError
 from replicax.topology import ReplicaMesh
 
-__all__ = ["Order", "in_order", "order_of", "shapes_of"]
+__all__ = ["Order", "in_order", "order_of", "order_of_all", "shapes_of"]
 
 # How long a process waits for the others' collective: they may be compiling, or evaluating alone.
 _PATIENCE_SECONDS = 3600.0
@@ -86,7 +86,9 @@ class Order:
         self._release()
 
     @contextlib.contextmanager
-    def turn(self, collective: Collective, own: Any = None) -> Iterator[list[Any]]:
+    def turn(
+        self, collective: Collective, own: Any = None, timeout_seconds: float = _PATIENCE_SECONDS
+    ) -> Iterator[list[Any]]:
         """A turn in which every process passes `own`; gives the list of what all of them passed.
 
         Raises:
@@ -95,7 +97,7 @@ class Order:
         self._acquire()
         try:
             self._take_over()
-            received = self._exchange(collective, None, own)
+            received = self._exchange(collective, None, own, timeout_seconds)
             self._last = collective
             self.log.record(collective)
             yield received
@@ -134,7 +136,13 @@ class Order:
             jax.block_until_ready(running)
         return True
 
-    def _exchange(self, collective: Collective, batch: int | None, own: Any) -> list[Any]:
+    def _exchange(
+        self,
+        collective: Collective,
+        batch: int | None,
+        own: Any,
+        timeout_seconds: float = _PATIENCE_SECONDS,
+    ) -> list[Any]:
         seq = self.log.seq + 1
         message = [seq, collective.kind, collective.values, collective.line, batch, own]
         number, self._num_meetings = self._num_meetings, self._num_meetings + 1
@@ -142,7 +150,7 @@ class Order:
         try:
             with self.log.phase("checking"):
                 received = exchange_between_processes(
-                    self.processes, self._topic, number, message, lambda: False, _PATIENCE_SECONDS
+                    self.processes, self._topic, number, message, lambda: False, timeout_seconds
                 )
         finally:
             self.log.pending = None
@@ -191,6 +199,11 @@ def _differing(values: list[list[str]]) -> list[str]:
 @functools.cache
 def _order(processes: tuple[int, ...]) -> Order:
     return Order(processes)
+
+
+def order_of_all() -> Order:
+    """The order of collectives between all processes of the cluster."""
+    return _order(tuple(range(jax.process_count())))
 
 
 def order_of(mesh: ReplicaMesh) -> Order:
