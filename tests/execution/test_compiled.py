@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import replicax as rx
@@ -277,3 +278,50 @@ def test_an_object_that_jax_does_not_look_into_is_not_returned_with_traced_array
     assert [int(loss) for loss in strategy.local_results(losses)] == list(
         range(strategy.num_replicas_in_sync)
     )
+
+
+@pytest.fixture
+def compilations():
+    """The programs that XLA has compiled, or read from the cache, since the test has begun."""
+    events = []
+
+    def listen(event, seconds, **_):
+        if event == "/jax/core/compile/backend_compile_duration":
+            events.append(seconds)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield events
+    jax.monitoring.unregister_event_duration_listener(listen)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        rx.get_strategy,
+        lambda: rx.OneDeviceStrategy("CPU:0"),
+        lambda: rx.MirroredStrategy(["CPU:0"]),
+        lambda: rx.MirroredStrategy(["CPU:0", "CPU:1"]),
+        lambda: rx.CentralStorageStrategy(["CPU:0", "CPU:1"], "CPU:0"),
+        lambda: rx.ShardedStrategy(["CPU:0", "CPU:1"], min_shard_bytes=1),
+    ],
+    ids=["default", "one_device", "mirrored_1", "mirrored_2", "central", "sharded_2"],
+)
+def test_a_training_step_is_compiled_once(make, compilations):
+    strategy = make()
+    with strategy.scope():
+        w = rx.Variable(np.ones((4, 2), np.float32))
+        optimizer = rx.Optimizer(optax.adam(0.1))
+    optimizer.build([w])
+
+    @rx.function
+    def step(x):
+        losses = strategy.run(lambda x: optimizer.minimize(lambda: jnp.mean((x @ w) ** 2), [w]), args=(x,))
+        return strategy.reduce("MEAN", losses, axis=None)
+
+    batches = list(strategy.distribute_dataset(rx.from_arrays(np.ones((24, 4), np.float32)).batch(8)))
+    counts = []
+    for batch in batches:
+        before = len(compilations)
+        step(batch)
+        counts.append(len(compilations) - before)
+    assert counts[1:] == [0, 0]

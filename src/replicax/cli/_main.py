@@ -106,9 +106,11 @@ def _parser() -> argparse.ArgumentParser:
 def _version() -> str:
     import jax
 
-    return (
-        f"replicax {metadata.version('replicax')} (jax {jax.__version__}, Python {sys.version.split()[0]})"
-    )
+    try:
+        version = metadata.version("replicax")
+    except metadata.PackageNotFoundError:
+        version = "(not installed)"
+    return f"replicax {version} (jax {jax.__version__}, Python {sys.version.split()[0]})"
 
 
 def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -194,7 +194,7 @@ class ReplicaMesh:
 
     def replicate(self, value: Any) -> jax.Array:
         """`value` on every device. All processes must pass the same value."""
-        if isinstance(value, jax.Array) and value.sharding == self.replicated:
+        if isinstance(value, jax.Array) and value.committed and value.sharding == self.replicated:
             return value
         if self.is_local or (isinstance(value, jax.Array) and not value.is_fully_addressable):
             return jax.device_put(value, self.replicated)
@@ -202,7 +202,7 @@ class ReplicaMesh:
 
     def put(self, value: Any, sharding: Sharding) -> jax.Array:
         """`value` with a sharding on this mesh. All processes must pass the same value."""
-        if isinstance(value, jax.Array) and value.sharding == sharding:
+        if isinstance(value, jax.Array) and value.committed and value.sharding == sharding:
             return value
         if self.is_local or (isinstance(value, jax.Array) and not value.is_fully_addressable):
             return jax.device_put(value, sharding)
