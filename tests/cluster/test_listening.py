@@ -9,7 +9,8 @@ import pytest
 
 import replicax as rx
 from replicax import testing
-from replicax.cluster._listening import own_host
+from replicax.cluster._listening import own_host, refuse_encryption_settings
+from replicax.errors import ClusterError
 
 
 def listening_addresses():
@@ -81,3 +82,14 @@ def test_a_name_that_is_a_loopback_address_only_here_is_left_to_jax(monkeypatch)
     answer = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 0))]
     monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: answer)
     assert own_host("host0:2222") is None
+
+
+def test_settings_for_encryption_are_not_ignored(monkeypatch):
+    refuse_encryption_settings()
+    monkeypatch.setenv("JAX_DISTRIBUTED_VERIFY_SECURE_CREDENTIALS", "false")
+    refuse_encryption_settings()
+    monkeypatch.setenv("JAX_MTLS_CERT_FILE", "/etc/certificate.pem")
+    with pytest.raises(
+        ClusterError, match=r"JAX_MTLS_CERT_FILE is set.*`jax.distributed.initialize` yourself"
+    ):
+        refuse_encryption_settings()

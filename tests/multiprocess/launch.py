@@ -1,17 +1,14 @@
-"""Starts one program in several processes that form a JAX cluster on this machine.
+"""Starts one program in several processes that form a JAX cluster on this machine, with `replicax.testing`.
 
-Each process runs `python program.py`. The coordinator's address, the number of processes and the
-process's own number are in the environment, where `join_cluster` reads them. If a process fails or the
-time is up, all are killed, and the error shows what each of them printed.
+Each process runs `program.py` as a script. The coordinator's address, the number of processes and the
+process's own number are in the environment, where `join_cluster` reads them. If a process fails or the time
+is up, all are killed, and the error shows what each of them printed.
 """
 
-import contextlib
+import json
 import os
-import socket
-import subprocess
+import runpy
 import sys
-import tempfile
-import time
 from pathlib import Path
 
 _VARIABLES = ("REPLICAX_TEST_COORDINATOR", "REPLICAX_TEST_PROCESSES", "REPLICAX_TEST_PROCESS")
@@ -35,57 +32,22 @@ def launch(program, num_processes=2, timeout=240):
     Raises:
         AssertionError: a process failed, or not all were done after `timeout` seconds.
     """
-    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        outputs = [Path(folder, f"process_{i}") for i in range(num_processes)]
-        files = [stack.enter_context(path.open("w")) for path in outputs]
-        coordinator = f"localhost:{_free_port()}"
-        processes = [
-            subprocess.Popen(
-                [sys.executable, str(program)],
-                env=_environment(coordinator, num_processes, i),
-                stdout=file,
-                stderr=subprocess.STDOUT,
-            )
-            for i, file in enumerate(files)
-        ]
-        try:
-            problem = _wait(processes, time.monotonic() + timeout)
-        finally:
-            for process in processes:
-                process.kill()
-                process.wait()
-        printed = [path.read_text() for path in outputs]
-        assert problem is None, "\n".join([problem, *map(_titled, range(num_processes), printed)])
-        return printed
+    from replicax import testing
+
+    with testing.start(run_program, (str(program),), num_workers=num_processes) as workers:
+        outcomes = workers.wait(timeout, grace_seconds=0)
+    failed = [outcome for outcome in outcomes if outcome.failed]
+    printed = [f"---- process {outcome.rank} printed:\n{outcome.output[-6000:]}" for outcome in outcomes]
+    assert not failed, "\n".join([*map(str, failed), *printed])
+    return [outcome.output for outcome in outcomes]
 
 
-def _environment(coordinator, num_processes, process):
-    from tests import environment  # the programs import this module without `tests`
-
-    mine = dict(zip(_VARIABLES, (coordinator, str(num_processes), str(process)), strict=True))
-    return environment.of_programs(JAX_PLATFORMS="cpu", PYTHONUNBUFFERED="1", **mine)
-
-
-def _free_port():
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        return probe.getsockname()[1]
-
-
-def _wait(processes, deadline):
-    """None once all processes have succeeded; otherwise what went wrong, as soon as it is known."""
-    while True:
-        codes = [process.poll() for process in processes]
-        for i, code in enumerate(codes):
-            if code:
-                return f"process {i} failed with exit status {code}"
-        if None not in codes:
-            return None
-        if time.monotonic() > deadline:
-            late = [i for i, code in enumerate(codes) if code is None]
-            return f"out of time; still running: {late}"
-        time.sleep(0.02)
-
-
-def _titled(process, printed):
-    return f"---- process {process} printed:\n{printed[-6000:]}"
+def run_program(program):
+    """Run the program as a script that was started without a cluster in the environment."""
+    config = json.loads(os.environ.pop("TF_CONFIG"))
+    workers, process = config["cluster"]["worker"], config["task"]["index"]
+    os.environ.update(zip(_VARIABLES, (workers[0], str(len(workers)), str(process)), strict=True))
+    del os.environ["JAX_NUM_CPU_DEVICES"]
+    sys.argv[:] = [program]
+    sys.path.insert(0, str(Path(program).parent))
+    runpy.run_path(program, run_name="__main__")

@@ -15,7 +15,7 @@ import jax
 
 from replicax._jax import backends_are_initialized, connect_to_service
 from replicax.cluster._coordinator import Meeting, start_coordinator, stop_coordinator
-from replicax.cluster._listening import listen_at_own_address
+from replicax.cluster._listening import listen_at_own_address, refuse_encryption_settings
 from replicax.cluster._notices import leave_sigterm_alone
 from replicax.cluster._options import ClusterOptions
 from replicax.cluster._resolver import ClusterResolver
@@ -118,6 +118,7 @@ def join_cluster(place: Place | None, options: ClusterOptions | None = None) -> 
     elif place is not None and len(place.tasks) > 1:
         _refuse_started_backend(place)
         _prepare_cpu_collectives()
+        refuse_encryption_settings()
         listen_at_own_address(place.own.address)
         _join(place, ClusterOptions() if options is None else options)
 

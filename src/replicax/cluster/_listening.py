@@ -10,17 +10,40 @@ coordinator follows the same rules (`_coordinator_main.py`).
 from __future__ import annotations
 
 import ipaddress
+import os
 import socket
 
-from replicax._jax import use_gloo_at
+import jax
 
-__all__ = ["listen_at_own_address", "own_host"]
+from replicax._jax import use_gloo_at
+from replicax.errors import ClusterError
+
+__all__ = ["listen_at_own_address", "own_host", "refuse_encryption_settings"]
+
+_ENCRYPTION_SETTINGS = (
+    "jax_mtls_cert_file",
+    "jax_mtls_key_file",
+    "jax_mtls_ca_file",
+    "jax_distributed_verify_secure_credentials",
+)
 
 
 def listen_at_own_address(address: str) -> None:
     """Let this process, whose task has this address, listen there for the collectives of CPU devices."""
     if (host := own_host(address)) is not None:
         use_gloo_at(host)
+
+
+def refuse_encryption_settings() -> None:
+    """Raise if the user asked JAX to encrypt its coordination service, which the strategy would not do."""
+    for name in _ENCRYPTION_SETTINGS:
+        value = jax.config.values.get(name) or os.environ.get(name.upper(), "")
+        if str(value).lower() not in ("", "0", "false", "none"):
+            raise ClusterError(
+                f"{name.upper()} is set, but the coordinator that a strategy starts is not encrypted. Call "
+                "`jax.distributed.initialize` yourself before you make the strategy: JAX then encrypts its "
+                "coordination service, and the strategy uses those processes."
+            )
 
 
 def own_host(address: str) -> str | None:

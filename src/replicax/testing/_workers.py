@@ -65,9 +65,7 @@ class Workers:
 
     def _start_processes(self, devices_per_worker: int, environment: Mapping[str, str]) -> None:
         addresses = local_addresses(len(self._files))
-        # The devices of this process are not those of the workers, nor are its flags.
-        inherited = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-        inherited["JAX_PLATFORMS"] = "cpu"
+        inherited = dict(os.environ) | {"JAX_PLATFORMS": "cpu"}
         for files in self._files:
             own = worker_environment(inherited, addresses, files.rank, Devices((), devices_per_worker))
             command = [
