@@ -9,7 +9,12 @@ from typing import final
 
 import jax
 
-from replicax.errors import ClusterTimeoutError, CollectiveMismatchError, CollectiveTimeoutError
+from replicax.errors import (
+    ClusterTimeoutError,
+    CollectiveMismatchError,
+    CollectiveTimeoutError,
+    WorkerFailedError,
+)
 
 __all__ = ["Failure", "Raised", "choose_cause"]
 
@@ -19,6 +24,7 @@ _CONSEQUENCES = (
     ClusterTimeoutError,
     CollectiveMismatchError,
     CollectiveTimeoutError,
+    WorkerFailedError,
 )
 
 
