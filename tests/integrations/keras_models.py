@@ -19,12 +19,13 @@ def strategy_of_kind(kind):
     return rx.MirroredStrategy([f"CPU:{i}" for i in range(kind)])
 
 
-def make_model(kind="mlp", optimizer="sgd", **options):
-    keras.utils.set_random_seed(0)
+def make_model(kind="mlp", optimizer="sgd", seed=0, **options):
+    keras.utils.set_random_seed(seed)
     layers = {
         "mlp": [],
         "bn": [keras.layers.BatchNormalization(momentum=0.7)],
         "dropout": [keras.layers.Dropout(0.5, seed=3)],
+        "large": [keras.layers.Dense(512, activation="tanh") for _ in range(2)],  # about a megabyte
     }
     model = keras.Sequential(
         [keras.Input((4,)), keras.layers.Dense(5, activation="relu"), *layers[kind], keras.layers.Dense(1)]

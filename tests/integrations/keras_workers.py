@@ -1,25 +1,24 @@
-"""The program that every worker runs; see `test_keras_workers.py`."""
-
-import json
+"""What every worker runs; see `test_keras_workers.py`."""
 
 
-def main():
-    from tests.multiprocess.launch import join_cluster
+def train(kinds):
+    """Train a model of each kind, with its optimizer; returns what each of them comes to."""
+    import os
 
-    join_cluster(1)
+    os.environ["KERAS_BACKEND"] = "jax"
 
     from tests.integrations.keras_models import fit, make_model, report, weights_of
 
     import replicax as rx
     import replicax.integrations.keras
+    from replicax import testing
 
-    with rx.MultiWorkerMirroredStrategy().scope():
-        model = make_model("mlp", "sgd")
-    history = fit(model)
-    evaluated, predicted = report(model)
-    found = [[history["loss"], evaluated], predicted.tolist(), [w.tolist() for w in weights_of(model)]]
-    print("found", json.dumps(found))
-
-
-if __name__ == "__main__":
-    main()
+    strategy = rx.MultiWorkerMirroredStrategy()
+    found = []
+    for kind, optimizer in kinds:
+        with strategy.scope():
+            model = make_model(kind, optimizer, seed=testing.rank())  # the weights of rank 0 count
+        history = fit(model)["loss"]
+        evaluated, predicted = report(model)
+        found.append((history, evaluated, predicted, weights_of(model)))
+    return found

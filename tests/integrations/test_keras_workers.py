@@ -1,24 +1,31 @@
-"""`fit`, `evaluate` and `predict` in two processes give the numbers of one device."""
-
-import json
-from pathlib import Path
+"""`fit`, `evaluate` and `predict` in several processes give the numbers of one device."""
 
 import pytest
 
 pytest.importorskip("keras")
 
-from tests.multiprocess.launch import launch
+from tests.integrations.keras_workers import train
+
+from replicax import testing
 
 from .keras_models import assert_same, one_device, one_device_history, one_device_report
 
+KINDS = [("mlp", "sgd"), ("mlp", "adam"), ("large", "sgd")]
+QUICK = {"XLA_FLAGS": "--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0"}
 
-def test_two_workers(monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-    printed = launch(Path(__file__).with_name("keras_workers.py"), num_processes=2)
-    evaluated, predicted = one_device_report("mlp", "sgd")
-    for text in printed:
-        line = next(line for line in text.splitlines() if line.startswith("found "))
-        scalars, predictions, weights = json.loads(line.removeprefix("found "))
-        assert_same(scalars, [one_device_history("mlp", "sgd")["loss"], evaluated])
-        assert_same(predictions, predicted)
-        assert_same(weights, one_device("mlp", "sgd"))
+
+@pytest.mark.parametrize(
+    ("workers", "devices"),
+    [(2, 1), pytest.param(2, 2, marks=pytest.mark.long), pytest.param(3, 1, marks=pytest.mark.long)],
+)
+def test_workers(workers, devices, subtests):
+    results = testing.run(
+        train, (KINDS,), num_workers=workers, devices_per_worker=devices, environment=QUICK
+    )
+    for (kind, optimizer), *found in zip(KINDS, *results, strict=True):
+        with subtests.test(f"{kind} {optimizer}"):
+            evaluated, predicted = one_device_report(kind, optimizer)
+            for history, ours, predictions, weights in found:
+                assert_same([history, ours], [one_device_history(kind, optimizer)["loss"], evaluated])
+                assert_same(predictions, predicted)
+                assert_same(weights, one_device(kind, optimizer))

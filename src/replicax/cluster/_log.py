@@ -20,7 +20,8 @@ from typing import Any, NamedTuple, final
 
 __all__ = ["Collective", "CollectiveLog", "Entry", "State", "collective_log"]
 
-_LENGTH = 1024  # a power of two
+_LENGTH = 1024
+_LONGEST = 160  # characters of `Collective.values` in its description
 
 
 @final
