@@ -80,6 +80,7 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/checkpoint.py
 	$(BIN)/python benchmarks/nnx.py
 	$(BIN)/python benchmarks/imports.py
+	$(BIN)/python benchmarks/watchdog.py
 
 # The folder docs/ exists, so make must be told that this target is not a file.
 .PHONY: docs

@@ -10,7 +10,7 @@ import numpy as np
 
 import replicax as rx
 from replicax import testing
-from replicax.cluster import ClusterOptions, Collective, collective_log
+from replicax.cluster import ClusterOptions
 
 KINDS = ("raise", "interrupt", "exit", "kill", "stop", "sleep")
 MOMENTS = ("start", "compilation", "step", "input", "checkpoint", "shutdown")
@@ -76,7 +76,6 @@ def train(kind, rank, moment, seconds, folder):
 
     for step, batch in enumerate(strategy.distribute_dataset(rows)):
         now("step", step)
-        collective_log().record(Collective("step", "", "failing.py:1"))
         loss = train_step(batch)
         if step == BAD_STEP:
             now("checkpoint")

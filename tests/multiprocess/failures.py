@@ -2,17 +2,22 @@
 
     python -m tests.multiprocess.failures
     python -m tests.multiprocess.failures --workers 2 --kinds kill raise --moments step --seconds 10
+    python -m tests.multiprocess.failures --moments step --peers PYTHON
 
-prints a table: one line for each kind of failure and moment, one column for each number of workers and
-rank that fails. A figure is the time from the failure to the end of the last worker; `!` follows it if a
+The table has one line for each kind of failure and moment, one column for each number of workers and rank
+that fails. A figure is the time from the failure to the end of the last worker; `!` follows it if a
 worker has not named the one that failed, or a process was left behind, and `late` if the target was
-missed.
+missed. `--peers` adds PyTorch's DistributedDataParallel under torchrun, for failures in a step, with a
+Python that has torch; a figure is the time until torchrun ends.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import itertools
 import os
+import signal
+import subprocess
 import tempfile
 import time
 import uuid
@@ -46,11 +51,13 @@ class Result:
 
     @property
     def is_named(self):
-        """Whether all others have said who failed; after the work, whether they have ended well."""
-        if self.moment == "shutdown":
-            return all(self.statuses[rank] == 0 for rank in self.others)
+        """Whether all others have said who failed; those that had done their work may end well."""
         name = f"worker {self.rank} (" if self.moment == "start" else f"rank {self.rank} ("
-        return all(name in last_error(self.outputs[rank]) for rank in self.others)
+        return all(
+            name in last_error(self.outputs[rank])
+            or (self.moment == "shutdown" and self.statuses[rank] == 0)
+            for rank in self.others
+        )
 
     def target(self, limit):
         """How long it may take if the limit for waiting is this."""
@@ -79,6 +86,28 @@ def measure(kind, rank, moment, num_workers, limit):
         statuses = [outcome.status for outcome in workers.wait(0.0)]
     seconds = max(ends.values(), default=float("inf")) - _time_of_fault(outputs[rank])
     return Result(kind, rank, moment, seconds, outputs, statuses, left_behind)
+
+
+def measure_torch(python, kind, rank, num_workers, limit):
+    """The seconds from the failure of a worker of PyTorch to the end of torchrun."""
+    program = Path(__file__).with_name("failing_torch.py")
+    command = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_workers)]
+    process = subprocess.Popen(
+        [*command, str(program), kind, str(rank), str(limit)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+    )
+    try:
+        output, _ = process.communicate(timeout=_LIMIT_SECONDS)
+        return time.time() - _time_of_fault(output)
+    except subprocess.TimeoutExpired:
+        return float("inf")
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def _wait(workers, num_workers, num_ends):
@@ -127,13 +156,14 @@ def main():
     parser.add_argument("--kinds", nargs="+", default=KINDS, choices=KINDS)
     parser.add_argument("--moments", nargs="+", default=MOMENTS, choices=MOMENTS)
     parser.add_argument("--seconds", type=float, default=10.0, help="the limit for starting and waiting")
+    parser.add_argument("--peers", metavar="PYTHON", help="also PyTorch, with this Python that has torch")
     parser.add_argument("--show", action="store_true", help="what the workers printed")
     arguments = parser.parse_args()
     columns = [(n, rank) for n in arguments.workers for rank in range(n)]
-    print(
-        "| failure | moment | " + " | ".join(f"rank {rank} of {n}" for n, rank in columns) + " | target |"
-    )
-    print("| --- " * (len(columns) + 3) + "|")
+    titles = [f"rank {rank} of {n}" for n, rank in columns]
+    titles += [f"torchrun, {title}" for title in titles] if arguments.peers else []
+    print("| failure | moment | " + " | ".join(titles) + " | target |")
+    print("| --- " * (len(titles) + 3) + "|")
     for kind, moment in itertools.product(arguments.kinds, arguments.moments):
         print(f"| {kind} | {moment} ", end="", flush=True)
         for num_workers, rank in columns:
@@ -141,6 +171,11 @@ def main():
             print(f"| {_cell(result, arguments.seconds)} ", end="", flush=True)
             if arguments.show:
                 print(*result.left_behind, *result.outputs, sep="\n----\n")
+        for num_workers, rank in columns if arguments.peers else ():
+            seconds = float("nan")
+            if moment == "step":
+                seconds = measure_torch(arguments.peers, kind, rank, num_workers, arguments.seconds)
+            print(f"| {seconds:.1f} ", end="", flush=True)
         print(f"| {result.target(arguments.seconds):g} |", flush=True)
 
 

@@ -23,8 +23,6 @@ __all__ = ["Judge", "Verdict"]
 
 # A worker that loses its connection to a dead one fails too, sometimes before the death is noticed.
 _CONSEQUENCE_SECONDS = 1.0
-# A worker may start a collective just before it learns that another one has ended.
-_LEFT_SECONDS = 0.5
 # Reports are not simultaneous, so a difference in what is about to start must last.
 _PENDING_SECONDS = 0.5
 # How long to wait for the stacks of the workers.
@@ -201,7 +199,7 @@ class Judge:
 
     def _left(self, now: float) -> Verdict | None:
         for worker in self._workers:
-            if worker.gone == "left" and now - worker.gone_at >= _LEFT_SECONDS:
+            if worker.gone == "left":
                 for other, what in self._waiting_for(worker):
                     return _verdict_of_left(worker, f"{other} waits for it in {what}")
         return None

@@ -11,7 +11,7 @@ import zlib
 from collections import deque
 from typing import Any, final
 
-from replicax.cluster._log import CollectiveLog
+from replicax.cluster._log import CollectiveLog, Entry
 
 __all__ = ["Progress"]
 
@@ -19,6 +19,8 @@ _STRIDE = 64
 _NUM_MARKS = 16
 _NUM_LAST = 16
 _MOST = 1024  # the log has no more
+
+_Mark = tuple[Entry, int | None]
 
 
 @final
@@ -29,26 +31,29 @@ class Progress:
         """Follow `log` from its beginning."""
         self._log, self._seen = log, 0
         self._digest: int | None = 0
-        self._marks: deque[list[Any]] = deque(maxlen=_NUM_MARKS)
-        self._last: deque[list[Any]] = deque(maxlen=_NUM_LAST)
+        self._marks: deque[_Mark] = deque(maxlen=_NUM_MARKS)
+        self._last: deque[_Mark] = deque(maxlen=_NUM_LAST)
 
     def report(self) -> list[list[Any]]:
         """Some collectives: number, fingerprint, description, batch, and the digest up to it or None."""
-        for seq, collective, batch in self._log.recent(min(_MOST, self._log.seq - self._seen)):
+        for entry in self._log.recent(min(_MOST, self._log.seq - self._seen)):
+            seq, collective, batch = entry
             if seq != self._seen + 1:
                 self._digest = None  # too many since the last report: the log has forgotten some
             self._seen = seq
             if self._digest is not None:
                 self._digest = zlib.crc32(collective.fingerprint.encode(), self._digest)
-            entry = [seq, collective.fingerprint, str(collective), batch, self._digest]
-            self._last.append(entry)
+            self._last.append((entry, self._digest))
             if seq % _STRIDE == 0:
-                self._marks.append(entry)
-        return [*self._marks, *self._last]
+                self._marks.append((entry, self._digest))
+        return [_shown(*mark) for mark in (*self._marks, *self._last)]
 
     def pending(self) -> list[Any] | None:
         """The collective that is about to start, like an entry of `report`, and since when it is."""
         entry, since = self._log.pending, self._log.state.since
-        if entry is None:
-            return None
-        return [entry.seq, entry.collective.fingerprint, str(entry.collective), entry.batch, None, since]
+        return None if entry is None else [*_shown(entry, None), since]
+
+
+def _shown(entry: Entry, digest: int | None) -> list[Any]:
+    seq, collective, batch = entry
+    return [seq, collective.fingerprint, str(collective), batch, digest]

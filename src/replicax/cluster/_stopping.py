@@ -77,6 +77,11 @@ class Stopper:
         if not self._raised.wait(_RAISE_SECONDS) and not self.is_failing:
             self._end(BLOCKED_STATUS)
 
+    def await_cause(self, error: BaseException) -> None:
+        """Wait a moment for the failure that has caused `error`, if it may have one: it is raised here."""
+        if not self.is_failing and _may_be_caused_by_another(error):
+            self._known.wait(_CAUSE_SECONDS)  # the signal of `interrupt` ends it
+
     def tick(self) -> None:
         """End a process that does not end by itself; called now and then in the watchdog's thread."""
         if self._end_at is not None and time.monotonic() > self._end_at:

@@ -23,9 +23,10 @@ from replicax.cluster._stacks import all_stacks, is_inside, main_frame, user_lin
 from replicax.cluster._stopping import Stopper
 from replicax.cluster._wire import Connection
 
-__all__ = ["Watchdog", "raise_failure", "waiting_for", "watch"]
+__all__ = ["PERIOD_SECONDS", "Watchdog", "await_cause", "raise_failure", "waiting_for", "watch"]
 
-_PERIOD_SECONDS = 0.25
+PERIOD_SECONDS = 0.25
+"""How often progress is reported."""
 
 _watchdog: Watchdog | None = None
 
@@ -41,6 +42,12 @@ def raise_failure() -> None:
     """Raise the error of another worker in this thread, if one has failed."""
     if _watchdog is not None and (error := _watchdog.error) is not None:
         raise copy.copy(error)
+
+
+def await_cause(error: BaseException) -> None:
+    """Raise the failure of another worker if it has caused `error`, a failure to communicate, here."""
+    if _watchdog is not None and threading.current_thread() is threading.main_thread():
+        _watchdog.await_cause(error)
 
 
 @contextlib.contextmanager
@@ -78,6 +85,10 @@ class Watchdog:
         """The failure of another worker."""
         return self._stopper.error
 
+    def await_cause(self, error: BaseException) -> None:
+        """See the function of this name."""
+        self._stopper.await_cause(error)
+
     @contextlib.contextmanager
     def waiting_for(self, process: int, what: str) -> Iterator[None]:
         """See the function of this name."""
@@ -92,9 +103,9 @@ class Watchdog:
 
     def _run(self) -> None:
         while True:
-            self._connection.send(self._progress())
+            self.report_once()
             try:
-                messages = self._connection.receive(_PERIOD_SECONDS)
+                messages = self._connection.receive(PERIOD_SECONDS)
             except ValueError:
                 messages = None
             if messages is None:
@@ -104,9 +115,10 @@ class Watchdog:
                 self._take(message)
             self._check_stopping()
 
-    def _progress(self) -> dict[str, Any]:
+    def report_once(self) -> None:
+        """Send the progress of this process to the hub."""
         frame = main_frame()
-        return {
+        message = {
             "kind": "progress",
             "step": collective_log().seq,
             "state": "checkpoint" if is_inside(frame, "checkpoint") else collective_log().state.what,
@@ -115,6 +127,7 @@ class Watchdog:
             "pending": self._collectives.pending(),
             "waits_for": self._waits_of_program(frame),
         }
+        self._connection.send(message)
 
     def _waits_of_program(self, frame: Any) -> dict[str, Any] | None:
         """The message that the program waits for: in its main thread, or in a thread that it waits for."""
@@ -166,7 +179,7 @@ class Watchdog:
 
     def _watch_stopping(self) -> None:
         while True:
-            time.sleep(_PERIOD_SECONDS)
+            time.sleep(PERIOD_SECONDS)
             self._check_stopping()
 
     def _report_failure(self, failure: dict[str, Any]) -> None:
