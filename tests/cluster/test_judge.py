@@ -103,10 +103,12 @@ def test_a_worker_that_ends_is_fine_unless_another_one_waits_for_it():
 
 def test_a_worker_that_ends_while_another_waits_for_its_message_is_told():
     cluster = Cluster(2)
-    cluster.waits[0] = {"rank": 1, "what": "devices"}
+    cluster.waits[0] = {"rank": 1, "what": "message 0 about devices"}
     cluster.send(1, "leaving", step=0)
     verdict = cluster.after(2)
-    assert verdict.error == "WorkerLeftError" and "an exchange about devices" in verdict.message
+    assert (
+        verdict.error == "WorkerLeftError" and "waits for it in message 0 about devices" in verdict.message
+    )
 
 
 def test_a_lost_connection_to_a_worker_that_has_ended_is_blamed_on_it():
@@ -123,6 +125,16 @@ def test_a_stopped_worker_is_stuck_also_while_it_saves():
     cluster.report()
     cluster.silent.add(1)
     assert cluster.after(STUCK + 10).rank == 1
+
+
+def test_a_message_that_was_sent_before_the_end_is_not_missed():
+    cluster = Cluster(2)
+    cluster.waits[0] = {"rank": 1, "what": "message 0 about devices"}
+    cluster.report()
+    cluster.send(1, "leaving", step=0)
+    assert cluster.judge.decide(cluster.now + 0.2) is None  # the last report is older than the end
+    cluster.waits[0] = None
+    assert cluster.after(100) is None
 
 
 def test_the_others_may_compute_for_long_after_one_has_ended():
@@ -226,11 +238,11 @@ def test_a_worker_that_catches_up_while_stacks_are_collected_is_not_stuck():
 
 def test_a_message_that_does_not_come_is_stuck_after_the_timeout():
     cluster = Cluster(2)
-    cluster.waits[0] = {"rank": 1, "what": "checkpoints"}
+    cluster.waits[0] = {"rank": 1, "what": "message 3 about checkpoints"}
     assert cluster.after(STUCK - 1) is None
     verdict = cluster.after(5)
     assert (verdict.error, verdict.rank) == ("WorkerStuckError", 1)
-    assert "an exchange about checkpoints" in verdict.message
+    assert "rank 0 (worker 0) in message 3 about checkpoints" in verdict.message
 
 
 def test_messages_that_come_one_after_the_other_are_not_stuck():

@@ -80,9 +80,11 @@ def measure(kind, rank, moment, num_workers, limit):
             train, (kind, rank, moment, limit, folder), num_workers=num_workers, environment={_GROUP: group}
         ) as workers,
     ):
-        ends = _wait(workers, num_workers, num_workers - (kind == "stop"))
+        # One that is stopped, or sleeps while nobody needs it, does not end.
+        stays = kind == "stop" or (kind == "sleep" and moment in ("start", "shutdown"))
+        ends = _wait(workers, num_workers, num_workers - stays)
         outputs = [workers.output(i) for i in range(num_workers)]
-        left_behind = [] if kind == "stop" else _processes_of(group, patience=3.0)
+        left_behind = [] if stays else _processes_of(group, patience=3.0)
         statuses = [outcome.status for outcome in workers.wait(0.0)]
     seconds = max(ends.values(), default=float("inf")) - _time_of_fault(outputs[rank])
     return Result(kind, rank, moment, seconds, outputs, statuses, left_behind)

@@ -33,6 +33,7 @@ from replicax.cluster._tpu import (
 )
 from replicax.cluster._union import UnionResolver
 from replicax.cluster._union import UnionResolver as UnionClusterResolver
+from replicax.cluster._watchdog import await_cause
 from replicax.cluster._workers import UNKNOWN_ADDRESS
 
 __all__ = [
@@ -63,6 +64,7 @@ __all__ = [
     "TorchrunClusterResolver",
     "UnionClusterResolver",
     "UnionResolver",
+    "await_cause",
     "collective_log",
     "connect_to_cluster",
     "detect_cluster",

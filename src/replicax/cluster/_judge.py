@@ -25,6 +25,8 @@ __all__ = ["Judge", "Verdict"]
 _CONSEQUENCE_SECONDS = 1.0
 # Reports are not simultaneous, so a difference in what is about to start must last.
 _PENDING_SECONDS = 0.5
+# The last messages of a worker that has ended arrive within this time.
+_MESSAGE_SECONDS = 0.5
 # How long to wait for the stacks of the workers.
 _STACKS_SECONDS = 2.0
 # States that may last for long, and for how long a worker that was in one may be silent.
@@ -76,6 +78,17 @@ class _Worker:
     def is_excused(self, now: float) -> bool:
         """Whether it does something that may take long."""
         return self.state in _PATIENT_STATES and now - self.heard < _SILENT_SECONDS
+
+    @property
+    def waits(self) -> str:
+        """The message that it waits for."""
+        return "" if self.waits_for is None else self.waits_for["what"]
+
+    def still_waits_for(self, other: _Worker) -> bool:
+        """Whether it waits for a message of the other, also since the other has gone."""
+        if self.waits_for is None or self.waits_for["rank"] != other.rank:
+            return False
+        return not other.gone or self.heard >= other.gone_at + _MESSAGE_SECONDS
 
     @property
     def place(self) -> str:
@@ -211,9 +224,8 @@ class Judge:
                 continue
             if other.step > worker.step:
                 yield other, other.place
-            elif other.waits_for is not None and other.waits_for["rank"] == worker.rank:
-                what = other.waits_for["what"]
-                yield other, f"an exchange about {what}" + (f", {other.line}" if other.line else "")
+            elif other.still_waits_for(worker):
+                yield other, f"{other.waits}, {other.line}"
 
     def _stuck(self, now: float) -> Verdict | None:
         worker = next((w for w in self._workers if self._has_been_late(w, now)), None)
@@ -232,9 +244,7 @@ class Judge:
         if worker.behind_since is not None and now - worker.behind_since >= self._stuck_seconds:
             return True
         return not (worker.gone or worker.is_excused(now)) and any(
-            other.waits_for is not None
-            and other.waits_for["rank"] == worker.rank
-            and now - other.waits_since >= self._stuck_seconds
+            other.still_waits_for(worker) and now - other.waits_since >= self._stuck_seconds
             for other in self._workers
         )
 

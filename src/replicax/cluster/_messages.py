@@ -76,7 +76,8 @@ def exchange_between_processes(
         return json.loads(mine)
 
     def wait(process: int) -> Any:
-        with contextlib.nullcontext() if may_take_long else waiting_for(process, topic):
+        waiting = waiting_for(process, f"message {number} about {topic}")
+        with contextlib.nullcontext() if may_take_long else waiting:
             return receive(process)
 
     received = [wait(process) for process in processes]

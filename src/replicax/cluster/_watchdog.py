@@ -45,7 +45,18 @@ def raise_failure() -> None:
 
 
 def await_cause(error: BaseException) -> None:
-    """Raise the failure of another worker if it has caused `error`, a failure to communicate, here."""
+    """Raise the failure of another worker if it has caused `error`, a failure to communicate, in this one.
+
+    When a worker dies, those that communicate with it fail too, sometimes before they can know why. This
+    waits for up to three seconds to learn it. Other errors return at once, and so does a process that is
+    not in a cluster.
+
+    >>> from replicax.cluster import await_cause
+    >>> try:
+    ...     raise ValueError("Gloo all-reduce failed: connection closed by peer")
+    ... except ValueError as error:
+    ...     await_cause(error)                  # raises WorkerLostError if another worker has died
+    """
     if _watchdog is not None and threading.current_thread() is threading.main_thread():
         _watchdog.await_cause(error)
 

@@ -26,7 +26,7 @@ from typing import Any, final
 import jax
 
 from replicax._messages import user_line
-from replicax.cluster import Collective, Entry, collective_log, exchange_between_processes
+from replicax.cluster import Collective, Entry, await_cause, collective_log, exchange_between_processes
 from replicax.errors import CollectiveMismatchError, ContextError
 from replicax.topology import ReplicaMesh
 
@@ -101,6 +101,9 @@ class Order:
             self._last = collective
             self.log.record(collective)
             yield received
+        except Exception as error:
+            await_cause(error)
+            raise
         finally:
             self._release()
 

@@ -16,7 +16,7 @@ import jax
 
 from replicax._jax import ArrayImpl, operations_of
 from replicax._messages import user_line
-from replicax.cluster import Collective
+from replicax.cluster import Collective, await_cause
 from replicax.collectives import order_of, shapes_of
 from replicax.topology import ReplicaMesh
 
@@ -78,6 +78,9 @@ class BetweenProcesses:
                 result = run(leaves)
                 running = result if type(result) is ArrayImpl else _some_array(result)
                 return result
+            except Exception as error:
+                await_cause(error)
+                raise
             finally:
                 order.end(running)
 
