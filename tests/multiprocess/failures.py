@@ -92,7 +92,7 @@ def measure(kind, rank, moment, num_workers, limit):
 
 def measure_torch(python, kind, rank, num_workers, limit):
     """The seconds from the failure of a worker of PyTorch to the end of torchrun."""
-    program = Path(__file__).with_name("failing_torch.py")
+    program = Path(__file__).parents[2] / "benchmarks" / "failing_torch.py"
     command = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_workers)]
     process = subprocess.Popen(
         [*command, str(program), kind, str(rank), str(limit)],

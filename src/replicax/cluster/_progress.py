@@ -37,7 +37,7 @@ class Progress:
     def report(self) -> list[list[Any]]:
         """Some collectives: number, fingerprint, description, batch, and the digest up to it or None."""
         for entry in self._log.recent(min(_MOST, self._log.seq - self._seen)):
-            seq, collective, batch = entry
+            seq, collective, _ = entry
             if seq != self._seen + 1:
                 self._digest = None  # too many since the last report: the log has forgotten some
             self._seen = seq

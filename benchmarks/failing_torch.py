@@ -1,6 +1,8 @@
-"""The program of `failing.py` for PyTorch's DistributedDataParallel, started by torchrun; fails in a step.
+"""A training program of PyTorch that fails in a step, for `python -m tests.multiprocess.failures --peers`.
 
-torchrun --nproc-per-node 2 failing_torch.py KIND RANK SECONDS
+    torchrun --nproc-per-node 2 failing_torch.py KIND RANK SECONDS
+
+It does what `tests/multiprocess/failing.py` does, with DistributedDataParallel.
 """
 
 import datetime
@@ -19,7 +21,7 @@ FAULT, NUM_STEPS, BAD_STEP = "fault at ", 30, 10
 
 
 def fail(kind):
-    """Fail in this way, as in `failing.py`, whose imports PyTorch's Python may not have."""
+    """Fail in this way, as in that program, whose imports PyTorch's Python may not have."""
     print(f"\n{FAULT}{time.time()}", flush=True)
     match kind:
         case "raise":
