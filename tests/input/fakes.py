@@ -76,27 +76,41 @@ class Aborted(Exception):
     """Another pipeline has failed."""
 
 
+Topic = tuple[int, str]
+
+
+class _Topics:
+    """Datasets are counted over the whole process; here each pipeline counts its own."""
+
+    def __init__(self) -> None:
+        self._datasets: dict[str, int] = {}
+
+    def number(self, topic: str) -> Topic:
+        """The number of the dataset, and of the pass."""
+        dataset, _, number = topic.rpartition("/")
+        return self._datasets.setdefault(dataset, len(self._datasets)), number
+
+
 class _Exchange:
     """Messages of all pipelines, which wait for each other."""
 
     def __init__(self, count: int) -> None:
         self._count = count
-        self._told: dict[tuple[int, int], dict[int, Any]] = {}
+        self._told: dict[tuple[Topic, int], dict[int, Any]] = {}
         self._condition = threading.Condition()
         self._aborted = False
 
     def of(self, pipeline_id: int) -> Callable[[str, int, Any, Callable[[], bool]], list[Any]]:
-        # Topics are counted over the whole process; here each pipeline counts its own.
-        topics: dict[str, int] = {}
+        topics = _Topics()
 
         def exchange(topic: str, number: int, message: Any, cancelled: Callable[[], bool]) -> list[Any]:
-            key = topics.setdefault(topic, len(topics)), number
+            key = topics.number(topic), number
             return self._meet(pipeline_id, key, json.loads(json.dumps(message)), cancelled)
 
         return exchange
 
     def _meet(
-        self, pipeline_id: int, key: tuple[int, int], message: Any, cancelled: Callable[[], bool]
+        self, pipeline_id: int, key: tuple[Topic, int], message: Any, cancelled: Callable[[], bool]
     ) -> list[Any]:
         with self._condition:
             told = self._told.setdefault(key, {})
@@ -120,20 +134,17 @@ class _Exchange:
 
 
 class _Board:
-    """What each pipeline has published, by topic; like `_Exchange`, each pipeline counts its own topics."""
+    """What each pipeline has published, by topic."""
 
-    def __init__(self, pipeline_id: int, messages: dict[tuple[int, int], str]) -> None:
+    def __init__(self, pipeline_id: int, messages: dict[tuple[Topic, int], str]) -> None:
         self._pipeline_id, self._messages = pipeline_id, messages
-        self._topics: dict[str, int] = {}
+        self._topics = _Topics()
 
     def put(self, topic: str, message: Any) -> None:
-        self._messages[self._number(topic), self._pipeline_id] = json.dumps(message)
+        self._messages[self._topics.number(topic), self._pipeline_id] = json.dumps(message)
 
     def get(self, topic: str, pipeline: int) -> Any:
-        return json.loads(self._messages.get((self._number(topic), pipeline), "null"))
-
-    def _number(self, topic: str) -> int:
-        return self._topics.setdefault(topic, len(self._topics))
+        return json.loads(self._messages.get((self._topics.number(topic), pipeline), "null"))
 
 
 class Pipelines:
@@ -145,7 +156,7 @@ class Pipelines:
         self.replicas = tuple(tuple(map(int, ids)) for ids in replicas or contiguous)
         self.num_replicas = sum(map(len, self.replicas))
         self._exchange = _Exchange(len(self.replicas))
-        self._published: dict[tuple[int, int], str] = {}
+        self._published: dict[tuple[Topic, int], str] = {}
         self.strategies = [self._strategy(i) for i in range(len(self.replicas))]
 
     def _strategy(self, index: int) -> Any:

@@ -636,5 +636,9 @@ def test_processes_that_read_different_batches_are_told(one, other, difference):
 
 def test_one_process_may_look_at_a_batch_alone():
     pipelines = Pipelines(1, 1)
-    datasets = pipelines.distribute(lambda: (np.arange(4) for _ in range(3)))
-    assert pipelines.strategies[0].local_results(next(iter(datasets[0])))[0].tolist() == [0, 1]
+    training = pipelines.distribute(lambda: rx.from_arrays(np.arange(12)).batch(4))
+    validation = pipelines.distribute(lambda: rx.from_arrays(np.arange(6.0)).batch(6))
+    with iter(training[0]) as batches:
+        assert pipelines.strategies[0].local_results(next(batches))[0].tolist() == [0, 1]
+    assert len(pipelines.steps(training)) == 3
+    assert len(pipelines.steps(validation)) == 1  # not compared with the training data

@@ -95,30 +95,42 @@ def train(strategy, dataset, compiled):
     return [*numbers, float(metric.result()), *params["w"].numpy().ravel().tolist()], whole_batches
 
 
-def on_workers(modes):
+def on_workers(cases):
     """The numbers of each case, and the batches of all workers together."""
     strategy = rx.MultiWorkerMirroredStrategy()
     return {
-        (name, compiled): train(strategy, make(strategy), compiled)
-        for compiled in modes
-        for name, make in DATASETS.items()
+        (name, compiled): train(strategy, DATASETS[name](strategy), compiled) for name, compiled in cases
     }
 
 
-@pytest.mark.parametrize(("num_workers", "per_worker"), [(3, 1), (2, 2)], ids=["3x1", "2x2"])
-def test_partial_batches_give_the_numbers_of_one_device(num_workers, per_worker, subtests, tmp_path):
+COMPILED = [(name, True) for name in DATASETS]
+EAGER = [(name, False) for name in DATASETS]
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "per_worker", "cases"),
+    [
+        pytest.param(3, 1, [*COMPILED, ("FILE", False)], id="3x1"),
+        pytest.param(2, 2, [("remainders", True), ("remainders", False)], id="2x2"),
+        pytest.param(2, 1, COMPILED + EAGER, id="2x1, all", marks=pytest.mark.long),
+        pytest.param(2, 2, COMPILED + EAGER, id="2x2, all", marks=pytest.mark.long),
+        pytest.param(3, 1, COMPILED + EAGER, id="3x1, all", marks=pytest.mark.long),
+    ],
+)
+def test_partial_batches_give_the_numbers_of_one_device(num_workers, per_worker, cases, subtests, tmp_path):
     write_files(tmp_path)
     workers = testing.run(
         on_workers,
-        ([True],),
+        (cases,),
         num_workers=num_workers,
         devices_per_worker=per_worker,
         environment={"XLA_FLAGS": xla_flags(), FOLDER: str(tmp_path)},
         timeout_seconds=280,
     )
     one = rx.OneDeviceStrategy("CPU:0")
-    for (name, compiled), (_, whole_batches) in workers[0].items():
+    for name, compiled in cases:
         with subtests.test(name, compiled=compiled):
+            _, whole_batches = workers[0][name, compiled]
             alone, _ = train(one, one.distribute_dataset(whole_batches), compiled=True)
             if name in NUM_ROWS:
                 assert sum(len(x) for x, _ in whole_batches) == NUM_ROWS[name]

@@ -69,8 +69,8 @@ def check_batches_that_do_not_divide_evenly(strategy, mode):
         sizes = [len(part) for part in np.array_split(whole, 4)]
         assert [len(part) for part in strategy.local_results(doubled)] == [sizes[i] for i in local_ids()]
         equal(strategy.gather(batch, axis=0), whole)
+        equal(strategy.gather(doubled, axis=0), 2 * whole)
         if mode is rx.function:
-            equal(strategy.gather(doubled, axis=0), 2 * whole)
             again = rx.function(lambda x: strategy.reduce("SUM", x, axis=0))
             equal(again(doubled), 2 * whole.sum())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, NoReturn, TypeVar, final
 
@@ -81,6 +82,8 @@ class DistributedDataset(Generic[_Batch]):
         self._open_stream, self._layout = open_stream, layout
         self._cardinality = cardinality
         self._num_passes = 0
+        # Named by dataset, so that one process may look at a batch alone without confusing the others.
+        self._topic, self._topics = target.pipeline.new_topic(), itertools.count()
         self._uneven = UnevenBatches()
         self._placer = Placer(target.mesh, on_device=options.on_device, committed=target.committed)
 
@@ -129,7 +132,7 @@ class DistributedDataset(Generic[_Batch]):
     def _iterate(self, number: int, order: RepeatedOrder | None) -> DistributedIterator[_Batch]:
         this_pass = Pass(
             open=self._open_stream,
-            new_topic=self._target.pipeline.new_topic,
+            new_topic=lambda: f"{self._topic}/{next(self._topics)}",
             layout=self._layout,
             element_spec=lambda: self.element_spec,
             placer=self._placer,

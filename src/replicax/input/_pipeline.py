@@ -96,7 +96,7 @@ class Pipeline:
         return self.replicas[self.pipeline_id]
 
     def new_topic(self) -> str:
-        """A name for a pass over a dataset, equal in all processes that begin the same passes."""
+        """A name for messages about a dataset, equal in all processes that make the same datasets."""
         # One process may read datasets alone: those are not counted.
         return f"replicax/input/{next(self._topics)}" if self.num_pipelines > 1 else "replicax/input"
 
