@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from replicax.errors import WorkerLostError
+
 pytest.importorskip("ray")
 
 PROGRAM = Path(__file__).parent / "ray_program.py"
@@ -77,6 +79,37 @@ def test_what_can_not_be_placed(results):
 def test_no_worker_is_left_behind(results):
     assert results["survivors"]["alive"] == []
     assert results["survivors"]["started"] >= 5
+
+
+def test_the_cause_among_several_failures():
+    """A process that ended comes before an error of the user; errors about other workers come last."""
+    from replicax.integrations.ray._failure import Failure, Raised, choose_cause
+
+    lost = Failure(0, Raised(WorkerLostError("worker 2 has died"), "traceback 0"))
+    wrong = Failure(1, Raised(ValueError("no such file"), "traceback 1"))
+    ended = Failure(2, RuntimeError("the actor died"))
+    assert choose_cause([lost, wrong, ended]) is ended
+    assert choose_cause([lost, wrong]) is wrong
+    assert choose_cause([lost]) is lost
+    assert str(wrong) == "it raised ValueError.\n\ntraceback 1"
+    assert str(ended) == "its process ended without a result.\n\nthe actor died"
+
+
+class _StaysHomeError(Exception):
+    def __init__(self, one, two):
+        super().__init__(one + two)
+
+
+def test_an_exception_that_can_not_travel():
+    """It can be pickled, but not unpickled."""
+    from replicax.integrations.ray._failure import Raised
+
+    try:
+        raise _StaysHomeError("a", "b")
+    except Exception as error:
+        raised = Raised.catch(error)
+    assert type(raised.error) is RuntimeError and "_StaysHomeError: ab" in str(raised.error)
+    assert raised.traceback.endswith("_StaysHomeError: ab\n")
 
 
 @pytest.mark.long

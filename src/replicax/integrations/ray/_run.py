@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 from collections.abc import Callable, Mapping
 from typing import TypeVar
@@ -65,7 +64,8 @@ def run(
     resources = {"CPU": 1.0} if resources_per_worker is None else dict(resources_per_worker)
     if not ray.is_initialized():
         ray.init()
-    for restart in itertools.count():
+    restart = 0
+    while True:
         group = place_group(num_workers, least, resources, placement_timeout_seconds)
         try:
             outcome = group.run(train_fn, restart)
@@ -77,7 +77,7 @@ def run(
         if restart == max_failures:
             raise RunFailedError(message) from outcome.cause
         _logger.warning("%s\nStarting all workers again.", message)
-    raise AssertionError("unreachable: the loop has no end")
+        restart += 1
 
 
 def _check(num_workers: int, min_workers: int, max_failures: int) -> None:
