@@ -33,7 +33,7 @@ from replicax.cluster._tpu import (
 )
 from replicax.cluster._union import UnionResolver
 from replicax.cluster._union import UnionResolver as UnionClusterResolver
-from replicax.cluster._watchdog import await_cause
+from replicax.cluster._watchdog import await_cause, worker_failure
 from replicax.cluster._workers import UNKNOWN_ADDRESS
 
 __all__ = [
@@ -77,4 +77,5 @@ __all__ = [
     "published",
     "shutdown_tpu_system",
     "warn_of_stand_ins",
+    "worker_failure",
 ]

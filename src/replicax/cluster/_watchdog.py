@@ -23,7 +23,15 @@ from replicax.cluster._stacks import all_stacks, is_inside, main_frame, user_lin
 from replicax.cluster._stopping import Stopper
 from replicax.cluster._wire import Connection
 
-__all__ = ["PERIOD_SECONDS", "Watchdog", "await_cause", "raise_failure", "waiting_for", "watch"]
+__all__ = [
+    "PERIOD_SECONDS",
+    "Watchdog",
+    "await_cause",
+    "raise_failure",
+    "waiting_for",
+    "watch",
+    "worker_failure",
+]
 
 PERIOD_SECONDS = 0.25
 """How often progress is reported."""
@@ -38,9 +46,19 @@ def watch(connection: Connection, rank: int, options: ClusterOptions) -> None:
     _watchdog.start()
 
 
+def worker_failure() -> Exception | None:
+    """The error of this process's cluster, if one of its workers has failed.
+
+    >>> from replicax.cluster import worker_failure
+    >>> worker_failure() is None
+    True
+    """
+    return None if _watchdog is None else _watchdog.error
+
+
 def raise_failure() -> None:
     """Raise the error of another worker in this thread, if one has failed."""
-    if _watchdog is not None and (error := _watchdog.error) is not None:
+    if (error := worker_failure()) is not None:
         raise copy.copy(error)
 
 

@@ -23,14 +23,16 @@ import time
 from types import TracebackType
 from typing import Any, Protocol, final
 
+from replicax.cluster import worker_failure
 from replicax.contexts import ThreadSettings
 
 __all__ = ["Feed", "Producer"]
 
 _logger = logging.getLogger("replicax")
 
-# How long closing waits for a reader that is in the middle of a batch.
+# How long closing waits for a reader that is in the middle of a batch; shorter if a worker has failed.
 _CLOSING_SECONDS = 10.0
+_STOPPING_SECONDS = 1.0
 
 # Roughly what handing an item from thread to thread costs.
 _HANDOVER_SECONDS = 100e-6
@@ -170,7 +172,7 @@ class Feed:
         # Garbage is collected in any thread: in this one too, or in a starter, which `join` would register.
         here = threading.get_ident()
         if shared.thread is not None and here != shared.thread.ident and here not in _starters:
-            shared.thread.join(_CLOSING_SECONDS)
+            shared.thread.join(_CLOSING_SECONDS if worker_failure() is None else _STOPPING_SECONDS)
         error, shared.closing_error = shared.closing_error, None
         if error is not None:
             raise error
