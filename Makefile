@@ -77,6 +77,7 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/input.py
 	$(BIN)/python benchmarks/training.py
+	$(BIN)/python benchmarks/multiworker.py
 	$(BIN)/python benchmarks/checkpoint.py
 	$(BIN)/python benchmarks/nnx.py
 	$(BIN)/python benchmarks/imports.py

@@ -159,8 +159,8 @@ def train_by_hand(workload: work.Workload, reduce: Reduce) -> Step:
 # Replicax.
 
 
-def train_with_replicax(workload: work.Workload) -> Step:
-    strategy = replicas(work.NUM_REPLICAS)
+def train_with_replicax(workload: work.Workload, strategy: rx.Strategy | None = None) -> Step:
+    strategy = strategy or replicas(work.NUM_REPLICAS)
     losses_of = LOSSES[workload.model]
     with strategy.scope():
         parameters = rx.create_variables(workload.parameters())

@@ -103,6 +103,10 @@ def make_step(workload: work.Workload) -> Callable[[], Any]:
         cpu, [tf.config.LogicalDeviceConfiguration()] * work.NUM_REPLICAS
     )
     strategy = tf.distribute.MirroredStrategy([f"/cpu:{i}" for i in range(work.NUM_REPLICAS)])
+    return make_step_with(strategy, workload)
+
+
+def make_step_with(strategy: Any, workload: work.Workload) -> Callable[[], Any]:
     with strategy.scope():
         parameters = {
             name: tf.Variable(array, name=name.replace("/", "_"))
@@ -139,11 +143,16 @@ def make_step(workload: work.Workload) -> Callable[[], Any]:
 def main() -> None:
     step = make_step(work.WORKLOADS[str(np.load(sys.argv[1])["workload"])])
     for line in sys.stdin:
-        num_steps = int(line)
-        start = time.perf_counter()
-        losses = [step() for _ in range(num_steps)]
-        losses[-1].numpy()
-        seconds = (time.perf_counter() - start) / num_steps
+        answer(step, int(line))
+
+
+def answer(step: Callable[[], Any], num_steps: int, *, quiet: bool = False) -> None:
+    """Make steps, and print their seconds and losses."""
+    start = time.perf_counter()
+    losses = [step() for _ in range(num_steps)]
+    losses[-1].numpy()
+    seconds = (time.perf_counter() - start) / num_steps
+    if not quiet:
         print("seconds", seconds, *(float(loss) for loss in losses), flush=True)
 
 
