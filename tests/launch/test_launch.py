@@ -131,11 +131,13 @@ def test_all_workers_are_restarted_with_new_ports(run, tmp_path):
     assert (tmp_path / "logs/worker_0.log").read_text().count("start ") == 3
 
 
-def test_restarts_are_limited(run):
+def test_restarts_are_limited(run, monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", "{}")
     status, out, err = run("print('start'); sys.exit(5)", "--workers", "1", "--max-restarts", "1")
     assert status == 5
     assert out.count("[worker 0] start") == 2
     assert "worker 0 failed with exit status 5" in err[-3]
+    assert err[1] == "replicax launch: TF_CONFIG is set; the workers get their own instead"
 
 
 def test_a_worker_that_keeps_failing_is_left_out(run, tmp_path):

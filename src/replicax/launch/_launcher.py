@@ -59,6 +59,8 @@ def launch(options: LaunchOptions) -> int:
     """
     slots = divide_devices(options.num_workers, options.devices_per_worker, os.environ)
     _say(f"{_count(slots)}; logs in {options.log_dir}")
+    if "TF_CONFIG" in os.environ:
+        _say("TF_CONFIG is set; the workers get their own instead")
     for rank in range(options.num_workers):
         (options.log_dir / f"worker_{rank}.log").write_bytes(b"")
     with Guard() as guard, Signals(options.grace_seconds) as signals:
@@ -95,9 +97,9 @@ class _Launcher:
     def _attempt(self) -> Ending:
         output = Output(self._options.log_dir, sys.stdout, sys.stderr)
         environment = dict(os.environ) | {"REPLICAX_RESTART_COUNT": str(self._num_starts)}
-        if self._options.max_restarts > 0:
-            cache = str(self._options.log_dir / "compiled")
-            environment.setdefault("JAX_COMPILATION_CACHE_DIR", cache)
+        if self._options.max_restarts > 0 and "JAX_COMPILATION_CACHE_DIR" not in environment:
+            environment["JAX_COMPILATION_CACHE_DIR"] = str(self._options.log_dir / "compiled")
+            environment.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")  # JAX: 1 second
         self._num_starts += 1
         command, devices = self._options.command, self._staff.devices
         return Attempt(self._guard, output, command, devices, environment).watch(self._request)
