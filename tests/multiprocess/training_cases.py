@@ -64,12 +64,17 @@ def check_sgd(strategy, mode):
     assert_like_one_device(strategy, mode, optax.sgd(0.003))
 
 
+# With its default eps, Adam turns the last bit of a gradient near zero, which depends on the order in which
+# the workers' parts are added, into a whole step.
+EPS = 1e-3
+
+
 def check_adam(strategy, mode):
-    assert_like_one_device(strategy, mode, optax.adam(0.01))
+    assert_like_one_device(strategy, mode, optax.adam(0.01, eps=EPS))
 
 
 def check_adam_with_megabytes(strategy, mode):
-    assert_like_one_device(strategy, mode, optax.adam(0.001), hidden=40_000, epochs=1)
+    assert_like_one_device(strategy, mode, optax.adam(0.001, eps=EPS), hidden=40_000, epochs=1)
 
 
 def check_uneven_rows(strategy, mode):
