@@ -182,6 +182,7 @@ class Hub:
         self._stacks_sent = judge.wants_stacks
 
     def _send_all(self, message: dict[str, Any]) -> None:
-        for connection, rank in list(self._ranks.items()):
-            if rank is not None:
-                connection.send(message)
+        # Those that have spoken last come first: sending to a stopped process may block for seconds.
+        joined = [connection for connection, rank in self._ranks.items() if rank is not None]
+        for connection in sorted(joined, key=lambda c: c.heard, reverse=True):
+            connection.send(message)

@@ -9,6 +9,7 @@ import json
 import select
 import socket
 import threading
+import time
 from typing import Any, final
 
 __all__ = ["Connection", "host_and_port"]
@@ -33,6 +34,8 @@ class Connection:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         sock.settimeout(_SEND_SECONDS)
         self._socket, self._received, self._lock = sock, b"", threading.Lock()
+        self.heard = time.monotonic()
+        """When the other end has last sent something."""
 
     def fileno(self) -> int:
         """The file descriptor, for `select`."""
@@ -63,6 +66,7 @@ class Connection:
             return None
         if not chunk:
             return None
+        self.heard = time.monotonic()
         *lines, self._received = (self._received + chunk).split(b"\n")
         return [json.loads(line) for line in lines]
 
