@@ -31,7 +31,7 @@ _MESSAGE_SECONDS = 0.5
 _STACKS_SECONDS = 2.0
 # States that may last for long, and for how long a worker that was in one may be silent.
 _PATIENT_STATES = ("compiling", "checkpoint")
-_SILENT_SECONDS = 5.0
+_SILENT_SECONDS = 1.0
 
 
 @final
