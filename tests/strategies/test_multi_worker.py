@@ -79,7 +79,7 @@ def test_a_resolver_says_how_many_devices_to_use():
     [
         ({"worker": ["a:1"]}, None, None, "task of this process is unknown"),
         ({"worker": ["a:1"]}, "worker", 3, "'worker' has no task 3"),
-        ({"worker": ["a:1"]}, "worker", -1, "'worker' has no task -1"),
+        ({"worker": ["a:1"]}, "worker", -1, "must be an integer, 0 or more; got -1"),
         ({"worker": ["a:1"]}, "chief", 0, "no job 'chief'"),
         ({"worker": ["a:1", "b:1"]}, "ps", 0, "is a 'ps' task, a parameter server"),
         ({"worker": ["a:1"], "ps": ["b:1"]}, "ps", 0, "is a 'ps' task, a parameter server"),
