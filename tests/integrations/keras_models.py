@@ -21,14 +21,15 @@ def strategy_of_kind(kind):
 
 def make_model(kind="mlp", optimizer="sgd", seed=0, **options):
     keras.utils.set_random_seed(seed)
+    # Made one by one: every layer takes the next of Keras' random seeds.
     layers = {
-        "mlp": [],
-        "bn": [keras.layers.BatchNormalization(momentum=0.7)],
-        "dropout": [keras.layers.Dropout(0.5, seed=3)],
-        "large": [keras.layers.Dense(512, activation="tanh") for _ in range(2)],  # about a megabyte
-    }
+        "mlp": lambda: [],
+        "bn": lambda: [keras.layers.BatchNormalization(momentum=0.7)],
+        "dropout": lambda: [keras.layers.Dropout(0.5, seed=3)],
+        "large": lambda: [keras.layers.Dense(512, activation="tanh") for _ in range(2)],  # a megabyte
+    }[kind]
     model = keras.Sequential(
-        [keras.Input((4,)), keras.layers.Dense(5, activation="relu"), *layers[kind], keras.layers.Dense(1)]
+        [keras.Input((4,)), keras.layers.Dense(5, activation="relu"), *layers(), keras.layers.Dense(1)]
     )
     made = {"sgd": keras.optimizers.SGD, "adam": keras.optimizers.Adam}[optimizer](0.05)
     model.compile(made, loss="mse", metrics=["mae"], **options)

@@ -228,7 +228,9 @@ def gather_leaves(communicator: Communicator, leaves: list[Any], axis: int) -> l
 
 def _gather_leaf(communicator: Communicator, leaf: Any, axis: int) -> Any:
     """One value concatenated along `axis`, without padding."""
-    is_first = isinstance(leaf, PerReplica) and checked_axis(axis, _sample(leaf)) == 0
+    sample = _sample(leaf)
+    is_array_like = isinstance(leaf, PerReplica) and (is_number(sample) or hasattr(sample, "shape"))
+    is_first = is_array_like and checked_axis(axis, sample) == 0
     is_padded = is_first and _is_padded(leaf, f"strategy.gather(axis={axis})")
     joined = communicator.gather(leaf, axis)[0]
     if not is_padded:

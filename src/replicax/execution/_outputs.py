@@ -116,6 +116,7 @@ class Outputs:
                 mirrored.update(jax.tree.leaves(node))
             elif node.num_components is not None:
                 apart.update({leaf: replica for replica, leaf in enumerate(node.components)})
+                shards.update(jax.tree.leaves(node.mask))
             else:
                 shards.update(jax.tree.leaves(node))
         self.sharded = [i in shards for i in self.dynamic]

@@ -131,9 +131,10 @@ class SameBatches:
     def _require(self, pipeline: int, what: str, here: Any, there: Any) -> None:
         own = self._pipeline.pipeline_id
         if here != there:
+            (first, one), (second, other) = sorted(((own, here), (pipeline, there)), key=lambda x: x[0])
             raise InputError(
-                f"Input pipelines {own} and {pipeline} read different batches. {what}: {here} in pipeline "
-                f"{own}, {there} in pipeline {pipeline}. With AutoShardPolicy.DATA every process goes "
+                f"Input pipelines {first} and {second} read different batches. {what}: {one} in pipeline "
+                f"{first}, {other} in pipeline {second}. With AutoShardPolicy.DATA every process goes "
                 "through the same batches and keeps its replicas' rows. Make the same dataset in every "
                 "process, with the same seeds. If each process has data of its own, use "
                 "AutoShardPolicy.OFF or strategy.distribute_datasets_from_function."

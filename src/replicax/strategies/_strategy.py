@@ -68,7 +68,8 @@ class StrategyBase(abc.ABC):
         self.parameter_device = answers.parameter_device
         self.places_values = answers.places_values
         self.find_shards = answers.find_shards
-        self.store = Store()
+        # Processes must agree on the order of variables, but collect garbage at different times.
+        self.store = Store(reuse_places=self.mesh.is_local)
         self.compiled_runs: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
     def __repr__(self) -> str:

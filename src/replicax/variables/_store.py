@@ -40,9 +40,10 @@ _numbers = itertools.count()
 class Store:
     """The arrays of one strategy's variables."""
 
-    __slots__ = ("_free", "arrays", "lock", "number", "unfinished", "views")
+    __slots__ = ("_free", "_reuse_places", "arrays", "lock", "number", "unfinished", "views")
 
-    def __init__(self) -> None:
+    def __init__(self, *, reuse_places: bool = True) -> None:
+        """`reuse_places`: give the places of deleted variables to new ones."""
         self.arrays: list[Any] = []
         self.views: dict[int, Cell] = {}
         self.lock = threading.RLock()
@@ -51,6 +52,7 @@ class Store:
         self.number = next(_numbers)
         """The order in which the locks of several stores are acquired."""
         self._free: list[int] = []
+        self._reuse_places = reuse_places
 
     def add(self, array: Any) -> int:
         """Add an array; returns its place."""
@@ -68,7 +70,8 @@ class Store:
         """Remove the array of a deleted variable. The garbage collector calls it, so it never blocks."""
         self.views.pop(place, None)
         self.arrays[place] = None
-        self._free.append(place)
+        if self._reuse_places:
+            self._free.append(place)
 
     def view(self, place: int, layout: Layout, scalar: bool) -> Cell:
         """The view of the array in `place`."""
