@@ -63,6 +63,14 @@ def _check(model, layer):
 
 
 @pytest.fixture(autouse=True)
+def _ctrl_c():
+    """Python's own handler of SIGINT, which a process in the background does not have."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(autouse=True)
 def _no_threads_of_callbacks():
     """Keras' callbacks end their threads when they are garbage collected."""
     before = set(threading.enumerate())
