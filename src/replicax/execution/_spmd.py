@@ -31,7 +31,7 @@ from replicax.values import (
     map_leaves,
     select,
 )
-from replicax.variables import Deferred, Layout, Variable, use_frame
+from replicax.variables import MAX_SPLIT_AXES, Deferred, Layout, Variable, use_frame
 
 __all__ = ["run_inline", "run_spmd"]
 
@@ -162,12 +162,9 @@ class _SpmdReplica:
         return make()
 
 
-_MAX_AXES = 8
-
-
 def _splits(mesh: ReplicaMesh) -> tuple[PartitionSpec, ...]:
     """For each axis, the spec of an array that is split along it."""
-    return tuple(PartitionSpec(*[None] * axis, mesh.axis_name) for axis in range(_MAX_AXES))
+    return tuple(PartitionSpec(*[None] * axis, mesh.axis_name) for axis in range(MAX_SPLIT_AXES))
 
 
 @final
@@ -180,7 +177,10 @@ class _State:
 
     def __init__(self) -> None:
         self._lists: list[list[Any]] = []
-        self.arrays: tuple[list[Any], tuple[list[Any], ...]] = ([], tuple([] for _ in range(_MAX_AXES)))
+        self.arrays: tuple[list[Any], tuple[list[Any], ...]] = (
+            [],
+            tuple([] for _ in range(MAX_SPLIT_AXES)),
+        )
 
     def add(self, array: Any, layout: Layout | None) -> None:
         """Add a part if `layout` is split, else an equal copy."""

@@ -16,7 +16,7 @@ from replicax.variables import Layout, Replicated, Sharded, VariableSpec, axis_t
 
 __all__ = ["ShardedStrategy"]
 
-Shard = Literal["optimizer", "all"]
+_Setting = Literal["optimizer", "all"]
 MIN_SHARD_BYTES = 64 * 1024
 
 
@@ -46,13 +46,13 @@ class ShardedStrategy(Strategy):
     def __init__(
         self,
         devices: Sequence[str | Device] | None = None,
-        shard: Shard = "all",
+        shard: _Setting = "all",
         *,
         min_shard_bytes: int = MIN_SHARD_BYTES,
         axis_name: str = REPLICA_AXIS,
     ) -> None:
         """Choose the devices and what is divided."""
-        if shard not in get_args(Shard):
+        if shard not in get_args(_Setting):
             raise ValueError(f"ShardedStrategy(shard={shard!r}): pass 'optimizer' or 'all'.")
         communicator = Communicator(ReplicaMesh(resolve_devices(devices), axis_name), DefaultAllReduce())
         find_shards = shard_finder(communicator, min_shard_bytes)

@@ -19,7 +19,7 @@ from replicax.variables._kinds import (
     ShardedVariable,
     SyncOnReadVariable,
 )
-from replicax.variables._layout import Layout
+from replicax.variables._layout import MAX_SPLIT_AXES, Layout
 from replicax.variables._one_device import Central, OneDevice
 from replicax.variables._per_replica import OnePerReplica
 from replicax.variables._readable import is_variable
@@ -32,6 +32,7 @@ from replicax.variables._writes import Write
 
 __all__ = [
     "EAGER",
+    "MAX_SPLIT_AXES",
     "AggregatingVariable",
     "Cell",
     "Central",

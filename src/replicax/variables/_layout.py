@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from jax.sharding import Sharding
 
 from replicax._jax import is_tracer
-from replicax.collectives import Spread, spread
+from replicax.collectives import Communicator, Spread, spread
 from replicax.contexts import current
 from replicax.topology import ReplicaMesh
 from replicax.values import Mirrored, PerReplica, free
@@ -29,7 +29,10 @@ from replicax.variables._writes import Write
 if TYPE_CHECKING:
     from replicax.variables._variable import Variable
 
-__all__ = ["Layout", "spread_parts", "write_one_copy"]
+__all__ = ["MAX_SPLIT_AXES", "Layout", "OnMesh", "spread_parts", "write_one_copy"]
+
+MAX_SPLIT_AXES = 8
+"""The array of a split layout is cut along one of its first axes, at most this many."""
 
 
 class Layout(abc.ABC):
@@ -130,6 +133,23 @@ class Layout(abc.ABC):
     @abc.abstractmethod
     def write(self, variable: Variable, write: Write) -> Any:
         """Write outside of replicas; returns the new value."""
+
+
+class OnMesh(Layout):
+    """The layouts of variables that are placed on all devices of their strategy."""
+
+    on_mesh = True
+
+    def __init__(self, communicator: Communicator) -> None:
+        self._communicator = communicator
+
+    @property
+    def mesh(self) -> ReplicaMesh:
+        return self._communicator.mesh
+
+    @property
+    def device(self) -> Any:
+        return self.mesh.local_devices[0]
 
 
 def write_one_copy(variable: Variable, local_index: int, write: Write) -> Any:

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any, final
 import jax.numpy as jnp
 from jax.sharding import Sharding
 
-from replicax.collectives import Communicator
 from replicax.contexts import current
 from replicax.errors import VariableError
 from replicax.topology import ReplicaMesh
 from replicax.types import VariableAggregation
 from replicax.values import Mirrored, PerReplica
 from replicax.variables._aggregation import aggregate
-from replicax.variables._layout import Layout, spread_parts, write_one_copy
+from replicax.variables._layout import OnMesh, spread_parts, write_one_copy
 from replicax.variables._spec import VariableSpec
 from replicax.variables._writes import Write
 
@@ -28,25 +27,13 @@ __all__ = ["OnePerReplica"]
 
 
 @final
-class OnePerReplica(Layout):
+class OnePerReplica(OnMesh):
     """A different part on each replica."""
 
     type_name = "SyncOnReadVariable"
     differs = True
     has_copies = True
     is_split = True
-    on_mesh = True
-
-    def __init__(self, communicator: Communicator) -> None:
-        self._communicator = communicator
-
-    @property
-    def mesh(self) -> ReplicaMesh:
-        return self._communicator.mesh
-
-    @property
-    def device(self) -> Any:
-        return self.mesh.local_devices[0]
 
     def place(self, value: Any) -> Any:
         return self.mesh.assemble([value] * len(self.mesh.local_replica_ids))

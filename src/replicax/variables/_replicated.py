@@ -8,13 +8,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, final
 
 from replicax._jax import is_tracer
-from replicax.collectives import Communicator
 from replicax.contexts import current
 from replicax.errors import VariableError
-from replicax.topology import ReplicaMesh
 from replicax.values import IndexedSlices, Mirrored, PerReplica
 from replicax.variables._aggregation import check_scatter, write_combined
-from replicax.variables._layout import Layout, write_one_copy
+from replicax.variables._layout import OnMesh, write_one_copy
 from replicax.variables._writes import Write
 
 if TYPE_CHECKING:
@@ -24,23 +22,11 @@ __all__ = ["Replicated"]
 
 
 @final
-class Replicated(Layout):
+class Replicated(OnMesh):
     """One equal copy on each replica."""
 
     type_name = "MirroredVariable"
     has_copies = True
-    on_mesh = True
-
-    def __init__(self, communicator: Communicator) -> None:
-        self._communicator = communicator
-
-    @property
-    def mesh(self) -> ReplicaMesh:
-        return self._communicator.mesh
-
-    @property
-    def device(self) -> Any:
-        return self.mesh.local_devices[0]
 
     def place(self, value: Any) -> Any:
         return self.mesh.replicate(value)

@@ -23,7 +23,7 @@ from replicax.errors import VariableError
 from replicax.topology import ReplicaMesh
 from replicax.values import IndexedSlices, Mirrored, PerReplica
 from replicax.variables._aggregation import check_scatter, write_combined
-from replicax.variables._layout import Layout
+from replicax.variables._layout import MAX_SPLIT_AXES, OnMesh
 from replicax.variables._spec import VariableSpec
 from replicax.variables._writes import Write
 
@@ -33,18 +33,15 @@ if TYPE_CHECKING:
 __all__ = ["Shard", "Sharded", "axis_to_shard"]
 
 
-_MAX_AXES = 8  # compiled replicas know how to divide that many
-
-
 def axis_to_shard(shape: Sequence[int], num_shards: int) -> int:
     """The axis of an array that is split: the largest one that divides evenly, or else the largest."""
-    axes = range(min(len(shape), _MAX_AXES))
+    axes = range(min(len(shape), MAX_SPLIT_AXES))
     even = [axis for axis in axes if shape[axis] % num_shards == 0]
     return max(even or axes, key=lambda axis: shape[axis])
 
 
 @final
-class Sharded(Layout):
+class Sharded(OnMesh):
     """A part of the value on each replica.
 
     Args:
@@ -55,19 +52,11 @@ class Sharded(Layout):
 
     type_name = "ShardedVariable"
     is_split = True
-    on_mesh = True
 
     def __init__(self, communicator: Communicator, axis: int, size: int) -> None:
-        self._communicator, self.split_axis, self._size = communicator, axis, size
+        super().__init__(communicator)
+        self.split_axis, self._size = axis, size
         self._padding = -size % communicator.num_replicas
-
-    @property
-    def mesh(self) -> ReplicaMesh:
-        return self._communicator.mesh
-
-    @property
-    def device(self) -> Any:
-        return self.mesh.local_devices[0]
 
     # The array in the store.
 
