@@ -42,7 +42,10 @@ def _no_leaked_environment_variable():
 def _no_leaked_thread():
     before = set(threading.enumerate())
     yield
-    leaked = [t.name for t in threading.enumerate() if t not in before]
+    started = [t for t in threading.enumerate() if t not in before]
+    for thread in started:
+        thread.join(timeout=5)  # asyncio, which Orbax uses, does not wait for the threads of a closed loop
+    leaked = [t.name for t in started if t.is_alive()]
     assert not leaked, f"the test left threads running: {leaked}"
 
 
