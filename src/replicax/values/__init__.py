@@ -1,17 +1,7 @@
 """Values that live on several replicas, and how structures of them are merged and split."""
 
-from replicax.values._distributed import (
-    DistributedValues,
-    Layout,
-    Leaf,
-    Mirrored,
-    PerReplica,
-    free,
-    is_array,
-    is_key,
-    is_number,
-    on_first_replica,
-)
+from replicax.values._arrays import free, is_array, is_key, is_number, on_first_replica
+from replicax.values._distributed import DistributedValues, Leaf
 from replicax.values._equal import mirror_equal, remember_derived, remember_equal
 from replicax.values._indexed_slices import IndexedSlices
 from replicax.values._masks import (
@@ -24,6 +14,7 @@ from replicax.values._masks import (
     num_rows,
     without_padding,
 )
+from replicax.values._mirrored import Mirrored
 from replicax.values._nest import (
     Component,
     flatten,
@@ -36,6 +27,7 @@ from replicax.values._nest import (
     split,
 )
 from replicax.values._operators import ArrayOperators
+from replicax.values._per_replica import Layout, PerReplica
 from replicax.values._specs import PerReplicaSpec, TensorSpec, check_signature
 
 __all__ = [

@@ -11,8 +11,9 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from replicax.values._distributed import Mirrored, PerReplica
+from replicax.values._mirrored import Mirrored
 from replicax.values._nest import map_leaves
+from replicax.values._per_replica import PerReplica
 
 __all__ = ["mirror_equal", "remember_derived", "remember_equal"]
 

@@ -16,8 +16,9 @@ import numpy as np
 
 from replicax.errors import CollectiveError
 from replicax.topology import ReplicaMesh
-from replicax.values._distributed import PerReplica, is_array
+from replicax.values._arrays import is_array
 from replicax.values._nest import flatten
+from replicax.values._per_replica import PerReplica
 
 __all__ = [
     "FIND",

@@ -12,7 +12,10 @@ import jax
 
 from replicax.errors import StructureMismatchError
 from replicax.topology import ReplicaMesh
-from replicax.values._distributed import Leaf, Mirrored, PerReplica, free, is_array, is_number
+from replicax.values._arrays import free, is_array, is_number
+from replicax.values._distributed import Leaf
+from replicax.values._mirrored import Mirrored
+from replicax.values._per_replica import PerReplica
 
 __all__ = [
     "Component",

@@ -14,7 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax.values._distributed import Leaf, PerReplica, is_number
+from replicax.values._arrays import is_number
+from replicax.values._distributed import Leaf
+from replicax.values._per_replica import PerReplica
 
 __all__ = ["PerReplicaSpec", "TensorSpec", "check_signature"]
 

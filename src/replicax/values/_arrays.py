@@ -1,0 +1,57 @@
+"""What counts as an array, and views of arrays that combine with those on any device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from replicax._jax import is_tracer, uncommitted
+from replicax.topology import ReplicaMesh
+
+__all__ = ["free", "is_array", "is_key", "is_number", "on_first_replica", "undivided"]
+
+
+def is_array(value: Any) -> bool:
+    """Whether `value` is a JAX or NumPy array (a tracer is one) of numbers; text stays on the host."""
+    if isinstance(value, jax.Array):
+        return True
+    return isinstance(value, np.ndarray | np.generic) and value.dtype.kind not in "OSUMm"
+
+
+def is_key(value: Any) -> bool:
+    """Whether `value` is an array of typed random keys, which have a dtype of their own in JAX."""
+    return isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
+
+
+def is_number(value: Any) -> bool:
+    """Whether `value` is an array or a Python number, that is, something to compute with."""
+    return is_array(value) or isinstance(value, bool | int | float | complex)
+
+
+def free(value: Any) -> Any:
+    """A component for the cross-replica context: of an array, a view that mixes with other devices."""
+    if is_key(value) and not is_tracer(value):
+        return jax.random.wrap_key_data(free(jax.random.key_data(value)), impl=jax.random.key_impl(value))
+    if not isinstance(value, jax.Array) or is_tracer(value) or not value.committed:
+        return value
+    return uncommitted(value) if len(value.sharding.device_set) == 1 else on_first_replica(value)
+
+
+def on_first_replica(array: jax.Array) -> jax.Array:
+    """A replicated array as a plain one: a view of the first local copy that mixes with any device.
+
+    An array that is split over devices is returned unchanged.
+    """
+    cut = is_tracer(array) or not array.is_fully_replicated
+    return array if cut else uncommitted(array.addressable_data(0))
+
+
+def undivided(component: Any, local_index: int, mesh: ReplicaMesh) -> Any:
+    """Undo the split of a component over the devices of its replica, which eager code may have made."""
+    cut = (
+        isinstance(component, jax.Array) and not is_tracer(component) and not component.is_fully_replicated
+    )
+    return mesh.place(component, local_index) if cut else component
