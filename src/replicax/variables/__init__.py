@@ -21,6 +21,12 @@ from replicax.variables._kinds import (
 )
 from replicax.variables._layout import MAX_SPLIT_AXES, Layout
 from replicax.variables._one_device import Central, OneDevice
+from replicax.variables._partitioners import (
+    FixedShardsPartitioner,
+    MaxSizePartitioner,
+    MinSizePartitioner,
+    Partitioner,
+)
 from replicax.variables._per_replica import OnePerReplica
 from replicax.variables._readable import is_variable
 from replicax.variables._replicated import Replicated
@@ -38,12 +44,16 @@ __all__ = [
     "Central",
     "Deferred",
     "EagerFrame",
+    "FixedShardsPartitioner",
     "Frame",
     "Layout",
+    "MaxSizePartitioner",
+    "MinSizePartitioner",
     "MirroredVariable",
     "NewVariable",
     "OneDevice",
     "OnePerReplica",
+    "Partitioner",
     "Places",
     "RecordingFrame",
     "Replicated",

@@ -12,6 +12,7 @@ from replicax.strategies import CentralStorageStrategy, ValueContext
 from replicax.strategies import MultiWorkerMirroredStrategy as _MultiWorkerMirroredStrategy
 from replicax.strategies import TPUStrategy as _TPUStrategy
 from replicax.tf._missing import OF_DISTRIBUTE, refuse
+from replicax.tf.distribute.experimental import partitioners
 
 __all__ = [
     "CentralStorageStrategy",
@@ -26,6 +27,7 @@ __all__ = [
     "TPUStrategy",
     "TerminationConfig",
     "ValueContext",
+    "partitioners",
 ]
 
 CollectiveCommunication = CommunicationImplementation
