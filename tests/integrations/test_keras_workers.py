@@ -1,9 +1,11 @@
 """`fit`, `evaluate` and `predict` in several processes give the numbers of one device."""
 
+import numpy as np
 import pytest
 
 pytest.importorskip("keras")
 
+import keras
 from tests.integrations.keras_workers import train
 
 from replicax import testing
@@ -18,10 +20,15 @@ QUICK = {"XLA_FLAGS": "--xla_cpu_use_fusion_emitters=false --xla_backend_optimiz
     ("workers", "devices"),
     [(2, 1), pytest.param(2, 2, marks=pytest.mark.long), pytest.param(3, 1, marks=pytest.mark.long)],
 )
-def test_workers(workers, devices, subtests):
-    results = testing.run(
-        train, (KINDS,), num_workers=workers, devices_per_worker=devices, environment=QUICK
+def test_workers(workers, devices, subtests, tmp_path):
+    told = testing.run(
+        train,
+        (KINDS, str(tmp_path)),
+        num_workers=workers,
+        devices_per_worker=devices,
+        environment=QUICK,
     )
+    results = [found for found, *_ in told]
     for (kind, optimizer), *found in zip(KINDS, *results, strict=True):
         with subtests.test(f"{kind} {optimizer}"):
             evaluated, predicted = one_device_report(kind, optimizer)
@@ -29,3 +36,10 @@ def test_workers(workers, devices, subtests):
                 assert_same([history, ours], [one_device_history(kind, optimizer)["loss"], evaluated])
                 assert_same(predictions, predicted)
                 assert_same(weights, one_device(kind, optimizer))
+    with subtests.test("callbacks that write files"):
+        histories = [found[0][0] for found in results]
+        for history, (_, during, after, best) in zip(histories, told, strict=True):
+            assert during == [["backup", "best.keras"]] * 2 and after == ["best.keras"]
+            assert best == min(history)
+        best = keras.saving.load_model(tmp_path / "best.keras")
+        assert_same([np.asarray(v.value) for v in best.weights], results[0][0][3][: len(best.weights)])

@@ -14,9 +14,11 @@ import optax
 
 import replicax as rx
 import replicax.errors
+from replicax import tf
 from replicax.cluster import ClusterSpec, SimpleClusterResolver
 
 ADDRESSES, FOLDER = "REPLICAX_TEST_ADDRESSES", "REPLICAX_TEST_FOLDER"
+OWN_FOLDERS = "REPLICAX_TEST_OWN_FOLDERS"
 NUM_EXAMPLES, BATCH, EPOCHS = 18, 8, 3
 
 
@@ -67,6 +69,21 @@ def save_and_restore(strategy, params, folder):
     own = [int(part) for part in strategy.local_results(parts)]
     assert own == [10 + jax.process_index()], own
     return all(np.array_equal(v.numpy(), trained[name]) for name, v in params.items())
+
+
+def save_in_own_folders(folder, task):
+    """As in TensorFlow, each worker saves in a folder of its own, and all but the first delete it."""
+    v = tf.Variable(3.0)
+    own = os.path.join(folder, f"worker{task}") if task else os.path.join(folder, "chief")
+    manager = tf.train.CheckpointManager(tf.train.Checkpoint(v=v), own, max_to_keep=1)
+    for _ in range(2):
+        manager.save()
+        if task:
+            tf.io.gfile.rmtree(own)
+    v.assign(0.0)
+    newest = tf.train.latest_checkpoint(os.path.join(folder, "chief"))
+    tf.train.Checkpoint(v=v).restore(newest).assert_consumed()
+    return [float(v.numpy()), os.path.basename(newest or "none"), sorted(os.listdir(folder))]
 
 
 def refused(make):
@@ -145,6 +162,7 @@ def main():
         "host_batches": host_batches(wider),
         "trained": trained,
         "restored": save_and_restore(strategy, params, os.environ[FOLDER]),
+        "own folders": save_in_own_folders(os.environ[OWN_FOLDERS], task),
         "wider": [wider.num_replicas_in_sync, float(wider.reduce("SUM", ones, axis=None))],
         "elsewhere": refused(lambda: rx.MultiWorkerMirroredStrategy(elsewhere)),
     }

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.multiprocess.launch import launch
-from tests.multiprocess.multi_worker import ADDRESSES, FOLDER, train
+from tests.multiprocess.multi_worker import ADDRESSES, FOLDER, OWN_FOLDERS, train
 
 import replicax as rx
 
@@ -30,9 +30,10 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def found(folder):
+def found(folder, tmp_path_factory):
     """The results that each of two workers printed."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(OWN_FOLDERS, str(tmp_path_factory.mktemp("own_folders")))
         patch.setenv(ADDRESSES, " ".join(two_addresses()))
         patch.setenv(FOLDER, str(folder))
         printed = launch(PROGRAM, num_processes=2)
@@ -59,6 +60,10 @@ def test_the_chief_alone_writes_a_checkpoint(found, folder):
     assert [worker["chief"] for worker in found] == [[True, True], [False, False]]
     assert [path.name for path in folder.iterdir()] == ["0"]
     assert [worker["restored"] for worker in found] == [True, True]
+
+
+def test_workers_of_a_tensorflow_program_may_save_in_folders_of_their_own(found):
+    assert [worker["own folders"] for worker in found] == [[3.0, "ckpt-2", ["chief"]]] * 2
 
 
 def test_the_chief_decides_initial_values(found):

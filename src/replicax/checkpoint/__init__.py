@@ -1,6 +1,7 @@
 """Checkpoints: the state of a program on disk, whatever strategy laid it out."""
 
 from replicax.checkpoint._checkpoint import Checkpoint, read_content
+from replicax.checkpoint._cluster import on_first_process
 from replicax.checkpoint._content import Content
 from replicax.checkpoint._manager import CheckpointManager
 from replicax.checkpoint._pending import restore_pending
@@ -16,6 +17,7 @@ __all__ = [
     "RestoreStatus",
     "Store",
     "TerminationConfig",
+    "on_first_process",
     "read_content",
     "restore_pending",
 ]

@@ -20,7 +20,6 @@ import numpy as np
 
 from replicax._jax import is_transforming
 from replicax.checkpoint._background import Writer
-from replicax.checkpoint._cluster import meet
 from replicax.checkpoint._content import Content
 from replicax.checkpoint._entries import (
     FORMATS,
@@ -121,8 +120,7 @@ class Checkpoint:
 
     def _save_into(self, store: Store, *, first: int) -> str:
         _require_outside("save")
-        next_step = store.next_step(first)
-        step = meet(store.path(next_step), next_step, is_given=False)
+        step = store.meet(store.next_step(first), is_given=False)
         Writer(store).write_now(step, self.content())
         return str(store.path(step))
 

@@ -26,11 +26,12 @@ _WRITING_SECONDS = 3600.0
 _num_exchanges: collections.Counter[str] = collections.Counter()
 
 
-def meet(path: pathlib.Path, number: int, *, is_given: bool) -> int:
+def meet(path: pathlib.Path, number: int, *, is_given: bool, own_folders: bool = False) -> int:
     """Wait until all processes are about to save a checkpoint at `path`; returns its number.
 
     Call this in the thread that trains, before the values are copied: that may need collectives. A number
-    that was not given is the first process's, since others may see files of a shared folder later.
+    that was not given is the first process's, since others may see files of a shared folder later. With
+    `own_folders`, processes may have different folders, and numbers that come from what is there.
 
     Raises:
         CollectiveMismatchError: a process goes on without saving, or saves another checkpoint.
@@ -38,32 +39,36 @@ def meet(path: pathlib.Path, number: int, *, is_given: bool) -> int:
     prepare_cpu_pool()  # counting the processes may start JAX
     if jax.process_count() == 1:
         return number
-    name = str(path) if is_given else f"{str(path).removesuffix(str(number))}*"
+    named = path.name if own_folders else str(path)
+    name = named if is_given and not own_folders else f"{named.removesuffix(str(number))}*"
     saving = Collective("saving a checkpoint, which all processes must do together,", name, user_line())
     with order_of_all().turn(saving, number, _MEETING_SECONDS) as numbers:
         return numbers[0]
 
 
-def on_first_process(directory: pathlib.Path, action: Callable[[], None]) -> None:
-    """Call `action` in the first process; the others wait, and raise if it failed."""
+def on_first_process(folder: str, action: Callable[[], None]) -> None:
+    """Call `action`, which writes into `folder`, in the first process; the others wait.
+
+    All processes pass the same `folder`, and raise an error if `action` failed.
+    """
     error: Exception | None = None
     if jax.process_index() == 0:
         try:
             action()
         except Exception as raised:
             error = raised
-    told = _exchange(directory, None if error is None else f"{type(error).__name__}: {error}")
+    told = _exchange(folder, None if error is None else f"{type(error).__name__}: {error}")
     if error is not None:
         raise error
     if told[0] is not None:
         raise CheckpointError(f"the first process failed with {told[0]}")
 
 
-def _exchange(directory: pathlib.Path, message: Any) -> list[Any]:
-    """The messages of all processes about the checkpoints in `directory`."""
+def _exchange(folder: str, message: Any) -> list[Any]:
+    """The messages of all processes about the checkpoints in `folder`."""
     if jax.process_count() == 1:
         return [message]
-    topic = f"replicax/checkpoint{directory}"
+    topic = f"replicax/checkpoint/{folder}"
     number = _num_exchanges[topic]
     _num_exchanges[topic] += 1
     processes = range(jax.process_count())

@@ -14,7 +14,6 @@ from typing import Any, final
 
 from replicax.checkpoint._background import Writer, finish_at_exit
 from replicax.checkpoint._checkpoint import Checkpoint
-from replicax.checkpoint._cluster import meet
 from replicax.checkpoint._content import Content
 from replicax.checkpoint._status import RestoreStatus
 from replicax.checkpoint._store import Store
@@ -40,6 +39,8 @@ class CheckpointManager:
         save_interval: `save(step)` saves only if `step` is a multiple of this.
         asynchronous: write in the background; False waits until a checkpoint is complete.
         prefix: what precedes the number in the name of a checkpoint, such as "ckpt-".
+        own_folders: workers may pass different directories, as programs for TensorFlow do. The first worker
+            writes into its own; those of the others are created, and stay empty.
 
     >>> import tempfile
     >>> w = rx.Variable(0.0)
@@ -66,6 +67,7 @@ class CheckpointManager:
         save_interval: int = 1,
         asynchronous: bool = True,
         prefix: str = "",
+        own_folders: bool = False,
     ) -> None:
         if not isinstance(checkpoint, Checkpoint):
             raise TypeError(f"CheckpointManager takes an rx.Checkpoint first, got {checkpoint!r}.")
@@ -81,7 +83,7 @@ class CheckpointManager:
                 "folder. Put the folder into `directory`."
             )
         self._checkpoint = checkpoint
-        self._store = Store(directory, max_to_keep, prefix, managed=True)
+        self._store = Store(directory, max_to_keep, prefix, True, own_folders)
         self._interval = save_interval
         self._writer = Writer(self._store)
         self._asynchronous = asynchronous
@@ -144,7 +146,7 @@ class CheckpointManager:
                     f"There is a checkpoint {self._store.path(number)} already. Checkpoints are never "
                     "overwritten: continue with later steps, or use another directory."
                 )
-            number = meet(self._store.path(number), number, is_given=step is not None)
+            number = self._store.meet(number, is_given=step is not None)
             self._writer.write(number, self._checkpoint.content())
             if not self._asynchronous:
                 self._writer.wait()

@@ -17,7 +17,7 @@ from typing import final
 
 import jax
 
-from replicax.checkpoint._cluster import on_first_process
+from replicax.checkpoint._cluster import meet, on_first_process
 from replicax.checkpoint._content import Content, sealed, unsealed
 from replicax.checkpoint._orbax import has_document, read_document, read_items, write_items
 from replicax.checkpoint._writers import remove_abandoned, remove_checkpoint, working_folder
@@ -38,6 +38,8 @@ class Store:
         max_to_keep: how many of the newest to keep; None keeps all.
         prefix: what precedes the number in the name of a checkpoint.
         managed: whether the checkpoints that are written may be deleted when they are too old.
+        own_folders: whether the processes of a cluster may have different folders. The first process writes
+            into its own; those of the others are created, and stay empty.
     """
 
     def __init__(
@@ -46,11 +48,13 @@ class Store:
         max_to_keep: int | None = None,
         prefix: str = "",
         managed: bool = False,
+        own_folders: bool = False,
     ) -> None:
         self.directory = pathlib.Path(directory).absolute()
         self._max_to_keep = max_to_keep
         self._prefix = prefix
         self._managed = managed
+        self._own_folders = own_folders
 
     def steps(self) -> list[int]:
         """The numbers of the complete checkpoints, oldest first."""
@@ -76,6 +80,10 @@ class Store:
         """Where a checkpoint is."""
         return self.directory / f"{self._prefix}{step}"
 
+    def meet(self, step: int, *, is_given: bool) -> int:
+        """Agree on the number of a checkpoint with the other processes of a cluster; see `_cluster`."""
+        return meet(self.path(step), step, is_given=is_given, own_folders=self._own_folders)
+
     def save(self, step: int, content: Content) -> None:
         """Write a checkpoint, then delete those that are too old.
 
@@ -83,7 +91,10 @@ class Store:
         """
         path = self.path(step)
         with _explained(f"The checkpoint {path} could not be written"):
-            on_first_process(self.directory, lambda: self._write(step, content))
+            if self._own_folders:  # a program for TensorFlow deletes its folder after saving
+                self.directory.mkdir(parents=True, exist_ok=True)
+            name = self._prefix if self._own_folders else str(self.directory)
+            on_first_process(name, lambda: self._write(step, content))
 
     def _write(self, step: int, content: Content) -> None:
         path = self.path(step)

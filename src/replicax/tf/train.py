@@ -64,12 +64,15 @@ class Checkpoint(core.Checkpoint):
     def save(self, file_prefix: str | os.PathLike[str], options: Any = None) -> str:  # type: ignore[override]
         """Write a checkpoint `file_prefix-n`, where n is the next free number from 1.
 
+        All workers of a cluster call this, and the first one writes. The others may pass paths of their
+        own, as in TensorFlow, whose folders are created and stay empty.
+
         Returns:
             Its path.
         """
         _refuse_options(options)
         path = pathlib.Path(file_prefix)
-        return self._save_into(Store(path.parent, prefix=f"{path.name}-"), first=1)
+        return self._save_into(Store(path.parent, prefix=f"{path.name}-", own_folders=True), first=1)
 
     def restore(self, save_path: str | os.PathLike[str] | None, options: Any = None) -> Any:  # type: ignore[override]
         """Restore all objects from a checkpoint; None leaves them unchanged."""
@@ -111,7 +114,8 @@ class CheckpointManager:
 
     Args:
         checkpoint: the checkpoint to save.
-        directory: the directory.
+        directory: the directory. The first worker of a cluster writes there; those of the others, if they
+            have their own, are created and stay empty.
         max_to_keep: how many checkpoints to keep; None keeps all.
         keep_checkpoint_every_n_hours: must be None.
         checkpoint_name: the prefix of the checkpoints' names.
@@ -151,7 +155,7 @@ class CheckpointManager:
             )
         prefix = f"{checkpoint_name}-"
         self._manager = core.CheckpointManager(
-            checkpoint, directory, max_to_keep, asynchronous=False, prefix=prefix
+            checkpoint, directory, max_to_keep, asynchronous=False, prefix=prefix, own_folders=True
         )
         self._store = Store(directory, prefix=prefix)
         self.checkpoint = checkpoint

@@ -10,6 +10,7 @@ metrics and optimizers work inside `strategy.run`.
     _models      a model's strategy, and how `fit`, `evaluate` and `predict` use it
     _run         the state of one such call, safe against interrupts
     _datasets    Replicax's datasets as input of `fit`, `evaluate` and `predict`
+    _callbacks   callbacks that write files, which only one worker does
     _layers, _losses, _optimizers
                  Keras' layers, losses and optimizers in replica functions
     _notes       Keras' per-thread state, separate for each replica

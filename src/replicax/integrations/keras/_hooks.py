@@ -14,6 +14,7 @@ import keras
 
 from replicax.contexts import has_strategy
 from replicax.integrations.keras import _private
+from replicax.integrations.keras._callbacks import backing_up_once, deciding_alike, saving_once
 from replicax.integrations.keras._datasets import adapting_datasets, building_from_a_look
 from replicax.integrations.keras._layers import normalizing_some_rows
 from replicax.integrations.keras._layout import StrategyLayout
@@ -72,6 +73,10 @@ def install() -> None:
         _replace(kind, add, adding_in_place)
     _replace(keras.Layer, "_maybe_build", restoring_after)
     _replace(keras.Model, "_symbolic_build", restoring_after)
+    for name in ("_save_model", "on_train_end"):
+        _replace(keras.callbacks.BackupAndRestore, name, backing_up_once)
+    _replace(keras.callbacks.ModelCheckpoint, "_save_model", saving_once)
+    _replace(keras.callbacks.ModelCheckpoint, "_should_save_model", deciding_alike)
     setattr(keras.Layer, "_losses", losses_of_layers)  # noqa: B010
     _private.global_state.get_global_attribute = getting_notes(_private.global_state.get_global_attribute)
     _private.global_state.set_global_attribute = setting_notes(_private.global_state.set_global_attribute)

@@ -1,0 +1,83 @@
+"""Keras' callbacks that write files, on several workers: the first one writes.
+
+All workers usually share the folder, and would write into the same file. The others wait for the first one:
+they may read the file next, and must not take its silence for a failure. Keras makes new variables while it
+saves, to compare. Those must not be distributed, since the other workers do not make them, so files
+are written outside of the strategy's scope.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from replicax.checkpoint import on_first_process
+from replicax.contexts import enter_default
+from replicax.integrations.keras._models import strategy_of
+from replicax.integrations.keras._run import running
+
+__all__ = ["backing_up_once", "deciding_alike", "saving_once"]
+
+
+def backing_up_once(method: Callable[..., None]) -> Callable[..., None]:
+    """Let a method of `BackupAndRestore` that writes or deletes its files do so in the first worker."""
+
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> None:
+        if _is_shared(self.model):
+            self.model.jax_state_sync()
+            on_first_process(str(self.backup_dir), lambda: _alone(method, self, *args, **kwargs))
+        else:
+            method(self, *args, **kwargs)
+
+    return call
+
+
+def saving_once(save_model: Callable[..., None]) -> Callable[..., None]:
+    """Let `ModelCheckpoint` save in the first worker; the others only decide, see `deciding_alike`."""
+
+    @functools.wraps(save_model)
+    def call(self: Any, *args: Any, **kwargs: Any) -> None:
+        if not _is_shared(self.model):
+            save_model(self, *args, **kwargs)
+            return
+        if not _is_first(self.model):
+            save_model(self, *args, **kwargs)
+        self.model.jax_state_sync()
+        on_first_process(str(self.filepath), lambda: _alone(save_model, self, *args, **kwargs))
+
+    return call
+
+
+def deciding_alike(should_save: Callable[..., bool]) -> Callable[..., bool]:
+    """Let `ModelCheckpoint` keep track of the best model in all workers, and save it in the first one."""
+
+    @functools.wraps(should_save)
+    def call(self: Any, *args: Any, **kwargs: Any) -> bool:
+        decision = should_save(self, *args, **kwargs)
+        return decision and (not _is_shared(self.model) or _is_first(self.model))
+
+    return call
+
+
+def _alone(method: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+    """Call a method as if there were no strategy, and no running `fit`, whose devices Keras would use."""
+
+    def call() -> None:
+        running.set(None)
+        with enter_default():
+            method(*args, **kwargs)
+
+    contextvars.copy_context().run(call)
+
+
+def _is_shared(model: Any) -> bool:
+    """Whether other processes train the model too."""
+    strategy = strategy_of(model)
+    return strategy is not None and not strategy.mesh.is_local
+
+
+def _is_first(model: Any) -> bool:
+    return strategy_of(model).extended.should_checkpoint
