@@ -1,11 +1,11 @@
 """Training with `ShardedStrategy`: the numbers of one device, with a part of the state on each device.
 
-`python -m tests.training.test_sharded` trains for 200 steps on 1, 2, 3, 4 and 8 devices.
+`python -m tests.training.test_sharded` trains for 200 steps on 1, 2, 3, 4 and 8 devices, beside
+`MirroredStrategy`.
 """
 
 import collections
 import re
-import sys
 import time
 
 import jax
@@ -242,27 +242,111 @@ def test_gradients_are_reduced_to_shards():
     assert collectives(program) == {"all-gather": LAYERS, "reduce-scatter": LAYERS, "all-reduce": 1}
 
 
+# Scans over stacked layers.
+
+
+def stacked_step(strategy, *, again=False, change=lambda gradient: gradient):
+    """A step of layers in one stack; `again` scans through it twice."""
+    rng = np.random.default_rng(0)
+    with strategy.scope():
+        stack = rx.Variable((rng.normal(size=(LAYERS, WIDTH, WIDTH)) / 8).astype(np.float32))
+        bias = rx.Variable(np.zeros((LAYERS, WIDTH), np.float32))
+        optimizer = rx.Optimizer(optax.adam(1e-3))
+
+    @jax.checkpoint
+    def layer(hidden, parameters):
+        weights, bias = parameters
+        return jnp.tanh(hidden @ weights.astype(hidden.dtype) + bias), jnp.mean(hidden)
+
+    def replica_step(x):
+        def loss():
+            hidden, means = jax.lax.scan(layer, x, (stack.value, bias.value))
+            if again:
+                hidden, _ = jax.lax.scan(layer, hidden[:, ::-1], (stack.value, bias.value), reverse=True)
+            return rx.compute_average_loss(jnp.mean(hidden**2, axis=-1) + jnp.sum(means))
+
+        value, gradients = rx.value_and_grad(loss, [stack, bias])()
+        optimizer.apply_gradients(zip(map(change, gradients), [stack, bias], strict=True))
+        return value
+
+    @rx.function
+    def step(x):
+        return strategy.reduce("SUM", strategy.run(replica_step, args=(x,)), axis=None)
+
+    rows = np.random.default_rng(1).normal(size=(2 * DEVICES, WIDTH)).astype(np.float32)
+    (batch,) = strategy.distribute_dataset(rx.from_arrays(rows).batch(len(rows)))
+    return step, batch, stack
+
+
+def test_a_scan_gathers_one_layer_at_a_time():
+    step, batch, _ = stacked_step(sharded(DEVICES, min_shard_bytes=4096))
+    program = step.lower(batch).compile()
+    gathered = re.findall(r"= \w+\[([\d,]*)\]\S* (all-gather|reduce-scatter)\(", program.as_text())
+    assert sorted(gathered) == [
+        ("16,64", "reduce-scatter"),
+        ("64,64", "all-gather"),
+        ("64,64", "all-gather"),
+    ]
+    memory, biases = program.memory_analysis(), 4 * LAYERS * WIDTH
+    held = 3 * (PARAMETER_BYTES / DEVICES + biases)
+    assert memory.argument_size_in_bytes == pytest.approx(held, rel=0.05)
+    assert memory.temp_size_in_bytes < 0.6 * PARAMETER_BYTES
+
+
+@pytest.mark.parametrize("how", [{}, {"again": True}, {"change": lambda gradient: 2 * gradient}])
+def test_scans_have_the_numbers_of_mirrored_training(how):
+    def train(strategy):
+        step, batch, stack = stacked_step(strategy, **how)
+        return [float(step(batch)) for _ in range(3)], stack.numpy()
+
+    losses, values = train(sharded(DEVICES))
+    wanted, expected = train(networks.mirrored(DEVICES))
+    np.testing.assert_allclose(losses, wanted, rtol=1e-5)
+    np.testing.assert_allclose(values, expected, atol=1e-6)
+
+
+# 200 steps beside `MirroredStrategy`.
+
+
+def trained(name, strategy, partial_batch):
+    """The losses of 200 steps, and all variables in the end."""
+    training = networks.Training(name, strategy, rx.function)
+    losses = training.run(partial_batch)
+    networks.agrees(name, losses)
+    networks.end_as_on_one_device(name, training)
+    return losses, jax.tree.leaves(rx.read_values((training.weights, training.moving)))
+
+
+def deviation(found, expected):
+    """The largest difference, in parts of the largest number of its array."""
+    pairs = zip(found, expected, strict=True)
+    return max(float(np.max(np.abs(a - b)) / np.max(np.abs(b))) for a, b in pairs)
+
+
+def compare_with_mirrored(name, n, partial_batch):
+    expected = trained(name, networks.mirrored(n), partial_batch)
+    for shard in SHARD:
+        started = time.monotonic()
+        losses, values = trained(name, sharded(n, shard), partial_batch)
+        np.testing.assert_allclose(losses, expected[0], rtol=1e-5, atol=0)
+        for found, wanted in zip(values, expected[1], strict=True):
+            np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+        print(
+            f"{name}, {shard}, {n} devices, {partial_batch}, {len(losses)} steps: "
+            f"losses off by {np.max(np.abs(losses / expected[0] - 1)):.1e}, "
+            f"variables by {deviation(values, expected[1]):.1e}, {time.monotonic() - started:.0f} s",
+            flush=True,
+        )
+
+
 def main():
     for name in ("cnn", "transformer"):
-        for shard in SHARD:
-            for n in (1, 2, 3, 4, 8):
-                for partial_batch in ("pad", "exact"):
-                    started = time.monotonic()
-                    training = networks.Training(name, sharded(n, shard), rx.function)
-                    losses = training.run(partial_batch)
-                    networks.agrees(name, losses)
-                    networks.end_as_on_one_device(name, training)
-                    expected = networks.one_device(name)[0]
-                    off = np.max(np.abs(losses - expected) / expected)
-                    took = f"{time.monotonic() - started:.0f} s"
-                    print(
-                        f"{name}, {shard}, {n} devices, {partial_batch}, {len(losses)} steps: "
-                        f"off by {off:.1e}, {took}",
-                        flush=True,
-                    )
+        for n in (1, 2, 3, 4, 8):
+            for partial_batch in ("pad", "exact"):
+                compare_with_mirrored(name, n, partial_batch)
 
 
 if __name__ == "__main__":
     rx.set_cpu_devices(8)
     jax.config.update("jax_disable_most_optimizations", True)
-    sys.exit(main())
+    main()

@@ -10,7 +10,13 @@ from replicax.collectives._cross_device_ops import (
     broadcast,
     deliver,
 )
-from replicax.collectives._early_sums import EarlySums, collect_early_sums, offer_early_sum
+from replicax.collectives._early_sums import (
+    EarlySums,
+    collect_early_sums,
+    offer_early_sum,
+    offer_sum_in_shards,
+    sum_in_shards,
+)
 from replicax.collectives._local import Recipe, Spread
 from replicax.collectives._options import (
     CollectiveHints,
@@ -48,10 +54,12 @@ __all__ = [
     "map_each",
     "merge_options",
     "offer_early_sum",
+    "offer_sum_in_shards",
     "order_of",
     "order_of_all",
     "reduce_leaves",
     "reduce_leaves_over",
     "shapes_of",
     "spread",
+    "sum_in_shards",
 ]

@@ -4,6 +4,8 @@ A training step reduces its gradients inside the replica function and its loss a
 all-reduce is a rendezvous of all devices, which takes longer than the arithmetic of a small step. But the
 loss is known before the gradients: `rx.value_and_grad` offers it, the next pack of gradients includes it
 for four more bytes, and `strategy.reduce` finds its sum already computed. An unused sum costs nothing else.
+
+The gradient of a sharded variable may come with its sum too, as this replica's shard of it.
 """
 
 from __future__ import annotations
@@ -15,7 +17,14 @@ from typing import Any, final
 
 from replicax._jax import current_trace, trace_of
 
-__all__ = ["EarlySums", "collect_early_sums", "current_early_sums", "offer_early_sum"]
+__all__ = [
+    "EarlySums",
+    "collect_early_sums",
+    "current_early_sums",
+    "offer_early_sum",
+    "offer_sum_in_shards",
+    "sum_in_shards",
+]
 
 
 @final
@@ -29,6 +38,7 @@ class EarlySums:
         self._pending: list[Any] = []
         # Store the scalar with its sum: its id must not be reused for another object.
         self._sums: dict[int, tuple[Any, Any]] = {}
+        self.in_shards: dict[int, tuple[Any, Any]] = {}
 
     def offer(self, scalar: Any) -> None:
         """Allow the next reduction of the same dtype to include `scalar`."""
@@ -74,3 +84,15 @@ def offer_early_sum(scalar: Any) -> None:
     """Allow the replica's next reduction to include `scalar`; does nothing in eager replicas."""
     if (sums := _current.get()) is not None:
         sums.offer(scalar)
+
+
+def offer_sum_in_shards(value: Any, shard: Any) -> None:
+    """Remember that `shard` is this replica's part of the sum of `value` over the replicas."""
+    if (sums := _current.get()) is not None:
+        sums.in_shards[id(value)] = (value, shard)
+
+
+def sum_in_shards(value: Any) -> Any:
+    """This replica's part of the sum of `value` if it was computed, else None."""
+    sums = _current.get()
+    return None if sums is None else sums.in_shards.get(id(value), (None, None))[1]

@@ -247,7 +247,7 @@ class _LossCall:
                 result = differentiated(fresh=True)
         (loss, (aux, recorded)), gradients = result
         tapes[-1].replay(recorded)
-        return (loss, aux), gradients
+        return (loss, aux), values.gradients(gradients)
 
     def probe(self, args: Any, kwargs: Any) -> None:
         """Call `fn` without gradients, and drop its writes."""

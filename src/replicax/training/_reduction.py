@@ -8,7 +8,7 @@ from typing import Any, final
 
 import jax.numpy as jnp
 
-from replicax.collectives import CommunicationOptions, map_each, reduce_leaves
+from replicax.collectives import CommunicationOptions, map_each, reduce_leaves, sum_in_shards
 from replicax.contexts import StrategyProtocol
 from replicax.types import ReduceOp
 from replicax.values import IndexedSlices, Mirrored, PerReplica
@@ -60,7 +60,8 @@ class GradientReduction:
         for i, layout in enumerate(layouts):
             if layout is not None:
                 own = gradients[i].select(0) if isinstance(gradients[i], PerReplica) else gradients[i]
-                total = layout.summed(own)
+                early = sum_in_shards(own)
+                total = layout.summed(own) if early is None else early
                 results[i] = total / strategy.num_replicas_in_sync if self.op is ReduceOp.MEAN else total
         return results
 

@@ -110,17 +110,15 @@ class Sharded(OnMesh):
         """The whole value, from each replica's shard."""
         return self._unpadded(lax.all_gather(shard, self.mesh.axis_name, axis=self.split_axis, tiled=True))
 
-    def after(self, shard: Any, values: Any) -> Any:
-        """The same shard, which XLA does not gather before it has computed `values`."""
-        values = [x for x in jax.tree.leaves(values) if x.size and x.dtype != jax.dtypes.float0]
-        if not values:
-            return shard
-        if self.mesh.platform != "cpu":
-            return lax.optimization_barrier((shard, values))[0]
-        # On CPU XLA removes barriers, and then merges equal gathers. It can't know that this is False.
-        first = [jnp.ravel(x)[0] for x in values]
-        never = functools.reduce(jnp.logical_or, [jnp.logical_and(x != x, x == x) for x in first])
-        return jnp.where(never, jnp.zeros((), shard.dtype), shard)
+    def zeros(self, shard: Any) -> Any:
+        """Zeros of the shape of the whole value."""
+        return jnp.zeros(self._with_size(shard.shape, self._size), shard.dtype)
+
+    @functools.cached_property
+    def of_slices(self) -> Sharded:
+        """The layout of one index of the first axis, if another axis is split."""
+        assert self.split_axis
+        return Sharded(self._communicator, self.split_axis - 1, self._size)
 
     def summed(self, value: Any) -> Any:
         """This replica's shard of the sum of `value` over the replicas."""
