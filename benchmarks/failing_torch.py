@@ -32,6 +32,8 @@ def fail(kind):
             sys.exit(3)
         case "kill":
             os.kill(os.getpid(), signal.SIGKILL)
+        case "abort":
+            os.abort()
         case "stop":
             os.kill(os.getpid(), signal.SIGSTOP)
         case "sleep":

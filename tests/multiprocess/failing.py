@@ -12,7 +12,7 @@ import replicax as rx
 from replicax import testing
 from replicax.cluster import ClusterOptions
 
-KINDS = ("raise", "interrupt", "exit", "kill", "stop", "sleep")
+KINDS = ("raise", "interrupt", "exit", "kill", "abort", "stop", "sleep")
 MOMENTS = ("start", "compilation", "step", "input", "checkpoint", "shutdown")
 FAULT = "fault at "
 NUM_STEPS = 30
@@ -31,6 +31,8 @@ def fail(kind):
             sys.exit(3)
         case "kill":
             os.kill(os.getpid(), signal.SIGKILL)
+        case "abort":
+            os.abort()
         case "stop":
             os.kill(os.getpid(), signal.SIGSTOP)
         case "sleep":

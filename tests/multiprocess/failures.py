@@ -63,7 +63,7 @@ class Result:
         """How long it may take if the limit for waiting is this."""
         if self.moment == "start" or self.kind in ("stop", "sleep"):
             return limit + 5.0
-        return 5.0 if self.kind == "kill" else 2.0
+        return 5.0 if self.kind in ("kill", "abort") else 2.0
 
 
 def last_error(output):

@@ -7,7 +7,7 @@ raise. After a second the error is printed and the process ended, with status `B
 
 When this program fails itself, an exception hook reports it. Some such failures are consequences: when a
 worker dies, those that are connected to it fail too. They wait a moment to learn the cause, and print it
-last.
+last. An abort of native code is treated alike.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ from types import FrameType, TracebackType
 from typing import Any, final
 
 import jax
+
+from replicax.cluster._aborts import before_abort
+from replicax.cluster._stacks import all_stacks
 
 __all__ = ["BLOCKED_STATUS", "Stopper"]
 
@@ -53,6 +56,7 @@ class Stopper:
         if self._can_raise:
             self._previous_handler = signal.signal(_SIGNAL, self._handle)
         sys.excepthook = self._hook
+        before_abort(self._abort)
 
     @property
     def error(self) -> Exception | None:
@@ -121,6 +125,13 @@ class Stopper:
             print(
                 _marked("".join(traceback.format_exception_only(self._error))), file=sys.stderr, flush=True
             )
+
+    def _abort(self) -> None:
+        """Native code aborts: wait for the cause, while `stop` in another thread raises or prints it."""
+        message = "native code has aborted the process; its output says why"
+        self._report({"type": "SIGABRT", "message": message, "traceback": all_stacks(), "by_another": True})
+        if self._known.wait(_CAUSE_SECONDS):
+            time.sleep(self._cleanup_seconds)
 
 
 def _flush() -> None:
