@@ -726,3 +726,17 @@ def test_gradients_of_all_replicas_do_not_belong_into_a_replica_function(two, mo
         mode(lambda: two.run(lambda: optimizer.apply_gradients([(gradient, w)])))()
     mode(lambda g: two.run(lambda g: optimizer.apply_gradients([(g, w)]), args=(g,)))(gradient)
     close(w.read_value(), -3.0)
+
+
+def test_creating_slots_takes_no_further_trace():
+    strategy = mirrored(2)
+    with strategy.scope():
+        w, optimizer = rx.Variable(jnp.ones(3)), rx.Optimizer(optax.adam(0.1))
+    traces = []
+
+    def replica_fn():
+        traces.append(len(optimizer.slots))
+        optimizer.minimize(lambda: jnp.sum(w**2), [w])
+
+    rx.function(lambda: strategy.run(replica_fn))()
+    assert traces == [0, 3]

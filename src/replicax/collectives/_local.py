@@ -155,22 +155,34 @@ def _reduce_packed(arrays: Sequence[Any], reduce: Callable[[Any], Any]) -> list[
         return [reduce(arrays[0])]
     # The largest comes first: there it is aligned, and XLA on CPU writes it with several threads.
     order = sorted(range(len(arrays)), key=lambda i: -arrays[i].size)
-    offsets = np.cumsum([0, *(arrays[i].size for i in order)])
+    offsets = _opaque_offsets([arrays[i].size for i in order])
     buffer = reduce(_join([arrays[i].reshape(-1) for i in order], offsets))
     results: list[Any] = [None] * len(arrays)
-    for i, start, stop in zip(order, offsets[:-1], offsets[1:], strict=True):
-        results[i] = lax.slice(buffer, (int(start),), (int(stop),)).reshape(arrays[i].shape)
+    for i, offset in zip(order, offsets, strict=True):
+        results[i] = lax.dynamic_slice(buffer, (offset,), (arrays[i].size,)).reshape(arrays[i].shape)
     return results
 
 
-def _join(parts: Sequence[Any], offsets: Any) -> Any:
+def _opaque_offsets(sizes: Sequence[int]) -> list[Any]:
+    """Where parts of these `sizes` begin, as values that XLA does not know while it compiles.
+
+    XLA on CPU compiles equal kernels once. With known offsets, every kernel that reads or writes a part
+    would be another one, and compiling 300 of them takes ten times as long. Each offset is the first of two
+    numbers, because XLA makes scalars a part of the kernel.
+    """
+    starts = np.cumsum([0, *sizes[:-1]], dtype=np.uint32)
+    pairs = lax.optimization_barrier([np.array([start, 0], np.uint32) for start in starts])
+    return [lax.squeeze(lax.slice(pair, (0,), (1,)), (0,)) for pair in pairs]
+
+
+def _join(parts: Sequence[Any], offsets: Sequence[Any]) -> Any:
     """Concatenate `parts`; keeps XLA on CPU from fusing their computation into the copy, which is slow."""
     if all(_num_bytes(part) <= _SMALL_BYTES for part in parts):
         return jnp.concatenate(lax.optimization_barrier(parts))
     # A barrier before large parts costs more than it saves, so update a buffer in place.
-    buffer = jnp.zeros((int(offsets[-1]),), parts[0].dtype)
-    for part, offset in zip(parts, offsets[:-1], strict=True):
-        buffer = lax.dynamic_update_slice(buffer, part, (int(offset),))
+    buffer = jnp.zeros((sum(part.size for part in parts),), parts[0].dtype)
+    for part, offset in zip(parts, offsets, strict=True):
+        buffer = lax.dynamic_update_slice(buffer, part, (offset,))
     return buffer
 
 

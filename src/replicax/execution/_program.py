@@ -11,9 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, final
 
 import jax
-import jax.numpy as jnp
 
-from replicax._jax import at_trace, current_program, current_trace, is_tracer, plain
+from replicax._jax import at_trace, current_program, current_trace, is_tracer, unknown
 from replicax.contexts import Incomplete, Origins, current, enter
 from replicax.errors import ContextError, TracingError, VariableError
 from replicax.topology import ReplicaMesh
@@ -137,7 +136,7 @@ class ProgramFrame(Frame):
         if self._inputs is None:
             self.use_mesh(variable.mesh)
             with at_trace(self._trace):  # it may be used outside of the replicas that read it first
-                return plain(jnp.zeros(variable.layout.array_shape(variable._spec), variable.dtype))
+                return unknown(variable.layout.array_shape(variable._spec), variable.dtype)
         if variable.ref() not in self._inputs:
             raise TracingError(
                 f"The step used the variable {variable.name!r} when it was traced for compilation, but not "
@@ -161,7 +160,8 @@ class ProgramFrame(Frame):
                 "create variables only once: store it, and create it only if it does not exist yet, "
                 "`if self.v is None: self.v = rx.Variable(...)`."
             )
-        self.created.append(variable)
+        if not variable._spec.is_slot:  # which the optimizer keeps, so that the next call finds it
+            self.created.append(variable)
 
     def creating(self) -> contextlib.AbstractContextManager[None]:
         if self._is_scratch:
@@ -237,7 +237,7 @@ class ReplicaFrame(Frame):
         if not self.outer.is_discovery:
             raise TracingError(f"The variable {variable.name!r} was not found by the first trace.")
         spec = variable._spec
-        return variable.layout.part_cell(jnp.zeros(variable.layout.part_shape(spec), spec.dtype), spec)
+        return variable.layout.part_cell(unknown(variable.layout.part_shape(spec), spec.dtype), spec)
 
     def store(self, variable: Variable, cell: Cell) -> None:
         _check_trace(self._trace, variable)
