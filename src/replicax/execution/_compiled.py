@@ -14,6 +14,7 @@ from itertools import starmap
 from typing import Any, final
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from replicax._jax import debug_infs, debug_nans, fresh_traces, plain, traces_of
@@ -44,7 +45,7 @@ def leaf_key(leaf: Any) -> Any:
     if isinstance(leaf, jax.Array):
         return leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False)
     if isinstance(leaf, np.ndarray | np.generic):
-        return leaf.shape, jax.numpy.result_type(leaf), False
+        return leaf.shape, jnp.result_type(leaf), False
     if isinstance(leaf, float | complex):
         return type(leaf), repr(leaf)  # 0.0 == -0.0, and a NaN is not equal to itself
     return leaf.ref() if isinstance(leaf, Variable) else (type(leaf), leaf)
@@ -52,11 +53,21 @@ def leaf_key(leaf: Any) -> Any:
 
 @final
 class CompiledStep:
-    """A step traced and compiled for one kind of arguments."""
+    """A step traced and compiled for one kind of arguments.
 
-    def __init__(self, fn: Callable[..., Any], leaves: list[Any], treedef: Any) -> None:
-        """Find the variables of `fn` for arguments like `leaves`; `compile` compiles it."""
-        self._fn, self._treedef = fn, treedef
+    Args:
+        fn: the step.
+        leaves: arguments of one call, flattened.
+        treedef: their structure.
+        repeats: how many calls the program makes, one after the other. For more than one call, `run` takes
+            the leaves of all and returns a list of their results.
+    """
+
+    def __init__(
+        self, fn: Callable[..., Any], leaves: list[Any], treedef: Any, *, repeats: int = 1
+    ) -> None:
+        """Find the variables of `fn`; `compile` compiles it."""
+        self._fn, self._treedef, self._repeats = fn, treedef, repeats
         self._dynamic = [i for i, leaf in enumerate(leaves) if is_array(leaf)]
         self._static = [None if is_array(leaf) else leaf for leaf in leaves]
         self._fresh = False
@@ -74,7 +85,8 @@ class CompiledStep:
         self._state = StepState(in_store_order(read), in_store_order(found.written.values()), found.mesh)
         distributed = {i for node in distributed_in(treedef) for i in jax.tree.leaves(node)}
         self._plain = [i for i in self._dynamic if i not in distributed]
-        self._jitted = jax.jit(self._step, donate_argnums=1, out_shardings=self._shardings())
+        self._program = self._step if repeats == 1 else self._steps
+        self._jitted = jax.jit(self._program, donate_argnums=1, out_shardings=self._shardings())
         self._between: BetweenProcesses | None = None
         if found.mesh is not None and not found.mesh.is_local:
             self._between = BetweenProcesses(found.mesh, fn)
@@ -124,6 +136,17 @@ class CompiledStep:
         results = self._call(frame, arrays)
         return results, [frame.array(variable) for variable in self._state.written]
 
+    def _steps(self, read: list[Any], written: list[Any], calls: list[list[Any]]) -> Any:
+        """Call the step with the arguments of one call after the other, in a loop of the program."""
+
+        def call(written: list[Any], arrays: list[Any]) -> Any:
+            results, new = self._step(read, written, arrays)
+            return new, results
+
+        stacked = [jnp.stack(arrays) for arrays in zip(*calls, strict=True)]
+        new, results = jax.lax.scan(call, written, stacked, length=self._repeats)
+        return [[result[i] for result in results] for i in range(self._repeats)], new
+
     def _call(self, frame: ProgramFrame, arrays: list[Any]) -> list[Any]:
         leaves = list(self._static)
         for i, array in zip(self._dynamic, arrays, strict=True):
@@ -148,6 +171,8 @@ class CompiledStep:
         if mesh is None:
             return None
         results = [mesh.sharded if sharded else mesh.replicated for sharded in self._outputs.sharded]
+        if self._repeats > 1:
+            results = [results] * self._repeats
         return results, [v.layout.sharding(mesh) for v in self._state.written]
 
     def _components_apart(self) -> list[int]:
@@ -189,6 +214,12 @@ class CompiledStep:
 
     def _arguments(self, leaves: list[Any]) -> list[Any]:
         """The arrays among `leaves`, placed as the program expects them."""
+        if self._repeats == 1:
+            return self._arguments_of_call(leaves)
+        size = len(self._static)
+        return [self._arguments_of_call(leaves[i : i + size]) for i in range(0, len(leaves), size)]
+
+    def _arguments_of_call(self, leaves: list[Any]) -> list[Any]:
         mesh = self._mesh
         if mesh is not None and (self._apart or self._plain):
             leaves = list(leaves)
@@ -210,6 +241,8 @@ class CompiledStep:
         """
         state, jitted, outputs, only = self._state, self._jitted, self._outputs, self._state.only
         prepares = bool(self._apart or self._plain or len(self._dynamic) != len(self._static))
+        if self._repeats > 1:
+            return self._run_generally
         waits = self._timeout is not None or (self._mesh is not None and self._mesh.must_wait)
         if only is None or waits:
             return self._run_generally
@@ -259,9 +292,12 @@ class CompiledStep:
                 raise
             finally:
                 finish()
-        results = box[0][0]
+        return self._finished(box[0][0])
+
+    def _finished(self, results: list[Any]) -> Any:
         self._wait(results)
-        return self._outputs.rebuild(results)
+        rebuild = self._outputs.rebuild
+        return rebuild(results) if self._repeats == 1 else list(map(rebuild, results))
 
     def _wait(self, results: list[Any]) -> None:
         if self._mesh is not None:
@@ -275,19 +311,19 @@ class CompiledStep:
             read, written = self._state.take()
             with without_debugging():
                 results, new = self._not_donating(read, written, arguments)
-            names = ["a result"] * len(results) + [f"the variable {v.name!r}" for v in self._state.written]
-            for name, array in zip(names, (*results, *new), strict=True):
+            arrays = jax.tree.leaves(results)
+            names = ["a result"] * len(arrays) + [f"the variable {v.name!r}" for v in self._state.written]
+            for name, array in zip(names, (*arrays, *new), strict=True):
                 check_numbers(name, array)
             self._state.put(new)
-        self._wait(results)
-        return self._outputs.rebuild(results)
+        return self._finished(results)
 
     @functools.cached_property
     def _not_donating(self) -> Any:
-        return jax.jit(self._step, out_shardings=self._shardings())
+        return jax.jit(self._program, out_shardings=self._shardings())
 
 
 def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
     weak = isinstance(leaf, jax.Array) and getattr(leaf, "weak_type", False)
-    dtype = leaf.dtype if isinstance(leaf, jax.Array) else jax.numpy.result_type(leaf)
+    dtype = leaf.dtype if isinstance(leaf, jax.Array) else jnp.result_type(leaf)
     return jax.ShapeDtypeStruct(leaf.shape, dtype, weak_type=weak)
