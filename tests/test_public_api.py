@@ -54,6 +54,7 @@ SELF_EXPLANATORY = {
         "name",
         "ndim",
         "numpy",
+        "partition",
         "ref",
         "scatter_div",
         "scatter_max",

@@ -227,7 +227,7 @@ class ReplicaFrame(Frame):
         """The cell inside the replica: the outer one if replicas agree, otherwise this replica's part."""
         cell = self.outer.cell(variable)
         if not variable.layout.is_split or (variable.mesh != self._mesh and not variable.layout.differs):
-            return cell
+            return variable.layout.replica_cell(cell) if variable.mesh == self._mesh else cell
         if variable.mesh != self._mesh:
             raise ContextError(
                 f"The ON_READ variable {variable.name!r} has a part on each replica of "

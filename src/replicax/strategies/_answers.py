@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, final
 
 from replicax.collectives import Communicator
-from replicax.variables import Layout, Sharded, VariableSpec
+from replicax.variables import NO_RULES, Layout, PartitionRules, Sharded, VariableSpec
 
 __all__ = ["Answers"]
 
@@ -27,6 +27,7 @@ class Answers:
         cluster_resolver: the resolver of the cluster; None for strategies of one machine.
         find_shards: returns how the update of a variable is divided among the replicas, or None if it is
             too small for that. None if the strategy divides nothing.
+        partition_rules: the partitions of variables by name.
         why_not_assignable: why values can't be assigned to a logical device; None if they can.
     """
 
@@ -37,4 +38,5 @@ class Answers:
     plain_values: bool = False
     cluster_resolver: Any = None
     find_shards: Callable[[VariableSpec], Sharded | None] | None = None
+    partition_rules: PartitionRules = NO_RULES
     why_not_assignable: str | None = None

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from replicax.contexts import current
 from replicax.strategies._initial_values import of_first_process
-from replicax.variables import Variable, current_frame, prepare_variable
+from replicax.variables import Variable, check_partition, current_frame, prepare_variable
 
 if TYPE_CHECKING:
     from replicax.strategies._strategy import StrategyBase
@@ -23,6 +23,8 @@ def create_variable(self: StrategyBase, *args: Any, **kwargs: Any) -> Variable:
         frame = current_frame()
         with frame.creating():
             spec, value = prepare_variable(*args, **kwargs)
+            spec = self.answers.partition_rules.apply(spec)
+            check_partition(spec, self.mesh, self)
             spec, layout = self.answers.choose_layout(spec)
             if not self.mesh.is_local:
                 value = of_first_process(self.communicator, spec, value)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 
 from replicax.collectives import Communicator, CrossDeviceOps, DefaultAllReduce
 from replicax.errors import VariableError
 from replicax.strategies._answers import Answers
 from replicax.strategies._strategy import Strategy
-from replicax.topology import REPLICA_AXIS, ReplicaMesh, resolve_devices
+from replicax.topology import REPLICA_AXIS, ReplicaMesh, group_devices, resolve_devices
 from replicax.types import Device, VariableSynchronization
-from replicax.variables import Layout, OnePerReplica, Replicated, VariableSpec
+from replicax.variables import Layout, OnePerReplica, Partitioned, PartitionRules, Replicated, VariableSpec
 
 __all__ = ["MirroredStrategy", "mirrored_layouts"]
 
@@ -23,6 +24,11 @@ class MirroredStrategy(Strategy):
         devices: names ("GPU:0", "/cpu:1") or `jax.Device`s; None takes all GPUs, or all TPUs, or all
             CPU devices (see `rx.set_cpu_devices`).
         cross_device_ops: how values are combined across devices; None leaves it to XLA.
+        logical_devices: the number of devices of each replica, its logical devices. Variables with a
+            partition are divided among them, and XLA divides the computation; see `rx.Variable`.
+        partition_rules: partitions of variables by name, for a whole model:
+            `{"mlp/in/kernel": [1, 4], "mlp/out/kernel": [4, 1]}`. The keys are regular expressions that are
+            searched for in the names of variables.
         axis_name: the name of the replicas' axis in `jax.lax.pmean(x, axis_name)` and similar functions.
 
     Raises:
@@ -45,6 +51,8 @@ class MirroredStrategy(Strategy):
         devices: Sequence[str | Device] | None = None,
         cross_device_ops: CrossDeviceOps | None = None,
         *,
+        logical_devices: int = 1,
+        partition_rules: Mapping[str, Sequence[int]] | None = None,
         axis_name: str = REPLICA_AXIS,
     ) -> None:
         """Choose the devices and the collectives."""
@@ -53,8 +61,10 @@ class MirroredStrategy(Strategy):
             raise TypeError(
                 f"cross_device_ops must be an rx.CrossDeviceOps, got {type(ops).__name__} {ops!r}."
             )
-        communicator = Communicator(ReplicaMesh(resolve_devices(devices), axis_name), ops)
-        super().__init__(Answers(communicator, mirrored_layouts(communicator)))
+        grid = group_devices(resolve_devices(devices), logical_devices)
+        communicator = Communicator(ReplicaMesh(grid, axis_name), ops)
+        rules = PartitionRules(partition_rules)
+        super().__init__(Answers(communicator, mirrored_layouts(communicator), partition_rules=rules))
 
 
 def mirrored_layouts(
@@ -62,11 +72,14 @@ def mirrored_layouts(
 ) -> Callable[[VariableSpec], tuple[VariableSpec, Layout]]:
     """The `choose_layout` of mirrored strategies: replicated, or one part per replica if ON_READ."""
     replicated, parts = Replicated(communicator), OnePerReplica(communicator)
+    partitioned = functools.cache(functools.partial(Partitioned, communicator))
 
     def choose(spec: VariableSpec) -> tuple[VariableSpec, Layout]:
         spec.check_mean()
         spec = _synchronized(spec)
         on_read = spec.synchronization is VariableSynchronization.ON_READ
+        if spec.partition is not None and max(spec.partition, default=1) > 1:
+            return spec, partitioned(spec.partition)
         return spec, parts if on_read else replicated
 
     return choose

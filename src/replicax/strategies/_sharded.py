@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, get_args
 
 from replicax.collectives import Communicator, DefaultAllReduce
 from replicax.strategies._answers import Answers
 from replicax.strategies._mirrored import mirrored_layouts
 from replicax.strategies._strategy import Strategy
-from replicax.topology import REPLICA_AXIS, ReplicaMesh, resolve_devices
+from replicax.topology import REPLICA_AXIS, ReplicaMesh, group_devices, resolve_devices
 from replicax.types import Device
-from replicax.variables import Layout, Replicated, Sharded, VariableSpec, axis_to_shard
+from replicax.variables import (
+    Layout,
+    Partitioned,
+    PartitionRules,
+    Replicated,
+    Sharded,
+    VariableSpec,
+    axis_to_shard,
+)
 
 __all__ = ["ShardedStrategy"]
 
@@ -32,6 +41,11 @@ class ShardedStrategy(Strategy):
             parameters. "all" divides the parameters too (ZeRO-3, FSDP): replicas gather a parameter where
             they read it, and again for its gradient.
         min_shard_bytes: variables smaller than this are copied to each device.
+        logical_devices: the number of devices of each replica, its logical devices. Variables with a
+            partition are divided among them, and XLA divides the computation; see `rx.Variable`.
+        partition_rules: partitions of variables by name, for a whole model:
+            `{"mlp/in/kernel": [1, 4], "mlp/out/kernel": [4, 1]}`. The keys are regular expressions that are
+            searched for in the names of variables.
         axis_name: the name of the replicas' axis in `jax.lax.pmean(x, axis_name)` and similar functions.
 
     >>> strategy = rx.ShardedStrategy(["CPU:0", "CPU:1"], shard="all")
@@ -49,27 +63,36 @@ class ShardedStrategy(Strategy):
         shard: _Setting = "all",
         *,
         min_shard_bytes: int = MIN_SHARD_BYTES,
+        logical_devices: int = 1,
+        partition_rules: Mapping[str, Sequence[int]] | None = None,
         axis_name: str = REPLICA_AXIS,
     ) -> None:
         """Choose the devices and what is divided."""
         if shard not in get_args(_Setting):
             raise ValueError(f"ShardedStrategy(shard={shard!r}): pass 'optimizer' or 'all'.")
-        communicator = Communicator(ReplicaMesh(resolve_devices(devices), axis_name), DefaultAllReduce())
+        grid = group_devices(resolve_devices(devices), logical_devices)
+        communicator = Communicator(ReplicaMesh(grid, axis_name), DefaultAllReduce())
         find_shards = shard_finder(communicator, min_shard_bytes)
         choose = sharded_layouts(communicator, find_shards, only_slots=shard == "optimizer")
-        super().__init__(Answers(communicator, choose, find_shards=find_shards))
+        rules = PartitionRules(partition_rules)
+        super().__init__(Answers(communicator, choose, find_shards=find_shards, partition_rules=rules))
 
 
 def shard_finder(communicator: Communicator, min_bytes: int) -> Callable[[VariableSpec], Sharded | None]:
-    """A function that returns how a variable is divided; None if it is too small."""
+    """A function that returns how a variable is divided among replicas.
+
+    None if what a device would have of it is too small, or if its partition divides every axis.
+    """
     layout = functools.cache(functools.partial(Sharded, communicator))
     count = communicator.num_replicas
 
     def find(spec: VariableSpec) -> Sharded | None:
-        if count == 1 or not spec.shape or spec.num_bytes < max(min_bytes, 1):
+        parts = 1 if spec.partition is None else math.prod(spec.partition)
+        if count == 1 or not spec.shape or spec.num_bytes // parts < max(min_bytes, 1):
             return None
-        axis = axis_to_shard(spec.shape, count)
-        return layout(axis, spec.shape[axis])
+        axis = axis_to_shard(spec.shape, count, spec.partition)
+        partition = spec.partition if parts > 1 else None
+        return None if axis is None else layout(axis, spec.shape[axis], partition)
 
     return find
 
@@ -82,7 +105,7 @@ def sharded_layouts(
 
     def choose(spec: VariableSpec) -> tuple[VariableSpec, Layout]:
         spec, layout = choose_mirrored(spec)
-        if not isinstance(layout, Replicated) or (only_slots and not spec.is_slot):
+        if not isinstance(layout, Replicated | Partitioned) or (only_slots and not spec.is_slot):
             return spec, layout
         return spec, find_shards(spec) or layout
 

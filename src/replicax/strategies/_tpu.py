@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from replicax.cluster import TPUClusterResolver, warn_of_stand_ins
 from replicax.collectives import Communicator, DefaultAllReduce
 from replicax.errors import DeviceError
@@ -10,6 +12,7 @@ from replicax.strategies._mirrored import mirrored_layouts
 from replicax.strategies._strategy import Strategy
 from replicax.topology import REPLICA_AXIS, ReplicaMesh
 from replicax.tpu import DeviceAssignment
+from replicax.variables import PartitionRules
 
 __all__ = ["TPUStrategy"]
 
@@ -24,7 +27,8 @@ class TPUStrategy(Strategy):
     """A replica on each core of a TPU, or on each group of cores, with a copy of every variable.
 
     With a `DeviceAssignment`, a replica has several cores, its *logical devices*. Its variables are
-    replicated on them; use `split_to_logical_devices` to divide a computation between them.
+    replicated on them, unless they have a partition; use that or `split_to_logical_devices` to divide a
+    computation between them.
 
     If JAX has no TPU, its other devices are used in place of the cores, with a warning in the log
     `replicax`. So this is also the strategy for replicas with several GPUs.
@@ -34,6 +38,7 @@ class TPUStrategy(Strategy):
         experimental_device_assignment: the cores of each replica; None: one core for each replica.
         experimental_spmd_xla_partitioning: XLA partitions the programs of replicas with several cores in
             either case. True also makes `assign_to_logical_device` an error, as TensorFlow's flag does.
+        partition_rules: partitions of variables by name; see `MirroredStrategy`.
         axis_name: the name of the replicas' axis in `jax.lax.pmean(x, axis_name)` and similar functions.
 
     Raises:
@@ -63,6 +68,7 @@ class TPUStrategy(Strategy):
         experimental_device_assignment: DeviceAssignment | None = None,
         experimental_spmd_xla_partitioning: bool = False,
         *,
+        partition_rules: Mapping[str, Sequence[int]] | None = None,
         axis_name: str = REPLICA_AXIS,
     ) -> None:
         """Choose the cores and group them."""
@@ -89,6 +95,7 @@ class TPUStrategy(Strategy):
                 communicator,
                 mirrored_layouts(communicator),
                 cluster_resolver=resolver,
+                partition_rules=PartitionRules(partition_rules),
                 why_not_assignable=_PARTITIONED if experimental_spmd_xla_partitioning else None,
             )
         )

@@ -5,6 +5,7 @@ from replicax.topology._devices import (
     DeviceName,
     device_name,
     find_device,
+    group_devices,
     parse_device_name,
     resolve_devices,
 )
@@ -17,6 +18,7 @@ __all__ = [
     "collectives_must_wait",
     "device_name",
     "find_device",
+    "group_devices",
     "parse_device_name",
     "prepare_cpu_pool",
     "prime_factors",

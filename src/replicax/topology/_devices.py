@@ -168,6 +168,26 @@ def resolve_devices(devices: Iterable[str | Device] | None = None) -> list[Devic
     return found
 
 
+def group_devices(devices: Sequence[Device], logical_devices: int) -> list[tuple[Device, ...]]:
+    """The devices of each replica, if a replica has `logical_devices` of them.
+
+    >>> from replicax.topology import group_devices, resolve_devices
+    >>> [len(replica) for replica in group_devices(resolve_devices(), 4)]
+    [4, 4]
+    """
+    number = logical_devices
+    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+        raise DeviceError(
+            f"logical_devices={number!r}: pass the number of devices of each replica, 1 or more."
+        )
+    if len(devices) % number:
+        raise DeviceError(
+            f"{len(devices)} devices can't be divided into replicas with logical_devices={number} each. "
+            f"Use a multiple of {number} devices. {_existing_devices()}"
+        )
+    return [tuple(devices[i : i + number]) for i in range(0, len(devices), number)]
+
+
 def _as_list(devices: Any) -> list[str | Device]:
     if isinstance(devices, str | jax.Device):
         single = devices if isinstance(devices, str) else device_name(devices)

@@ -90,6 +90,8 @@ class ReplicaMesh:
         self.axis_name = axis_name
         """The name of the replicas' axis, for `jax.lax.psum` and similar functions."""
         logical_axes = tuple(f"{_LOGICAL}{i}" for i in range(grid.ndim - 1))
+        self.logical_axes = logical_axes
+        """The names of the axes of a replica's devices."""
         self.mesh = Mesh(grid, (axis_name, *logical_axes))
         self.num_replicas: int = grid.shape[0]
         self.replica_devices = tuple(tuple(np.ravel(row)) for row in grid)
@@ -166,7 +168,7 @@ class ReplicaMesh:
     def partition_spec(self, partition_dimensions: Sequence[int]) -> PartitionSpec:
         """The spec that partitions an array into that many parts along each axis.
 
-        The product of the numbers must be the number of devices of a replica.
+        The product of the numbers must be the number of devices of a replica, or divide it.
         """
         sizes = self.mesh.devices.shape
         free_axes = list(range(1, len(sizes)))

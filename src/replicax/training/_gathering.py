@@ -66,7 +66,7 @@ class Whole(NamedTuple):
     def has_slices(self) -> bool:
         """Whether one index of the first axis can be gathered without the others."""
         (source, *more) = self.sources
-        return self.elementwise and not more and source.shard.layout.split_axis > 0
+        return self.elementwise and not more and source.shard.layout.has_slices
 
 
 class Evaluation:
@@ -197,11 +197,12 @@ class _Step(NamedTuple):
         the forward pass.
         """
         ready = [x for x in jax.tree.leaves(ready) if x.size and x.dtype != jax.dtypes.float0]
-        on_cpu = self.layouts[0].mesh.platform == "cpu"
-        if ready and not on_cpu:
+        mesh = self.layouts[0].mesh
+        in_branches = mesh.platform == "cpu" and mesh.num_logical_devices == 1
+        if ready and not in_branches:
             shards, _ = jax.lax.optimization_barrier((shards, ready))
         pairs = zip(self.layouts, shards, strict=True)
-        if not ready or not on_cpu or self.in_loop:
+        if not ready or not in_branches or self.in_loop:
             return [layout.gathered(x) for layout, x in pairs]
         # On CPU XLA removes barriers, gathers early and merges equal gathers, but not those in a branch. It
         # can't know that this condition is always false.

@@ -22,10 +22,10 @@ from replicax.training._gradients import value_and_grad
 from replicax.training._loss_scale import DynamicLossScale
 from replicax.training._pairs import Parameters, pair
 from replicax.training._reduction import GradientReduction, dense, is_distributed
-from replicax.training._slots import checkpoint_key, initial_state, slot_names
+from replicax.training._slots import checkpoint_key, initial_state, slot_names, slot_partition
 from replicax.types import ReduceOp, ReduceOpLike, VariableAggregation
 from replicax.values import IndexedSlices, Mirrored, free
-from replicax.variables import Deferred, Variable
+from replicax.variables import Deferred, Divided, Partitioned, Variable
 
 __all__ = ["Optimizer"]
 
@@ -164,13 +164,17 @@ class Optimizer:
             raise
         names = slot_names([path for path, _ in state], given)
         self.slots = [
-            self._create_slot(strategy, leaf, f"{self._name}/{name}")
-            for (_, leaf), name in zip(state, names, strict=True)
+            self._create_slot(
+                strategy, leaf, f"{self._name}/{name}", slot_partition(path, jnp.shape(leaf), given)
+            )
+            for (path, leaf), name in zip(state, names, strict=True)
         ]
         self._parameters = given
         return given
 
-    def _create_slot(self, strategy: StrategyProtocol, value: Any, name: str) -> Variable:
+    def _create_slot(
+        self, strategy: StrategyProtocol, value: Any, name: str, partition: tuple[int, ...] | None
+    ) -> Variable:
         # A checkpoint that was restored earlier may have a value for this slot; see `checkpoint_items`.
         return strategy.create_variable(
             value,
@@ -178,6 +182,7 @@ class Optimizer:
             trainable=False,
             aggregation=VariableAggregation.ONLY_FIRST_REPLICA,
             is_slot=True,
+            partition=partition,
             beside=(self.iterations, f"slots/{checkpoint_key(name)}"),
         )
 
@@ -322,8 +327,12 @@ class Optimizer:
         gradients = parameters.ordered(gradients, given.variables)
         reduction, variables = self._reduction, parameters.variables
         own = variables[0].distribute_strategy is strategy
-        if own and from_replicas and strategy.find_shards is not None and current().frame.is_one_replica:
-            return self._update_later(parameters, strategy, gradients, return_norm=return_norm)
+        if own and from_replicas and current().frame.is_one_replica:
+            if strategy.find_shards is not None:
+                return self._update_later(parameters, strategy, gradients, return_norm=return_norm)
+            layouts = _reduced_layouts(gradients, variables)
+            arrays = reduction.reduce_to_shards(strategy, gradients, variables, layouts)
+            return self._update_all(parameters, arrays, return_norm=return_norm)
         reduce = reduction.reduce_all if from_replicas else reduction.reduce_distributed
         arrays = [dense(g, v) for g, v in zip(reduce(strategy, gradients), variables, strict=True)]
         if not own:  # the replicas may be on other devices
@@ -334,12 +343,8 @@ class Optimizer:
         self, parameters: Parameters, strategy: StrategyProtocol, gradients: list[Any], *, return_norm: bool
     ) -> Any:
         """Reduce the gradients to shards; update when the replicas have finished, where optax sees all."""
-        find, variables = strategy.find_shards, parameters.variables
-        assert find is not None
-        layouts = [
-            None if isinstance(g, IndexedSlices) else find(v._spec)
-            for v, g in zip(variables, gradients, strict=True)
-        ]
+        variables = parameters.variables
+        layouts = _reduced_layouts(gradients, variables, strategy.find_shards)
         arrays = self._reduction.reduce_to_shards(strategy, gradients, variables, layouts)
         norm = _norm_of_shards(arrays, layouts, strategy.mesh.axis_name) if return_norm else None
         if norm is not None and self.loss_scale is not None:
@@ -451,6 +456,22 @@ def _explain_structure(error: Exception, parameters: Parameters) -> None:
         )
 
 
+def _reduced_layouts(
+    gradients: list[Any], variables: list[Variable], find_shards: Callable[[Any], Any] | None = None
+) -> list[Divided | None]:
+    """How each reduced gradient is divided: among the replicas, among the devices of a replica, or not."""
+
+    def layout(variable: Variable) -> Divided | None:
+        found = find_shards(variable._spec) if find_shards is not None else None
+        own = variable.layout
+        return found or (own if isinstance(own, Partitioned) else None)
+
+    return [
+        None if isinstance(g, IndexedSlices) else layout(v)
+        for g, v in zip(gradients, variables, strict=True)
+    ]
+
+
 def _whole(variable: Variable) -> Any:
     """The value of a variable as one replicated array."""
     cell = variable.held()
@@ -468,10 +489,11 @@ def _global_norm(gradients: list[Any]) -> Any:
 
 
 def _norm_of_shards(arrays: list[Any], layouts: list[Any], axis_name: str) -> Any:
-    """The global norm in a compiled replica; arrays with a layout are shards."""
-    pairs = list(zip(map(_sum_of_squares, arrays), layouts, strict=True))
-    own = sum((square for square, layout in pairs if layout is not None), jnp.float32(0))
-    shared = sum((square for square, layout in pairs if layout is None), jnp.float32(0))
+    """The global norm in a compiled replica; arrays with a split layout are shards."""
+    split = [layout is not None and layout.is_split for layout in layouts]
+    pairs = list(zip(map(_sum_of_squares, arrays), split, strict=True))
+    own = sum((square for square, is_shard in pairs if is_shard), jnp.float32(0))
+    shared = sum((square for square, is_shard in pairs if not is_shard), jnp.float32(0))
     return jnp.sqrt(shared + jax.lax.psum(own, axis_name))
 
 

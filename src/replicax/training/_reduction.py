@@ -12,7 +12,7 @@ from replicax.collectives import CommunicationOptions, map_each, reduce_leaves, 
 from replicax.contexts import StrategyProtocol
 from replicax.types import ReduceOp
 from replicax.values import IndexedSlices, Mirrored, PerReplica
-from replicax.variables import Sharded, Variable
+from replicax.variables import Divided, Variable
 
 __all__ = ["GradientReduction", "dense", "is_distributed"]
 
@@ -49,9 +49,9 @@ class GradientReduction:
         strategy: StrategyProtocol,
         gradients: list[Any],
         variables: Sequence[Variable],
-        layouts: Sequence[Sharded | None],
+        layouts: Sequence[Divided | None],
     ) -> list[Any]:
-        """Reduce every gradient of compiled replicas; those with a layout to this replica's shard."""
+        """Reduce every gradient of compiled replicas; those with a layout to this replica's part."""
         results: list[Any] = [None] * len(gradients)
         whole = [i for i, layout in enumerate(layouts) if layout is None]
         reduced = self.reduce_all(strategy, [gradients[i] for i in whole])

@@ -18,7 +18,7 @@ from replicax.training._pairs import Parameters
 from replicax.values import is_key
 from replicax.variables import current_frame
 
-__all__ = ["checkpoint_key", "initial_state", "slot_names"]
+__all__ = ["checkpoint_key", "initial_state", "slot_names", "slot_partition"]
 
 
 def initial_state(transformation: Any, parameters: Parameters, values: list[Any]) -> tuple[list[Any], Any]:
@@ -64,6 +64,17 @@ def slot_names(paths: Sequence[Any], parameters: Parameters) -> list[str]:
     }
     depths = sorted({len(path) for path in own}, reverse=True)
     return _distinct([_slot_name(tuple(map(_token, path)), own, depths) for path in paths])
+
+
+def slot_partition(path: Any, shape: tuple[int, ...], parameters: Parameters) -> tuple[int, ...] | None:
+    """The partition of a slot: that of the parameter it belongs to, if it has the same shape."""
+    tokens, best, found = tuple(map(_token, path)), -1, None
+    for variable, own in zip(parameters.variables, parameters.paths, strict=True):
+        end = tuple(map(_token, own))
+        belongs = variable.shape == shape and tokens[len(tokens) - len(end) :] == end
+        if belongs and len(end) > best:
+            best, found = len(end), variable.partition
+    return found
 
 
 def _slot_name(path: tuple[str, ...], own: dict[tuple[str, ...], str], depths: list[int]) -> str:

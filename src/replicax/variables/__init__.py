@@ -2,6 +2,7 @@
 
 from replicax.variables._copy import VariableCopy
 from replicax.variables._creation import NewVariable, awaiting_values, prepare_variable
+from replicax.variables._divided import Divided
 from replicax.variables._frames import (
     EAGER,
     Cell,
@@ -21,6 +22,8 @@ from replicax.variables._kinds import (
 )
 from replicax.variables._layout import MAX_SPLIT_AXES, Layout
 from replicax.variables._one_device import Central, OneDevice
+from replicax.variables._partition import NO_RULES, PartitionRules, check_partition
+from replicax.variables._partitioned import Partitioned
 from replicax.variables._partitioners import (
     FixedShardsPartitioner,
     MaxSizePartitioner,
@@ -39,10 +42,12 @@ from replicax.variables._writes import Write
 __all__ = [
     "EAGER",
     "MAX_SPLIT_AXES",
+    "NO_RULES",
     "AggregatingVariable",
     "Cell",
     "Central",
     "Deferred",
+    "Divided",
     "EagerFrame",
     "FixedShardsPartitioner",
     "Frame",
@@ -53,6 +58,8 @@ __all__ = [
     "NewVariable",
     "OneDevice",
     "OnePerReplica",
+    "PartitionRules",
+    "Partitioned",
     "Partitioner",
     "Places",
     "RecordingFrame",
@@ -68,6 +75,7 @@ __all__ = [
     "Write",
     "awaiting_values",
     "axis_to_shard",
+    "check_partition",
     "current_frame",
     "is_variable",
     "journal",

@@ -20,6 +20,7 @@ from replicax.types import (
 )
 from replicax.values import Mirrored, PerReplica, is_key, is_number
 from replicax.variables._frames import current_frame
+from replicax.variables._partition import checked_parts
 from replicax.variables._readable import Readable
 from replicax.variables._spec import VariableSpec
 
@@ -55,6 +56,7 @@ def prepare_variable(
     constraint: Callable[[Any], Any] | None = None,
     beside: tuple[Any, str] = (None, ""),
     is_slot: bool = False,
+    partition: Any = None,
 ) -> tuple[VariableSpec, Any]:
     """Check the arguments of `rx.Variable`; returns the spec and the initial value.
 
@@ -87,6 +89,7 @@ def prepare_variable(
         constraint=constraint,
         made_at=user_line(),
         is_slot=is_slot,
+        partition=None if partition is None else checked_parts(partition, f"The variable {name!r}"),
     )
     return spec, value
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from replicax.variables._divided import Divided
 from replicax.variables._layout import Layout
 from replicax.variables._one_device import Central
 from replicax.variables._per_replica import OnePerReplica
 from replicax.variables._replicated import Replicated
-from replicax.variables._sharded import Sharded
 from replicax.variables._variable import Variable
 
 __all__ = ["AggregatingVariable", "MirroredVariable", "ShardedVariable", "SyncOnReadVariable"]
@@ -92,7 +92,8 @@ class AggregatingVariable(_Kind):
 
 
 class ShardedVariable(_Kind):
-    """A variable with a part of its value on each replica: what a `ShardedStrategy` creates.
+    """A variable whose value is divided among devices: among replicas by a `ShardedStrategy`, or among the
+    devices of each replica by a partition.
 
     >>> with rx.ShardedStrategy(["CPU:0", "CPU:1"]).scope():
     ...     v = rx.Variable(jnp.zeros((256, 256)))
@@ -100,4 +101,4 @@ class ShardedVariable(_Kind):
     (True, (256, 256))
     """
 
-    layout = Sharded
+    layout = Divided

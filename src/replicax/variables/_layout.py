@@ -8,6 +8,8 @@ gradients, the optimizer and checkpoints call it too. A new layout is one file w
     OneDevice       _one_device.py    one copy, for one replica               cell: Mirrored
     Central         _one_device.py    one copy, which all replicas share      cell: Mirrored
     Sharded         _sharded.py       a part of one value on each replica     cell: Mirrored
+    Partitioned     _partitioned.py   a copy on each replica, divided         cell: Mirrored
+                                      among the replica's devices
 """
 
 from __future__ import annotations
@@ -85,6 +87,10 @@ class Layout(abc.ABC):
         """The array of a cell."""
 
     # In a replica that is being traced.
+
+    def replica_cell(self, cell: Any) -> Any:
+        """The cell of a replica, from that of the step; for layouts that are not split."""
+        return cell
 
     def local_cell(self, value: Any) -> Cell:
         """The cell of a variable that has `value` in this replica."""

@@ -3,78 +3,77 @@
 One axis is split into as many shards as there are replicas. If its size is not a multiple of their number,
 the array in the store is padded with zeros. Reading gives the whole value: a compiled replica gathers the
 shards where it reads the variable, so that the whole value exists only while it is used.
+
+If the variable has a partition too, every shard is divided among the devices of its replica, along other
+axes. A device then exchanges only its own part with the same device of the other replicas.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, final
+from collections.abc import Callable, Sequence
+from typing import Any, final
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
-from replicax._jax import is_tracer
 from replicax.collectives import Communicator
-from replicax.contexts import current
-from replicax.errors import VariableError
 from replicax.topology import ReplicaMesh
-from replicax.values import IndexedSlices, Mirrored, PerReplica
-from replicax.variables._aggregation import check_scatter, write_combined
-from replicax.variables._layout import MAX_SPLIT_AXES, OnMesh
+from replicax.variables._divided import Divided
+from replicax.variables._layout import MAX_SPLIT_AXES
 from replicax.variables._spec import VariableSpec
-from replicax.variables._writes import Write
-
-if TYPE_CHECKING:
-    from replicax.variables._variable import Variable
 
 __all__ = ["Shard", "Sharded", "axis_to_shard"]
 
 
-def axis_to_shard(shape: Sequence[int], num_shards: int) -> int:
-    """The axis of an array that is split: the largest one that divides evenly, or else the largest."""
-    axes = range(min(len(shape), MAX_SPLIT_AXES))
+def axis_to_shard(
+    shape: Sequence[int], num_shards: int, partition: Sequence[int] | None = None
+) -> int | None:
+    """The axis of an array that is split: the largest one that divides evenly, or else the largest.
+
+    Axes that a partition divides are left out; None if there is no other.
+    """
+    whole = (1,) * len(shape) if partition is None else partition
+    axes = [axis for axis in range(min(len(shape), MAX_SPLIT_AXES)) if whole[axis] == 1]
+    if not axes:
+        return None
     even = [axis for axis in axes if shape[axis] % num_shards == 0]
     return max(even or axes, key=lambda axis: shape[axis])
 
 
 @final
-class Sharded(OnMesh):
+class Sharded(Divided):
     """A part of the value on each replica.
 
     Args:
         communicator: of the strategy.
         axis: the axis that is split.
         size: the size of that axis.
+        partition: the number of parts along each axis for the devices of a replica; None for copies.
     """
 
-    type_name = "ShardedVariable"
     is_split = True
 
-    def __init__(self, communicator: Communicator, axis: int, size: int) -> None:
+    def __init__(
+        self, communicator: Communicator, axis: int, size: int, partition: tuple[int, ...] | None = None
+    ) -> None:
         super().__init__(communicator)
+        self._partition = partition
+        self._parts = PartitionSpec() if partition is None else self.mesh.partition_spec(partition)
         self.split_axis, self._size = axis, size
         self._padding = -size % communicator.num_replicas
 
     # The array in the store.
 
-    def place(self, value: Any) -> Any:
-        return self.mesh.put(self._padded(value), self.sharding(self.mesh))
-
     def array_shape(self, spec: VariableSpec) -> tuple[int, ...]:
         return self._with_size(spec.shape, self._size + self._padding)
 
     def sharding(self, mesh: ReplicaMesh) -> Sharding:
-        return NamedSharding(mesh.mesh, PartitionSpec(*[None] * self.split_axis, mesh.axis_name))
-
-    def wrap(self, array: Any, scalar: bool) -> Mirrored:
-        return Mirrored.from_whole(self._unpadded(array), self.mesh)
-
-    def unwrap(self, cell: Any) -> Any:
-        array = self._padded(cell.whole)
-        return array if is_tracer(array) else self.mesh.put(array, self.sharding(self.mesh))
+        names = [*self._parts, *[None] * (self.split_axis + 1 - len(self._parts))]
+        names[self.split_axis] = mesh.axis_name
+        return NamedSharding(mesh.mesh, PartitionSpec(*names))
 
     def _with_size(self, shape: Sequence[int], size: int) -> tuple[int, ...]:
         return (*shape[: self.split_axis], size, *shape[self.split_axis + 1 :])
@@ -106,73 +105,49 @@ class Sharded(OnMesh):
             padded, lax.axis_index(self.mesh.axis_name) * size, size, self.split_axis
         )
 
-    def gathered(self, shard: Any) -> Any:
-        """The whole value, from each replica's shard."""
-        return self._unpadded(lax.all_gather(shard, self.mesh.axis_name, axis=self.split_axis, tiled=True))
+    def gathered(self, part: Any) -> Any:
+        gather = functools.partial(
+            lax.all_gather, axis_name=self.mesh.axis_name, axis=self.split_axis, tiled=True
+        )
+        return self._unpadded(self._on_each_device(gather, part))
 
     def zeros(self, shard: Any) -> Any:
         """Zeros of the shape of the whole value."""
         return jnp.zeros(self._with_size(shard.shape, self._size), shard.dtype)
 
+    @property
+    def has_slices(self) -> bool:
+        """Whether the first axis is whole, so that each replica has a part of every index."""
+        return self.split_axis > 0 and (self._partition is None or self._partition[0] == 1)
+
     @functools.cached_property
     def of_slices(self) -> Sharded:
-        """The layout of one index of the first axis, if another axis is split."""
-        assert self.split_axis
-        return Sharded(self._communicator, self.split_axis - 1, self._size)
+        """The layout of one index of the first axis, if it is whole."""
+        assert self.has_slices
+        partition = self._partition and self._partition[1:]
+        return Sharded(self._communicator, self.split_axis - 1, self._size, partition)
 
     def summed(self, value: Any) -> Any:
-        """This replica's shard of the sum of `value` over the replicas."""
-        return lax.psum_scatter(
-            self._padded(value), self.mesh.axis_name, scatter_dimension=self.split_axis, tiled=True
+        scatter = functools.partial(
+            lax.psum_scatter,
+            axis_name=self.mesh.axis_name,
+            scatter_dimension=self.split_axis,
+            tiled=True,
         )
+        return self._on_each_device(scatter, self._padded(value))
 
-    # Reading and writing.
-
-    def read_copy(self, variable: Variable, local_index: int) -> Any:
-        return self._cell(variable).select(local_index)
-
-    def read(self, variable: Variable) -> Any:
-        return self._cell(variable).to_plain()
-
-    def held(self, variable: Variable) -> Any:
-        return self._cell(variable)
-
-    def _cell(self, variable: Variable) -> Mirrored:
-        """The current value, in a new cell: one that stays would keep the gathered value."""
-        return Mirrored.from_whole(current().frame.load(variable).whole, self.mesh)
-
-    def check_method(self, variable: Variable, method: str) -> None:
-        check_scatter(variable, method)
-
-    def write_in_replica(self, variable: Variable, replica: Any, write: Write) -> Any:
-        return write_combined(variable, replica, write)
-
-    def write_copy(self, variable: Variable, local_index: int, write: Write) -> Any:
-        return self.write(variable, write)
-
-    def write(self, variable: Variable, write: Write) -> Mirrored:
-        frame, operand = current().frame, self._operand(variable, write, write.operand)
-        with frame.updating(variable):
-            old = frame.load(variable)
-            old = jax.ShapeDtypeStruct(variable.shape, variable.dtype) if write.replaces else old.whole
-            new = variable._fitted(write.applied_to(old, operand))
-            frame.store(variable, Mirrored.from_whole(new, self.mesh))
-        return Mirrored.from_whole(new, self.mesh)
-
-    def _operand(self, variable: Variable, write: Write, value: Any) -> Any:
-        """What is written, as one array on the devices of the variable."""
-        if isinstance(value, PerReplica):
-            raise VariableError(
-                f"{write.name} of the sharded variable {variable.name!r} got a PerReplica value. Reduce it "
-                "first (`strategy.reduce` or `extended.reduce_to`), or write it in a replica function with "
-                "an aggregation."
-            )
-        if isinstance(value, IndexedSlices):
-            values, indices = (self._operand(variable, write, x) for x in (value.values, value.indices))
-            return IndexedSlices(values, indices, value.dense_shape)
-        if isinstance(value, Mirrored):
-            return value.whole
-        return value if is_tracer(value) else self.mesh.replicate(value)
+    def _on_each_device(self, collective: Callable[[Any], Any], value: Any) -> Any:
+        """Call a collective on the part of each device; XLA would gather the parts first."""
+        if not self._parts:
+            return collective(value)
+        mapped = jax.shard_map(
+            collective,
+            in_specs=self._parts,
+            out_specs=self._parts,
+            axis_names=set(self.mesh.logical_axes),
+            check_vma=False,
+        )
+        return mapped(value)
 
 
 @final

@@ -33,6 +33,10 @@ class VariableSpec:
     made_at: str
     is_slot: bool = False
     """Whether it is state of an optimizer."""
+    partition: tuple[int, ...] | None = None
+    """The number of parts along each axis, for the devices of a replica; None if each has a copy."""
+    partition_rule: str | None = None
+    """The rule that the partition comes from."""
 
     @property
     def num_bytes(self) -> int:

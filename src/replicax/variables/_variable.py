@@ -7,7 +7,7 @@ class is the API: it looks at the context and calls the layout.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast, final
 
 import jax
@@ -85,6 +85,9 @@ class Variable(Readable):
             (ON_WRITE) or when it is read (ON_READ).
         shape: if given, the shape that the initial value must have.
         constraint: a function that optimizers apply after an update; `assign` does not.
+        partition: the number of parts along each axis, to divide the value among the devices of each
+            replica: `[1, 4]` for the columns of a matrix. By default each device has a copy, unless a rule
+            of the strategy matches the name. See `MirroredStrategy(logical_devices=...)`.
 
     >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
     >>> with strategy.scope():
@@ -121,10 +124,20 @@ class Variable(Readable):
         aggregation: AggregationLike = VariableAggregation.NONE,
         shape: Any = None,
         constraint: Callable[[Any], Any] | None = None,
+        *,
+        partition: Sequence[int] | None = None,
     ) -> Variable:
         """Create it with the strategy in scope."""
         return current().strategy.create_variable(
-            initial_value, trainable, name, dtype, synchronization, aggregation, shape, constraint
+            initial_value,
+            trainable,
+            name,
+            dtype,
+            synchronization,
+            aggregation,
+            shape,
+            constraint,
+            partition=partition,
         )
 
     @classmethod
@@ -191,6 +204,11 @@ class Variable(Readable):
     def constraint(self) -> Callable[[Any], Any] | None:
         """A function that optimizers apply after an update."""
         return self._spec.constraint
+
+    @property
+    def partition(self) -> tuple[int, ...] | None:
+        """The number of parts along each axis, for the devices of a replica; None if each has a copy."""
+        return self._spec.partition
 
     @property
     def distribute_strategy(self) -> Strategy:

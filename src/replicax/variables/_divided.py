@@ -1,0 +1,105 @@
+"""What layouts that divide an array among devices have in common: reading a variable gathers its value."""
+
+from __future__ import annotations
+
+import abc
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from replicax._jax import is_tracer
+from replicax.contexts import current
+from replicax.errors import VariableError
+from replicax.values import IndexedSlices, Mirrored, PerReplica
+from replicax.variables._aggregation import check_scatter, write_combined
+from replicax.variables._layout import OnMesh
+from replicax.variables._writes import Write
+
+if TYPE_CHECKING:
+    from replicax.variables._variable import Variable
+
+__all__ = ["Divided"]
+
+
+class Divided(OnMesh):
+    """The layouts of variables that have one value, divided among devices."""
+
+    type_name = "ShardedVariable"
+
+    # The array in the store.
+
+    def place(self, value: Any) -> Any:
+        return self.mesh.put(self._padded(value), self.sharding(self.mesh))
+
+    def wrap(self, array: Any, scalar: bool) -> Mirrored:
+        return Mirrored.from_whole(self._unpadded(array), self.mesh)
+
+    def unwrap(self, cell: Any) -> Any:
+        array = self._padded(cell.whole)
+        return array if is_tracer(array) else self.mesh.put(array, self.sharding(self.mesh))
+
+    def _padded(self, value: Any) -> Any:
+        """The array that is divided, for a value."""
+        return value
+
+    def _unpadded(self, array: Any) -> Any:
+        """The value of an array that is divided."""
+        return array
+
+    # In a compiled replica.
+
+    @abc.abstractmethod
+    def gathered(self, part: Any) -> Any:
+        """The whole value, from the part of each replica."""
+
+    @abc.abstractmethod
+    def summed(self, value: Any) -> Any:
+        """This replica's part of the sum of `value` over the replicas."""
+
+    # Reading and writing.
+
+    def read_copy(self, variable: Variable, local_index: int) -> Any:
+        return self._cell(variable).select(local_index)
+
+    def read(self, variable: Variable) -> Any:
+        return self._cell(variable).to_plain()
+
+    def held(self, variable: Variable) -> Any:
+        return self._cell(variable)
+
+    def _cell(self, variable: Variable) -> Mirrored:
+        """The current value, in a new cell: one that stays would keep the gathered value."""
+        return Mirrored.from_whole(current().frame.load(variable).whole, self.mesh)
+
+    def check_method(self, variable: Variable, method: str) -> None:
+        check_scatter(variable, method)
+
+    def write_in_replica(self, variable: Variable, replica: Any, write: Write) -> Any:
+        return write_combined(variable, replica, write)
+
+    def write_copy(self, variable: Variable, local_index: int, write: Write) -> Any:
+        return self.write(variable, write)
+
+    def write(self, variable: Variable, write: Write) -> Mirrored:
+        frame, operand = current().frame, self._operand(variable, write, write.operand)
+        with frame.updating(variable):
+            old = frame.load(variable)
+            old = jax.ShapeDtypeStruct(variable.shape, variable.dtype) if write.replaces else old.whole
+            new = variable._fitted(write.applied_to(old, operand))
+            frame.store(variable, Mirrored.from_whole(new, self.mesh))
+        return Mirrored.from_whole(new, self.mesh)
+
+    def _operand(self, variable: Variable, write: Write, value: Any) -> Any:
+        """What is written, as one array on the devices of the variable."""
+        if isinstance(value, PerReplica):
+            raise VariableError(
+                f"{write.name} of the sharded variable {variable.name!r} got a PerReplica value. Reduce it "
+                "first (`strategy.reduce` or `extended.reduce_to`), or write it in a replica function with "
+                "an aggregation."
+            )
+        if isinstance(value, IndexedSlices):
+            values, indices = (self._operand(variable, write, x) for x in (value.values, value.indices))
+            return IndexedSlices(values, indices, value.dense_shape)
+        if isinstance(value, Mirrored):
+            return value.whole
+        return value if is_tracer(value) else self.mesh.replicate(value)
