@@ -11,13 +11,22 @@ QUICK = {"XLA_FLAGS": "--xla_cpu_use_fusion_emitters=false --xla_backend_optimiz
 
 
 # With 3 workers, what depends on their number; everything with --everything.
-SOME = [case for case in CASES if "training" in case or "unequal" in case or "different" in case]
+SOME = [
+    case for case in CASES if any(word in case for word in ("unequal", "different", "sgd", "mega", "rows-"))
+]
+# With one device each, every case once, and eagerly also what depends on the number of local replicas.
+ONE_DEVICE = [case for case in CASES if case.endswith("-compiled") or "one_local" in case or case in SOME]
 
 
 @pytest.mark.parametrize(
     ("workers", "devices", "cases"),
-    [(2, 1, CASES), (2, 2, CASES), (3, 1, SOME), pytest.param(3, 1, CASES, marks=pytest.mark.long)],
-    ids=["2x1", "2x2", "3x1-some", "3x1"],
+    [
+        pytest.param(2, 1, ONE_DEVICE, id="2x1-some"),
+        pytest.param(2, 2, CASES, id="2x2"),
+        pytest.param(3, 1, SOME, id="3x1-some"),
+        pytest.param(2, 1, CASES, id="2x1", marks=pytest.mark.long),
+        pytest.param(3, 1, CASES, id="3x1", marks=pytest.mark.long),
+    ],
 )
 def test_workers(workers, devices, cases, subtests):
     found = testing.run(
