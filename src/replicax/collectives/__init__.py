@@ -24,7 +24,7 @@ from replicax.collectives._options import (
     CommunicationOptions,
     merge_options,
 )
-from replicax.collectives._order import Order, order_of, order_of_all, shapes_of
+from replicax.collectives._order import Order, in_order, order_of, order_of_all, shapes_of
 from replicax.collectives._programs import combine, map_each, spread
 from replicax.collectives._reductions import gather_leaves, reduce_leaves, reduce_leaves_over
 from replicax.collectives._timeout import await_result, collect_step_timeouts
@@ -55,6 +55,7 @@ __all__ = [
     "merge_options",
     "offer_early_sum",
     "offer_sum_in_shards",
+    "in_order",
     "order_of",
     "order_of_all",
     "reduce_leaves",

@@ -7,6 +7,7 @@ the cluster, joins the other processes, and agrees with them on the devices that
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -30,9 +31,18 @@ from replicax.collectives import (
 from replicax.errors import CollectiveError, DeviceError
 from replicax.strategies._answers import Answers
 from replicax.strategies._mirrored import mirrored_layouts
+from replicax.strategies._sharded import MIN_SHARD_BYTES, Setting, sharded_layouts
 from replicax.strategies._strategy import Strategy
-from replicax.topology import REPLICA_AXIS, ReplicaMesh, device_name, parse_device_name, prepare_cpu_pool
+from replicax.topology import (
+    REPLICA_AXIS,
+    ReplicaMesh,
+    device_name,
+    group_devices,
+    parse_device_name,
+    prepare_cpu_pool,
+)
 from replicax.types import Device
+from replicax.variables import PartitionRules
 
 __all__ = ["MultiWorkerMirroredStrategy"]
 
@@ -56,6 +66,11 @@ class MultiWorkerMirroredStrategy(Strategy):
             else asks `rx.cluster.detect_cluster`; a `TFConfigClusterResolver()` reads only TF_CONFIG.
         communication_options: the default options of all collectives. Their `timeout_seconds` also limits
             how long the workers wait for each other here.
+        shard: "optimizer" or "all" divides optimizer state or all variables among the replicas of all
+            workers, as `ShardedStrategy` does on one machine; None gives each replica a copy.
+        min_shard_bytes: variables smaller than this are not divided.
+        logical_devices: the number of devices of each replica; see `MirroredStrategy`.
+        partition_rules: partitions of variables by name; see `MirroredStrategy`.
         axis_name: the name of the replicas' axis in `jax.lax.pmean(x, axis_name)` and similar functions.
         cluster_options: how long the workers wait for each other.
 
@@ -80,6 +95,10 @@ class MultiWorkerMirroredStrategy(Strategy):
         cluster_resolver: ClusterResolver | None = None,
         communication_options: CommunicationOptions | None = None,
         *,
+        shard: Setting | None = None,
+        min_shard_bytes: int = MIN_SHARD_BYTES,
+        logical_devices: int = 1,
+        partition_rules: Mapping[str, Sequence[int]] | None = None,
         axis_name: str = REPLICA_AXIS,
         cluster_options: ClusterOptions | None = None,
     ) -> None:
@@ -95,10 +114,27 @@ class MultiWorkerMirroredStrategy(Strategy):
             )
         join_cluster(find_place(resolver), _cluster_options(cluster_options, options))
         devices = _devices_of_all(_own_devices(resolver), options.timeout_seconds)
-        mesh = ReplicaMesh(devices, axis_name)
+        mesh = ReplicaMesh(_group_by_worker(devices, logical_devices), axis_name)
         _refuse_missing_nccl(options, mesh)
         communicator = Communicator(mesh, DefaultAllReduce(), options)
-        super().__init__(Answers(communicator, mirrored_layouts(communicator), cluster_resolver=resolver))
+        choose, find_shards = mirrored_layouts(communicator), None
+        if shard is not None:
+            choose, find_shards = sharded_layouts(communicator, shard, min_shard_bytes)
+        super().__init__(
+            Answers(
+                communicator,
+                choose,
+                find_shards=find_shards,
+                cluster_resolver=resolver,
+                partition_rules=PartitionRules(partition_rules),
+            )
+        )
+
+
+def _group_by_worker(devices: list[Device], logical_devices: int) -> list[tuple[Device, ...]]:
+    """The devices of each replica, all of one worker."""
+    workers = itertools.groupby(devices, lambda device: device.process_index)
+    return [row for _, own in workers for row in group_devices(list(own), logical_devices)]
 
 
 def _cluster_options(given: ClusterOptions | None, options: CommunicationOptions) -> ClusterOptions:

@@ -23,9 +23,9 @@ from replicax.variables import (
     axis_to_shard,
 )
 
-__all__ = ["ShardedStrategy"]
+__all__ = ["MIN_SHARD_BYTES", "Setting", "ShardedStrategy", "sharded_layouts"]
 
-_Setting = Literal["optimizer", "all"]
+Setting = Literal["optimizer", "all"]
 MIN_SHARD_BYTES = 64 * 1024
 
 
@@ -60,7 +60,7 @@ class ShardedStrategy(Strategy):
     def __init__(
         self,
         devices: Sequence[str | Device] | None = None,
-        shard: _Setting = "all",
+        shard: Setting = "all",
         *,
         min_shard_bytes: int = MIN_SHARD_BYTES,
         logical_devices: int = 1,
@@ -68,17 +68,33 @@ class ShardedStrategy(Strategy):
         axis_name: str = REPLICA_AXIS,
     ) -> None:
         """Choose the devices and what is divided."""
-        if shard not in get_args(_Setting):
-            raise ValueError(f"ShardedStrategy(shard={shard!r}): pass 'optimizer' or 'all'.")
         grid = group_devices(resolve_devices(devices), logical_devices)
         communicator = Communicator(ReplicaMesh(grid, axis_name), DefaultAllReduce())
-        find_shards = shard_finder(communicator, min_shard_bytes)
-        choose = sharded_layouts(communicator, find_shards, only_slots=shard == "optimizer")
+        choose, find_shards = sharded_layouts(communicator, shard, min_shard_bytes)
         rules = PartitionRules(partition_rules)
         super().__init__(Answers(communicator, choose, find_shards=find_shards, partition_rules=rules))
 
 
-def shard_finder(communicator: Communicator, min_bytes: int) -> Callable[[VariableSpec], Sharded | None]:
+def sharded_layouts(
+    communicator: Communicator, shard: Setting, min_shard_bytes: int
+) -> tuple[Callable[[VariableSpec], tuple[VariableSpec, Layout]], Callable[[VariableSpec], Sharded | None]]:
+    """The `choose_layout` and `find_shards` of strategies that divide variables among their replicas."""
+    if shard not in get_args(Setting):
+        raise ValueError(f"shard={shard!r}: pass 'optimizer' or 'all'.")
+    choose_mirrored = mirrored_layouts(communicator)
+    find_shards = _shard_finder(communicator, min_shard_bytes)
+
+    def choose(spec: VariableSpec) -> tuple[VariableSpec, Layout]:
+        spec, layout = choose_mirrored(spec)
+        whole = shard == "optimizer" and not spec.is_slot
+        if whole or not isinstance(layout, Replicated | Partitioned):
+            return spec, layout
+        return spec, find_shards(spec) or layout
+
+    return choose, find_shards
+
+
+def _shard_finder(communicator: Communicator, min_bytes: int) -> Callable[[VariableSpec], Sharded | None]:
     """A function that returns how a variable is divided among replicas.
 
     None if what a device would have of it is too small, or if its partition divides every axis.
@@ -95,18 +111,3 @@ def shard_finder(communicator: Communicator, min_bytes: int) -> Callable[[Variab
         return None if axis is None else layout(axis, spec.shape[axis], partition)
 
     return find
-
-
-def sharded_layouts(
-    communicator: Communicator, find_shards: Callable[[VariableSpec], Sharded | None], *, only_slots: bool
-) -> Callable[[VariableSpec], tuple[VariableSpec, Layout]]:
-    """The `choose_layout` of strategies that divide variables, or only the slots of optimizers."""
-    choose_mirrored = mirrored_layouts(communicator)
-
-    def choose(spec: VariableSpec) -> tuple[VariableSpec, Layout]:
-        spec, layout = choose_mirrored(spec)
-        if not isinstance(layout, Replicated | Partitioned) or (only_slots and not spec.is_slot):
-            return spec, layout
-        return spec, find_shards(spec) or layout
-
-    return choose

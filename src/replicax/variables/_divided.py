@@ -1,13 +1,21 @@
-"""What layouts that divide an array among devices have in common: reading a variable gathers its value."""
+"""What layouts that divide an array among devices have in common: reading a variable gathers its value.
+
+With devices of several processes that is a collective, in which all processes take part. So the view of an
+array is the array as it is, and every eager read gathers it in its turn.
+"""
 
 from __future__ import annotations
 
 import abc
+import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import jax
+from jax.sharding import Sharding
 
 from replicax._jax import is_tracer
+from replicax.collectives import in_order
 from replicax.contexts import current
 from replicax.errors import VariableError
 from replicax.values import IndexedSlices, Mirrored, PerReplica
@@ -32,7 +40,8 @@ class Divided(OnMesh):
         return self.mesh.put(self._padded(value), self.sharding(self.mesh))
 
     def wrap(self, array: Any, scalar: bool) -> Mirrored:
-        return Mirrored.from_whole(self._unpadded(array), self.mesh)
+        complete = self.mesh.is_local or is_tracer(array)
+        return Mirrored.from_whole(self._unpadded(array) if complete else array, self.mesh)
 
     def unwrap(self, cell: Any) -> Any:
         array = self._padded(cell.whole)
@@ -69,7 +78,10 @@ class Divided(OnMesh):
 
     def _cell(self, variable: Variable) -> Mirrored:
         """The current value, in a new cell: one that stays would keep the gathered value."""
-        return Mirrored.from_whole(current().frame.load(variable).whole, self.mesh)
+        whole = current().frame.load(variable).whole
+        if not self.mesh.is_local and not is_tracer(whole):
+            whole = self._unpadded(_gathered_in_turn(variable, whole))
+        return Mirrored.from_whole(whole, self.mesh)
 
     def check_method(self, variable: Variable, method: str) -> None:
         check_scatter(variable, method)
@@ -83,8 +95,8 @@ class Divided(OnMesh):
     def write(self, variable: Variable, write: Write) -> Mirrored:
         frame, operand = current().frame, self._operand(variable, write, write.operand)
         with frame.updating(variable):
-            old = frame.load(variable)
-            old = jax.ShapeDtypeStruct(variable.shape, variable.dtype) if write.replaces else old.whole
+            unknown = jax.ShapeDtypeStruct(variable.shape, variable.dtype)
+            old = unknown if write.replaces else self._cell(variable).whole
             new = variable._fitted(write.applied_to(old, operand))
             frame.store(variable, Mirrored.from_whole(new, self.mesh))
         return Mirrored.from_whole(new, self.mesh)
@@ -103,3 +115,16 @@ class Divided(OnMesh):
         if isinstance(value, Mirrored):
             return value.whole
         return value if is_tracer(value) else self.mesh.replicate(value)
+
+
+def _gathered_in_turn(variable: Variable, array: jax.Array) -> jax.Array:
+    """The whole array on every device, gathered between processes."""
+    mesh = variable.mesh
+    assert mesh is not None
+    kind, gather = f"gather of the variable {variable.name!r}", _gathering(mesh.replicated)
+    return in_order(mesh, kind, [array], lambda: [gather(array)])[0]
+
+
+@functools.cache
+def _gathering(replicated: Sharding) -> Callable[[jax.Array], jax.Array]:
+    return jax.jit(lambda array: array, out_shardings=replicated)

@@ -79,6 +79,8 @@ class Sharded(Divided):
         return (*shape[: self.split_axis], size, *shape[self.split_axis + 1 :])
 
     def _padded(self, value: Any) -> Any:
+        if value.shape[self.split_axis] != self._size:
+            return value  # the view of an array that several processes share
         if not self._padding:
             return value
         return jnp.pad(
