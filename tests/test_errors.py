@@ -15,6 +15,7 @@ BUILTINS = {
     errors.StructureMismatchError: [ValueError, AssertionError],
     errors.ContextError: [RuntimeError],
     errors.VariableError: [ValueError],
+    errors.OutOfMemoryError: [MemoryError, RuntimeError],
     errors.TracingError: [RuntimeError],
     errors.TracedValueError: [TypeError],
     errors.CollectiveError: [ValueError],

@@ -631,3 +631,38 @@ def test_gloo_listens_where_it_is_told(monkeypatch):
     assert name == "cpu" and make_client() is None
     clients.append("client")
     assert make_client() == "127.0.0.5"
+
+
+# Explaining a step.
+
+
+def test_planned_devices_are_devices_to_compile_for():
+    devices = _jax.planned_cpu_devices(12)
+    assert len(devices) == 12
+    assert not set(devices) & set(jax.devices())
+    mesh = Mesh(np.asarray(devices), ("axis",))
+    x = jax.ShapeDtypeStruct((24,), jnp.float32, sharding=NamedSharding(mesh, PartitionSpec("axis")))
+    program = jax.jit(jnp.sum).lower(x).compile()
+    assert program.memory_analysis().argument_size_in_bytes == 8
+    assert "all-reduce" in program.as_text()
+
+
+def test_operations_with_the_line_of_an_equation():
+    def line_of(fn):
+        (equation, *_) = jax.make_jaxpr(fn)(1.0).jaxpr.eqns
+        return equation
+
+    earlier = line_of(lambda x: x * 2)
+
+    def here(x):
+        with _jax.at_source_of(earlier):
+            return x + 1
+
+    assert line_of(here).source_info.traceback == earlier.source_info.traceback
+    assert line_of(lambda x: x + 1).source_info.traceback != earlier.source_info.traceback
+
+
+def test_source_lines_in_programs():
+    with _jax.with_source_lines():
+        text = jax.jit(lambda x: jnp.sin(x) * 3).lower(1.0).compile().as_text()
+    assert "test_jax_internals.py" in text

@@ -51,6 +51,7 @@ from replicax.input import (
     from_files,
 )
 from replicax.integrations._keras_import import install_with_keras as _install_with_keras
+from replicax.planning import Explanation, explain
 from replicax.strategies import (
     CentralStorageStrategy,
     MirroredStrategy,
@@ -125,6 +126,7 @@ __all__ = [
     "DistributedIterator",
     "DistributedValues",
     "DynamicLossScale",
+    "Explanation",
     "FileDataset",
     "FixedShardsPartitioner",
     "Function",
@@ -183,6 +185,7 @@ __all__ = [
     "create_variables",
     "example_keys",
     "experimental_set_strategy",
+    "explain",
     "from_arrays",
     "from_files",
     "function",

@@ -14,6 +14,8 @@ The rest of Replicax uses JAX's public API. What is here, and why there is no pu
   concrete array reaches no primitive that could;
 * discarding a profile that could not be written, without which JAX refuses to start another;
 * the operations of a lowered program: processes compare the collectives of their programs;
+* devices to compile for that this machine does not have, and the lines of code in a compiled program:
+  `rx.explain` shows both;
 * the network address where Gloo listens, which JAX leaves to Gloo;
 * the key-value store of `jax.distributed`: its messages need no collective and so no fixed order;
 * JAX's detection of Open MPI and Kubernetes, which its public function combines with connecting;
@@ -81,6 +83,10 @@ disable_jit = _private("config", "disable_jit")
 # JAX 0.10 checks the buffers unless told not to; 0.11 never does.
 _unchecked = {"_skip_checks": True} if "_skip_checks" in str(_array_result_handler.__doc__) else {}
 
+_source_context = _private("source_info_util", "user_context")
+_frames_in_programs = _private("config", "traceback_in_locations_limit")
+_lines_in_cache_keys = _private("config", "compilation_cache_include_metadata_in_key")
+
 _backends_are_initialized = _private("xla_bridge", "backends_are_initialized")
 _distributed_state = _private("distributed", "global_state")
 _OmpiCluster, _K8sCluster = _private("clusters", "OmpiCluster"), _private("clusters", "K8sCluster")
@@ -90,6 +96,7 @@ __all__ = [
     "FirstReplicaViews",
     "Primitive",
     "add_array_method",
+    "at_source_of",
     "at_trace",
     "backends_are_initialized",
     "connect_to_service",
@@ -112,6 +119,7 @@ __all__ = [
     "operations_of",
     "outside_of_traces",
     "plain",
+    "planned_cpu_devices",
     "put_parts",
     "run_equation",
     "staged_for",
@@ -122,6 +130,7 @@ __all__ = [
     "uncommitted",
     "unknown",
     "use_gloo_at",
+    "with_source_lines",
     "wrap_collectives",
 ]
 
@@ -240,6 +249,27 @@ def run_equation(jaxpr: Any, equation: Any, inputs: Sequence[Any]) -> list[Any]:
         debug_info=jaxpr.debug_info.with_unknown_names(),
     )
     return _eval_jaxpr(alone, (), *values.values())
+
+
+def at_source_of(equation: Any) -> Any:
+    """A `with` block in which operations have the line of code that `equation` has."""
+    try:
+        return _source_context(equation.source_info.traceback)
+    except AttributeError as error:
+        raise _unsupported("JaxprEqn.source_info.traceback") from error
+
+
+@contextlib.contextmanager
+def with_source_lines() -> Iterator[None]:
+    """A `with` block in which programs are lowered and compiled with the lines of code they are from."""
+    with _frames_in_programs(100), _lines_in_cache_keys(True):
+        yield
+
+
+@functools.lru_cache(maxsize=4)
+def planned_cpu_devices(count: int) -> tuple[Any, ...]:
+    """`count` CPU devices to compile for, whatever this machine has. Nothing should run on them."""
+    return tuple(_private("lib", "xla_client.make_cpu_client")(num_devices=count).devices())
 
 
 def current_trace() -> Any:

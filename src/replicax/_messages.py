@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-__all__ = ["brief", "user_line"]
+__all__ = ["brief", "size_text", "user_line"]
 
 _LONGEST = 160
 _PACKAGES = tuple(str(Path(path).resolve().parent) for path in (__file__, jax.__file__))
@@ -29,6 +29,22 @@ def brief(value: Any) -> str:
         return f"{kind} {dtype}[{','.join(map(str, shape))}]"
     text = " ".join(repr(value).split())
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
+def size_text(num_bytes: float) -> str:
+    """A number of bytes in a unit that suits it.
+
+    >>> from replicax._messages import size_text
+    >>> size_text(1536), size_text(3 << 30)
+    ('1.5 KiB', '3.0 GiB')
+    """
+    if num_bytes < 1024:
+        return f"{num_bytes:.0f} B"
+    for unit in ("KiB", "MiB", "GiB", "TiB"):
+        num_bytes /= 1024
+        if num_bytes < 999.95 or unit == "TiB":
+            break
+    return f"{num_bytes:.1f} {unit}"
 
 
 def user_line() -> str:

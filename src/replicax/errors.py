@@ -11,6 +11,7 @@ ported code keeps working, and `except ReplicaxError` catches errors of Replicax
     ├── StructureMismatchError     (ValueError, AssertionError)  replicas disagree about a structure
     ├── ContextError               (RuntimeError)                a call in the wrong place
     ├── VariableError              (ValueError)                  a bad creation or write
+    ├── OutOfMemoryError           (MemoryError, RuntimeError)   too large for a device
     ├── TracingError               (RuntimeError)                a variable in a trace outside `rx.function`
     ├── TracedValueError           (TypeError)                   a traced value used as a Python number
     ├── CollectiveError            (ValueError)                  a reduction that can't be done
@@ -64,6 +65,7 @@ __all__ = [
     "MissingFilesError",
     "NotADatasetError",
     "NotInClusterError",
+    "OutOfMemoryError",
     "OutOfRangeError",
     "OverlappingTasksError",
     "PerReplicaUseError",
@@ -146,6 +148,14 @@ class VariableError(ReplicaxError, ValueError):
 
     Raised for a combination of synchronization and aggregation that has no meaning, for a replica's write
     to a variable without aggregation, and for a value of the wrong shape or dtype.
+    """
+
+
+class OutOfMemoryError(ReplicaxError, MemoryError, RuntimeError):
+    """A step, or the creation of a variable, needs more memory than a device has.
+
+    The message has the largest consumers and the settings that would help; the cause is XLA's own error, if
+    it came so far. `rx.explain` says beforehand what a step needs.
     """
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from replicax._jax import is_tracer, is_transforming
 from replicax._messages import brief, user_line
 from replicax.cluster import Collective
-from replicax.collectives._cross_device_ops import CrossDeviceOps, place
+from replicax.collectives._cross_device_ops import CrossDeviceOps, DefaultAllReduce, place
 from replicax.collectives._local import AllGather, FirstReplica
 from replicax.collectives._options import CommunicationOptions
 from replicax.collectives._order import order_of
@@ -50,6 +50,11 @@ class Communicator:
         self.ops = ops
         self._options = options or _DEFAULT
         self.num_replicas = mesh.num_replicas
+
+    def on(self, mesh: ReplicaMesh) -> Communicator:
+        """The same on other devices; on another platform, with XLA's own collectives."""
+        ops = self.ops if mesh.platform == self.mesh.platform else DefaultAllReduce()
+        return Communicator(mesh, ops, self._options)
 
     def reduce(
         self,

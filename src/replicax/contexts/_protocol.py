@@ -50,6 +50,11 @@ class StrategyProtocol(Protocol):
         ...
 
     @property
+    def shard(self) -> str:
+        """What is divided among the replicas: "mirrored" (nothing), "optimizer" or "all"."""
+        ...
+
+    @property
     def num_replicas_in_sync(self) -> int:
         """The number of replicas in all processes."""
         ...

@@ -49,7 +49,7 @@ class BetweenProcesses:
         self._name = getattr(fn, "__qualname__", type(fn).__name__)
         self._collective: Collective | None = None
 
-    def compile(self, lowered: jax.stages.Lowered) -> None:
+    def compile(self, lowered: jax.stages.Lowered) -> jax.stages.Compiled:
         """Compile the step, find out how it communicates, and compare it with the other processes'.
 
         The first run follows without an interrupt in between, so this is where it may wait.
@@ -64,6 +64,7 @@ class BetweenProcesses:
                 self._collective = Collective(f"step {self._name}", values, user_line())
         if self._collective is not None:
             self._order.check(self._collective)
+        return compiled
 
     def ordered(self, run: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
         """`run`, in its turn."""

@@ -20,13 +20,15 @@ import numpy as np
 from replicax._jax import debug_infs, debug_nans, fresh_traces, plain, traces_of
 from replicax.collectives import await_result, collect_step_timeouts
 from replicax.contexts import Origins
-from replicax.errors import TracingError, VariableError
+from replicax.errors import OutOfMemoryError, TracingError, VariableError
 from replicax.execution._between_processes import BetweenProcesses
 from replicax.execution._debugging import check_numbers, without_debugging
+from replicax.execution._memory import StepMemory
 from replicax.execution._outputs import Outputs, distributed_in, mask_leaves, shared_masks
 from replicax.execution._program import EagerCallNeeded, FreshTraceNeeded, ProgramFrame
 from replicax.execution._state import StepState, in_store_order
 from replicax.execution._traced_values import explain_traced_values
+from replicax.topology import ReplicaMesh
 from replicax.values import PerReplica, free, is_array
 from replicax.variables import Variable, journal, use_frame
 
@@ -61,16 +63,18 @@ class CompiledStep:
         treedef: their structure.
         repeats: how many calls the program makes, one after the other. For more than one call, `run` takes
             the leaves of all and returns a list of their results.
+        tag: reuse cached traces of inner functions only from steps with an equal tag.
     """
 
     def __init__(
-        self, fn: Callable[..., Any], leaves: list[Any], treedef: Any, *, repeats: int = 1
+        self, fn: Callable[..., Any], leaves: list[Any], treedef: Any, *, repeats: int = 1, tag: Any = None
     ) -> None:
         """Find the variables of `fn`; `compile` compiles it."""
         self._fn, self._treedef, self._repeats = fn, treedef, repeats
-        self._dynamic = [i for i, leaf in enumerate(leaves) if is_array(leaf)]
-        self._static = [None if is_array(leaf) else leaf for leaf in leaves]
+        self._dynamic = [i for i, leaf in enumerate(leaves) if _is_traced(leaf)]
+        self._static = [None if _is_traced(leaf) else leaf for leaf in leaves]
         self._fresh = False
+        self._tag = tag
         self._outputs = Outputs()
         self._origins: dict[Any, Origins] = {}
         self.masks = mask_leaves(treedef)
@@ -87,6 +91,7 @@ class CompiledStep:
         self._plain = [i for i in self._dynamic if i not in distributed]
         self._program = self._step if repeats == 1 else self._steps
         self._jitted = jax.jit(self._program, donate_argnums=1, out_shardings=self._shardings())
+        self._memory: StepMemory | None = None
         self._between: BetweenProcesses | None = None
         if found.mesh is not None and not found.mesh.is_local:
             self._between = BetweenProcesses(found.mesh, fn)
@@ -105,6 +110,11 @@ class CompiledStep:
             except FreshTraceNeeded:
                 self._fresh = True
             except EagerCallNeeded:
+                if not all(is_array(leaves[i]) for i in self._dynamic):
+                    raise TracingError(
+                        "The step creates a variable whose initial value it computes, so that its shape "
+                        "arguments are not enough. Create the variable before, or pass arrays."
+                    ) from None
                 with journal(keep=False):
                     args, kwargs = self._treedef.unflatten(leaves)
                     self._fn(*args, **kwargs)
@@ -121,7 +131,7 @@ class CompiledStep:
         frames: list[ProgramFrame] = []
 
         def trace(arrays: list[Any]) -> Any:
-            frame = ProgramFrame(None, fresh=self._fresh, origins=self._origins)
+            frame = ProgramFrame(None, fresh=self._fresh, origins=self._origins, tag=self._tag)
             frames.append(frame)
             return self._call(frame, arrays)
 
@@ -132,7 +142,7 @@ class CompiledStep:
         variables = (*self._state.read, *self._state.written)
         values = (*read, *written)
         inputs = {v.ref(): plain(x) for v, x in zip(variables, values, strict=True)}
-        frame = ProgramFrame(inputs, fresh=self._fresh, origins=self._origins)
+        frame = ProgramFrame(inputs, fresh=self._fresh, origins=self._origins, tag=self._tag)
         results = self._call(frame, arrays)
         return results, [frame.array(variable) for variable in self._state.written]
 
@@ -159,7 +169,7 @@ class CompiledStep:
                 frame.on_write = lambda: tokens.enter_context(fresh_traces())
                 frame.on_write()
             else:
-                tokens.enter_context(traces_of("step"))
+                tokens.enter_context(traces_of("step", self._tag))
             with explain_traced_values(_NO_VALUES):
                 result = self._fn(*args, **kwargs)
             return self._outputs.take(result)
@@ -195,15 +205,56 @@ class CompiledStep:
         """The variables that the step writes."""
         return self._state.written
 
+    @property
+    def mesh(self) -> ReplicaMesh | None:
+        """The devices of the step; None if JAX chooses."""
+        return self._mesh
+
+    @property
+    def name(self) -> str:
+        """The name of the function that was compiled."""
+        name = getattr(self._fn, "__qualname__", type(self._fn).__name__)
+        return name.rpartition("<locals>.")[2]
+
+    @property
+    def shapes(self) -> list[tuple[Variable, jax.ShapeDtypeStruct]]:
+        """The variables of the step, each with the shape and placement of its array."""
+        return [(v, self._state.shape_of(v)) for v in (*self._state.read, *self._state.written)]
+
     def compile(self, leaves: list[Any]) -> None:
         """Trace and compile the step for arguments with these `leaves`, unless JAX has it cached."""
         lowered = self.lower(leaves)
-        if self._between is None:
-            lowered.compile()
-        else:
-            self._between.compile(lowered)
+        compiled = lowered.compile() if self._between is None else self._between.compile(lowered)
+        arguments = filter(_is_traced, leaves)
+        self._memory = StepMemory(self.name, self.shapes, self._mesh, compiled, arguments)
+        self._memory.refuse_too_large()
         for variable in self._state.written:
             variable.was_written = True
+
+    def run_first(self, leaves: list[Any]) -> Any:
+        """Run the step for the first time; if it may run out of memory, wait until it has not."""
+        result = self.run(leaves)
+        if self._memory is not None and self._memory.may_run_out:
+            new = [variable._store.arrays[variable._place] for variable in self._state.written]
+            try:
+                jax.block_until_ready((jax.tree.leaves(result), new))
+            except jax.errors.JaxRuntimeError as error:
+                error.add_note(
+                    "The step had started, so the variables that it writes have lost their values."
+                )
+                self._memory.explain(error)
+                raise
+        return result
+
+    def _explain_failure(self, error: BaseException) -> None:
+        """Say which variables have lost their values, and what takes memory if there was too little."""
+        try:
+            if self._memory is not None:
+                self._memory.explain(error)
+        except OutOfMemoryError as explained:
+            self._state.add_note_of_losses(explained)
+            raise
+        self._state.add_note_of_losses(error)
 
     def lower(self, leaves: list[Any]) -> jax.stages.Lowered:
         """The lowered step, for arguments with these `leaves`."""
@@ -211,6 +262,14 @@ class CompiledStep:
         with self._state.lock:
             read, written = self._state.take()
         return self._jitted.lower(read, written, arguments)
+
+    def lower_shapes(self, leaves: list[Any]) -> jax.stages.Lowered:
+        """The lowered step for arguments that are `jax.ShapeDtypeStruct`s; no array is used."""
+        read, written = (
+            list(map(self._state.shape_of, variables))
+            for variables in (self._state.read, self._state.written)
+        )
+        return self._jitted.lower(read, written, [leaves[i] for i in self._dynamic])
 
     def _arguments(self, leaves: list[Any]) -> list[Any]:
         """The arrays among `leaves`, placed as the program expects them."""
@@ -264,7 +323,7 @@ class CompiledStep:
                     for results, arrays[to_write] in starmap(jitted, (call,)):  # noqa: B007
                         pass
                 except BaseException as error:
-                    state.add_note_of_losses(error)
+                    self._explain_failure(error)
                     raise
             return outputs.rebuild(results)  # pyright: ignore[reportPossiblyUnboundVariable]
 
@@ -288,7 +347,7 @@ class CompiledStep:
             try:
                 box[:] = starmap(self._jitted, (call,))
             except BaseException as error:
-                state.add_note_of_losses(error)
+                self._explain_failure(error)
                 raise
             finally:
                 finish()
@@ -323,7 +382,13 @@ class CompiledStep:
         return jax.jit(self._program, out_shardings=self._shardings())
 
 
+def _is_traced(leaf: Any) -> bool:
+    return is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
+
+
 def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=leaf.weak_type)
     weak = isinstance(leaf, jax.Array) and getattr(leaf, "weak_type", False)
     dtype = leaf.dtype if isinstance(leaf, jax.Array) else jnp.result_type(leaf)
     return jax.ShapeDtypeStruct(leaf.shape, dtype, weak_type=weak)

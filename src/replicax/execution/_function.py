@@ -306,7 +306,7 @@ class Function(Generic[_P, _R]):
         if isinstance(frame, EagerFrame):
             frame.before_write(step.written)
         with explain_leaks(), signals_deferred():
-            return step.run(leaves)
+            return step.run_first(leaves)
 
     def _remember(self, key: Any, step: CompiledStep, leaves: list[Any], treedef: Any) -> None:
         """Let later calls with this `key` find the program at once."""

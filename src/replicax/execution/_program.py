@@ -59,11 +59,13 @@ class ProgramFrame(Frame):
         fresh: bool,
         origins: dict[Any, Origins] | None = None,
         is_scratch: bool = False,
+        tag: Any = None,
     ) -> None:
         """Trace with `inputs`, the tracers of the variables; None to find the variables first.
 
         `origins` is what earlier traces of the step have found out about padded batches. A scratch frame
-        is for a trace that finds out shapes: it must not create variables.
+        is for a trace that finds out shapes: it must not create variables. Traces of inner functions are
+        reused between steps with an equal `tag`.
         """
         self._inputs = inputs
         self._is_scratch = is_scratch
@@ -72,7 +74,7 @@ class ProgramFrame(Frame):
         self.known: list[Variable] = [ref.deref() for ref in inputs or ()]
         self._trace, self._program = current_trace(), current_program()
         self._cells: dict[Any, Cell] = {}
-        self.fresh = fresh
+        self.fresh, self.tag = fresh, tag
         self.touched: dict[Any, Variable] = {}
         self.written: dict[Any, Variable] = {}
         self.created: list[Variable] = []

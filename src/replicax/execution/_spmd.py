@@ -62,7 +62,8 @@ def run_spmd(
         }
         replica = ReplicaFrame(frame, mesh, local_cells)
         # Tag inner traces, so that JAX does not reuse one from another context; see `FreshTraceNeeded`.
-        place = traces_of("replica", mesh.num_replicas) if not frame.fresh else contextlib.nullcontext()
+        here = ("replica", mesh.num_replicas, frame.tag)
+        place = traces_of(*here) if not frame.fresh else contextlib.nullcontext()
         with use_frame(replica), place, collect_early_sums() as early:
             inner_args, inner_kwargs = treedef.unflatten(inner)
             result = _call(strategy, fn, inner_args, inner_kwargs, padding, local_masks)

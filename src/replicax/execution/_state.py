@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, final
 
+import jax
+
 from replicax.errors import ContextError
 from replicax.topology import ReplicaMesh
 from replicax.values import on_first_replica
@@ -99,6 +101,15 @@ class StepState:
             assert self._mesh is not None
             arrays[i] = self._mesh.replicate(on_first_replica(arrays[i]))
         return arrays
+
+    def shape_of(self, variable: Variable) -> jax.ShapeDtypeStruct:
+        """The shape, dtype and placement of a variable's array in the step."""
+        layout, mesh = variable.layout, self._mesh
+        shape = layout.array_shape(variable._spec)
+        if mesh is None:
+            return jax.ShapeDtypeStruct(shape, variable.dtype)
+        sharding = mesh.replicated if self._is_away(variable) else layout.sharding(mesh)
+        return jax.ShapeDtypeStruct(shape, variable.dtype, sharding=sharding)
 
     def announce(self, finish: Callable[[], None] | None) -> None:
         """Register what completes this call if it is interrupted; None when it is complete."""

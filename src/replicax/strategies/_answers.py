@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, final
+from typing import Any, Literal, final
 
 from replicax.collectives import Communicator
 from replicax.variables import NO_RULES, Layout, PartitionRules, Sharded, VariableSpec
 
-__all__ = ["Answers"]
+__all__ = ["MIN_SHARD_BYTES", "Answers", "ShardSetting"]
+
+ShardSetting = Literal["mirrored", "optimizer", "all"]
+MIN_SHARD_BYTES = 64 * 1024
 
 
 @final
@@ -28,6 +31,8 @@ class Answers:
         find_shards: returns how the update of a variable is divided among the replicas, or None if it is
             too small for that. None if the strategy divides nothing.
         partition_rules: the partitions of variables by name.
+        shard: what is divided among the replicas: nothing, the slots of optimizers, or all variables.
+        min_shard_bytes: variables smaller than this are not divided.
         why_not_assignable: why values can't be assigned to a logical device; None if they can.
     """
 
@@ -39,4 +44,6 @@ class Answers:
     cluster_resolver: Any = None
     find_shards: Callable[[VariableSpec], Sharded | None] | None = None
     partition_rules: PartitionRules = NO_RULES
+    shard: ShardSetting = "mirrored"
+    min_shard_bytes: int = MIN_SHARD_BYTES
     why_not_assignable: str | None = None

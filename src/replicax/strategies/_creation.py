@@ -8,12 +8,20 @@ import jax.numpy as jnp
 
 from replicax.contexts import current
 from replicax.strategies._initial_values import of_first_process
-from replicax.variables import Variable, check_partition, current_frame, prepare_variable
+from replicax.variables import (
+    Variable,
+    check_partition,
+    creating_state,
+    current_frame,
+    prepare_variable,
+)
 
 if TYPE_CHECKING:
     from replicax.strategies._strategy import StrategyBase
 
 __all__ = ["create_variable"]
+
+_LARGE_BYTES = 1 << 20
 
 
 def create_variable(self: StrategyBase, *args: Any, **kwargs: Any) -> Variable:
@@ -22,13 +30,18 @@ def create_variable(self: StrategyBase, *args: Any, **kwargs: Any) -> Variable:
     def make() -> Variable:
         frame = current_frame()
         with frame.creating():
-            spec, value = prepare_variable(*args, **kwargs)
+            with creating_state(self, "the initial value of a variable"):
+                spec, value = prepare_variable(*args, **kwargs)
             spec = self.answers.partition_rules.apply(spec)
             check_partition(spec, self.mesh, self)
             spec, layout = self.answers.choose_layout(spec)
             if not self.mesh.is_local:
                 value = of_first_process(self.communicator, spec, value)
-            variable = Variable._make(spec, layout, self, jnp.copy(layout.place(value)))
+            with creating_state(self, f"the variable '{spec.name}:0'", spec.num_bytes):
+                array = jnp.copy(layout.place(value))
+                if spec.num_bytes >= _LARGE_BYTES:
+                    array.block_until_ready()  # where it does not fit, the error comes here
+            variable = Variable._make(spec, layout, self, array)
         frame.adopt(variable)
         return variable
 

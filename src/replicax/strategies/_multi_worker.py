@@ -29,9 +29,9 @@ from replicax.collectives import (
     merge_options,
 )
 from replicax.errors import CollectiveError, DeviceError
-from replicax.strategies._answers import Answers
+from replicax.strategies._answers import MIN_SHARD_BYTES, Answers
 from replicax.strategies._mirrored import mirrored_layouts
-from replicax.strategies._sharded import MIN_SHARD_BYTES, Setting, sharded_layouts
+from replicax.strategies._sharded import Setting, sharded_layouts
 from replicax.strategies._strategy import Strategy
 from replicax.topology import (
     REPLICA_AXIS,
@@ -127,6 +127,8 @@ class MultiWorkerMirroredStrategy(Strategy):
                 find_shards=find_shards,
                 cluster_resolver=resolver,
                 partition_rules=PartitionRules(partition_rules),
+                shard=shard or "mirrored",
+                min_shard_bytes=min_shard_bytes,
             )
         )
 

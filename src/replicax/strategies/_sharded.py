@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, get_args
 
 from replicax.collectives import Communicator, DefaultAllReduce
-from replicax.strategies._answers import Answers
+from replicax.strategies._answers import MIN_SHARD_BYTES, Answers, ShardSetting
 from replicax.strategies._mirrored import mirrored_layouts
 from replicax.strategies._strategy import Strategy
 from replicax.topology import REPLICA_AXIS, ReplicaMesh, group_devices, resolve_devices
@@ -23,10 +23,9 @@ from replicax.variables import (
     axis_to_shard,
 )
 
-__all__ = ["MIN_SHARD_BYTES", "Setting", "ShardedStrategy", "sharded_layouts"]
+__all__ = ["Setting", "ShardedStrategy", "sharded_answers", "sharded_layouts"]
 
 Setting = Literal["optimizer", "all"]
-MIN_SHARD_BYTES = 64 * 1024
 
 
 class ShardedStrategy(Strategy):
@@ -70,9 +69,27 @@ class ShardedStrategy(Strategy):
         """Choose the devices and what is divided."""
         grid = group_devices(resolve_devices(devices), logical_devices)
         communicator = Communicator(ReplicaMesh(grid, axis_name), DefaultAllReduce())
-        choose, find_shards = sharded_layouts(communicator, shard, min_shard_bytes)
         rules = PartitionRules(partition_rules)
-        super().__init__(Answers(communicator, choose, find_shards=find_shards, partition_rules=rules))
+        if shard not in get_args(Setting):
+            raise ValueError(f"ShardedStrategy(shard={shard!r}): pass 'optimizer' or 'all'.")
+        super().__init__(sharded_answers(communicator, shard, min_shard_bytes, rules))
+
+
+def sharded_answers(
+    communicator: Communicator, shard: ShardSetting, min_shard_bytes: int, rules: PartitionRules
+) -> Answers:
+    """The answers of a strategy that divides what `shard` says among its replicas."""
+    choose, find_shards = mirrored_layouts(communicator), None
+    if shard != "mirrored":
+        choose, find_shards = sharded_layouts(communicator, shard, min_shard_bytes)
+    return Answers(
+        communicator,
+        choose,
+        find_shards=find_shards,
+        partition_rules=rules,
+        shard=shard,
+        min_shard_bytes=min_shard_bytes,
+    )
 
 
 def sharded_layouts(

@@ -62,15 +62,20 @@ class StrategyBase(abc.ABC):
     """The steps "run this function in every replica", by function; see `execution.in_replicas`."""
 
     def __init__(self, answers: Answers) -> None:
+        self._give(answers)
+        # Processes must agree on the order of variables, but collect garbage at different times.
+        self.store = Store(reuse_places=self.mesh.is_local)
+        self.compiled_runs: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+    def _give(self, answers: Answers) -> None:
+        """Give these answers from now on. Only `rx.explain` calls it later, for the time of a trace."""
         self.answers = answers
         self.communicator = answers.communicator
         self.mesh = answers.communicator.mesh
         self.parameter_device = answers.parameter_device
         self.places_values = answers.places_values
         self.find_shards = answers.find_shards
-        # Processes must agree on the order of variables, but collect garbage at different times.
-        self.store = Store(reuse_places=self.mesh.is_local)
-        self.compiled_runs: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        self.shard = answers.shard
 
     def __repr__(self) -> str:
         names = [row[0] if len(row) == 1 else list(row) for row in self.mesh.device_names]

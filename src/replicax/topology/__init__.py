@@ -9,6 +9,7 @@ from replicax.topology._devices import (
     parse_device_name,
     resolve_devices,
 )
+from replicax.topology._memory import largest_free_block, memory_in_use, memory_limit
 from replicax.topology._mesh import REPLICA_AXIS, ReplicaMesh, prime_factors
 
 __all__ = [
@@ -19,6 +20,9 @@ __all__ = [
     "device_name",
     "find_device",
     "group_devices",
+    "largest_free_block",
+    "memory_in_use",
+    "memory_limit",
     "parse_device_name",
     "prepare_cpu_pool",
     "prime_factors",

@@ -140,7 +140,9 @@ def device_name(device: Device) -> str:
     """
     platform = _platform(device)
     task = None if device.process_index == jax.process_index() else device.process_index
-    return str(DeviceName(platform, _process_devices(platform, task).index(device), task))
+    devices = _process_devices(platform, task)
+    # A device of another client is one that `rx.explain` compiles for and nothing runs on.
+    return str(DeviceName(platform, devices.index(device) if device in devices else device.id, task))
 
 
 def resolve_devices(devices: Iterable[str | Device] | None = None) -> list[Device]:

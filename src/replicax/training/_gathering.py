@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from replicax._jax import run_equation
+from replicax._jax import at_source_of, run_equation
 from replicax.values import is_array
 from replicax.variables import Shard, Sharded
 
@@ -97,7 +97,8 @@ class Evaluation:
 
         for equation in jaxpr.eqns:
             run = functools.partial(run_equation, jaxpr, equation)
-            results = self._apply(equation, run, list(map(read, equation.invars)))
+            with at_source_of(equation):  # which line of the loss function gathers
+                results = self._apply(equation, run, list(map(read, equation.invars)))
             values.update(zip(equation.outvars, results, strict=True))
         return list(map(read, jaxpr.outvars))
 

@@ -25,7 +25,7 @@ from replicax.training._reduction import GradientReduction, dense, is_distribute
 from replicax.training._slots import checkpoint_key, initial_state, slot_names, slot_partition
 from replicax.types import ReduceOp, ReduceOpLike, VariableAggregation
 from replicax.values import IndexedSlices, Mirrored, free
-from replicax.variables import Deferred, Divided, Partitioned, Variable
+from replicax.variables import Deferred, Divided, Partitioned, Variable, creating_state
 
 __all__ = ["Optimizer"]
 
@@ -158,7 +158,8 @@ class Optimizer:
         given.check_updatable()
         values = [_whole(v) for v in given.variables]
         try:
-            state, self._state_structure = initial_state(self._transformation, given, values)
+            with creating_state(strategy, f"the state of {self!r}"):
+                state, self._state_structure = initial_state(self._transformation, given, values)
         except Exception as error:
             _explain_structure(error, given)
             raise

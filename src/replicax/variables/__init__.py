@@ -21,7 +21,15 @@ from replicax.variables._kinds import (
     SyncOnReadVariable,
 )
 from replicax.variables._layout import MAX_SPLIT_AXES, Layout
+from replicax.variables._memory import Memory, VariableKind, bytes_on_device, kind_of
 from replicax.variables._one_device import Central, OneDevice
+from replicax.variables._out_of_memory import (
+    advise,
+    creating_state,
+    is_out_of_memory,
+    memory_text,
+    out_of_memory_in_step,
+)
 from replicax.variables._partition import NO_RULES, PartitionRules, check_partition
 from replicax.variables._partitioned import Partitioned
 from replicax.variables._partitioners import (
@@ -53,6 +61,7 @@ __all__ = [
     "Frame",
     "Layout",
     "MaxSizePartitioner",
+    "Memory",
     "MinSizePartitioner",
     "MirroredVariable",
     "NewVariable",
@@ -71,14 +80,22 @@ __all__ = [
     "SyncOnReadVariable",
     "Variable",
     "VariableCopy",
+    "VariableKind",
     "VariableSpec",
     "Write",
+    "advise",
     "awaiting_values",
     "axis_to_shard",
+    "bytes_on_device",
     "check_partition",
+    "creating_state",
     "current_frame",
+    "is_out_of_memory",
     "is_variable",
     "journal",
+    "kind_of",
+    "memory_text",
+    "out_of_memory_in_step",
     "prepare_variable",
     "use_frame",
 ]

@@ -105,11 +105,25 @@ class Store:
         finally:
             self.lock.release()
 
+    def compact(self) -> None:
+        """Move arrays into gaps between others, so that the free memory of a device is one block."""
+        with self.exclusive():
+            places = [place for place, array in enumerate(self.arrays) if array is not None]
+            for place in sorted(places, key=lambda place: _address(self.arrays[place]), reverse=True):
+                moved = jnp.copy(self.arrays[place]).block_until_ready()
+                if place not in self.views and _address(moved) < _address(self.arrays[place]):
+                    self.arrays[place] = moved
+
     def detach_views(self, places: Iterable[int]) -> None:
         """Copy the arrays in `places` that have views, before they are donated."""
         for place in self.views.keys() & places:
             self.arrays[place] = jnp.copy(self.arrays[place])
             del self.views[place]
+
+
+def _address(array: Any) -> int:
+    """Where an array is in the memory of its first device."""
+    return array.addressable_data(0).unsafe_buffer_pointer()
 
 
 @final

@@ -1,0 +1,155 @@
+"""The collectives of a compiled program: kind, size, axis of the mesh, and the line of the user's code."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import re
+import sysconfig
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import final
+
+import jax
+import numpy as np
+
+from replicax.planning._program_text import Frame, Operation, ProgramText
+from replicax.topology import ReplicaMesh
+
+__all__ = ["Collective", "collectives_in"]
+
+_KINDS = (
+    "all-reduce",
+    "all-gather",
+    "all-to-all",
+    "reduce-scatter",
+    "collective-permute",
+    "collective-broadcast",
+    "ragged-all-to-all",
+)
+_SHAPE = re.compile(r"\b([a-z]+\d*\w*)\[([\d,]*)\]")
+_LISTED = re.compile(r"(?:replica_groups|source_target_pairs)=\{((?:\{[\d,]*\},?)*)\}")
+_COUNTED = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
+_BITS = re.compile(r"\d+")
+
+_OWN = (str(Path(__file__).resolve().parents[1]), str(Path(jax.__file__).resolve().parent))
+_LIBRARIES = tuple(sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib"))
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """One collective operation of a step."""
+
+    kind: str
+    """XLA's name: "all-reduce", "all-gather", "reduce-scatter", ..."""
+    bytes: int
+    """The size of the whole value on a device: what is reduced, or what has been gathered."""
+    axis: str
+    """The axes of the mesh that it communicates over, joined by "+"; empty if it is none of them."""
+    line: str
+    """The user's line of code that it is from, as "file:line"; empty if XLA does not know."""
+    times: int | None
+    """How often a step runs it; None if it is in a loop of unknown length."""
+    num_devices: int
+    """How many devices take part in it together."""
+
+    @property
+    def bytes_sent(self) -> int:
+        """What a device sends in a step, with ring algorithms; a loop of unknown length counts once."""
+        rounds = 2 if self.kind == "all-reduce" else 1
+        sent = rounds * self.bytes * (self.num_devices - 1) // self.num_devices
+        return (1 if self.times is None else self.times) * sent
+
+
+def collectives_in(compiled: jax.stages.Compiled, mesh: ReplicaMesh | None) -> tuple[Collective, ...]:
+    """The collectives of a compiled program that runs on `mesh`."""
+    program = ProgramText(compiled.as_text() or "")
+    shape = {} if mesh is None else dict(mesh.mesh.shape)
+    return tuple(_collective(x, program, shape) for x in program.operations(_KINDS))
+
+
+def _collective(operation: Operation, program: ProgramText, shape: dict[str, int]) -> Collective:
+    groups = _groups(operation.text) or [list(range(math.prod(shape.values())))]
+    count = max(map(len, groups))
+    return Collective(
+        kind=operation.kind.removesuffix("-start"),
+        bytes=_num_bytes(operation, count),
+        axis=_axis(groups, shape),
+        line=_user_line(program.frames(operation)),
+        times=operation.times,
+        num_devices=count,
+    )
+
+
+# Sizes.
+
+
+def _num_bytes(operation: Operation, num_devices: int) -> int:
+    sizes = [_size(dtype, shape) for dtype, shape in _SHAPE.findall(operation.result)]
+    if operation.kind == "all-gather-start":  # its result has the operands too, before what is gathered
+        return sum(sizes[len(sizes) // 2 :])
+    if operation.kind == "collective-permute-start":
+        return max(sizes)
+    if operation.kind == "reduce-scatter":
+        return sum(sizes) * num_devices
+    return sum(sizes)
+
+
+def _size(dtype: str, shape: str) -> int:
+    bits = _BITS.search(dtype)
+    size = 8 if bits is None else int(bits[0])  # "pred" is a byte, "f8e4m3fn" has 8 bits
+    return math.prod(_numbers(shape)) * size // 8
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",") if number]
+
+
+# Axes.
+
+
+def _groups(text: str) -> list[list[int]]:
+    """The devices that communicate with each other; empty if all do."""
+    if (listed := _LISTED.search(text)) is not None:
+        return [_numbers(group) for group in re.findall(r"\{([\d,]*)\}", listed[1])]
+    if (counted := _COUNTED.search(text)) is not None:
+        sizes, dimensions = _numbers(counted[1]), _numbers(counted[2])
+        ids = np.arange(math.prod(dimensions)).reshape(dimensions)
+        return ids.transpose(_numbers(counted[3]) if counted[3] else None).reshape(sizes).tolist()
+    return []
+
+
+def _axis(groups: Sequence[Sequence[int]], shape: dict[str, int]) -> str:
+    """The fewest axes of a mesh whose devices include each of the groups."""
+    names = [name for name, size in shape.items() if size > 1]
+    ids = np.arange(math.prod(shape.values())).reshape(tuple(shape.values()))
+    for count in range(1, len(names) + 1):
+        for chosen in itertools.combinations(names, count):
+            if _include(_along(ids, list(shape), chosen), groups):
+                return "+".join(chosen)
+    return ""
+
+
+def _along(ids: np.ndarray, names: list[str], chosen: Iterable[str]) -> list[set[int]]:
+    """The groups of devices that differ in their places on the `chosen` axes only."""
+    axes = [names.index(name) for name in chosen]
+    size = math.prod(ids.shape[axis] for axis in axes)
+    moved = np.moveaxis(ids, axes, range(-len(axes), 0))
+    return [set(row.tolist()) for row in moved.reshape(-1, size)]
+
+
+def _include(sets: list[set[int]], groups: Sequence[Sequence[int]]) -> bool:
+    return all(any(group_set.issuperset(group) for group_set in sets) for group in groups)
+
+
+# Lines.
+
+
+def _user_line(frames: Iterator[Frame]) -> str:
+    """The innermost line of the user's program, or else of another library."""
+    foreign = [frame for frame in frames if not frame.file.startswith((*_OWN, "<frozen"))]
+    own = [frame for frame in foreign if not frame.file.startswith(_LIBRARIES)]
+    chosen = next(iter(own or foreign), None)
+    return "" if chosen is None else f"{chosen.file}:{chosen.line}"

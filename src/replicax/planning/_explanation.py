@@ -1,0 +1,314 @@
+"""What `rx.explain` returns: numbers, a table in text, and a page for a browser."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any, final
+
+import jax
+
+from replicax._messages import size_text
+from replicax.planning._collectives import Collective
+from replicax.planning._page import page
+from replicax.variables import Layout, Memory, Variable, VariableKind, advise, bytes_on_device, kind_of
+
+__all__ = ["Explanation", "ShardingEffect", "VariableUse"]
+
+_MOST_ROWS = 12
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class VariableUse:
+    """A variable of a step, and how it is placed."""
+
+    name: str
+    kind: VariableKind
+    shape: tuple[int, ...]
+    dtype: str
+    layout: str
+    """TensorFlow's name for its kind, "MirroredVariable" or "ShardedVariable"."""
+    bytes: int
+    """Its size on each device."""
+    parts: tuple[int, ...]
+    """Into how many parts each of its axes is divided."""
+    padded_shape: tuple[int, ...]
+    """The shape of all parts together."""
+    holders: tuple[int, ...]
+    """For each device of the mesh, which part it has."""
+
+    @classmethod
+    def of(cls, variable: Variable, layout: Layout, array: jax.ShapeDtypeStruct) -> VariableUse:
+        """A variable whose array is placed like `array`."""
+        holders = _holders(array)
+        part = array.shape if array.sharding is None else array.sharding.shard_shape(array.shape)
+        return cls(
+            name=variable.name,
+            kind=kind_of(variable),
+            shape=variable.shape,
+            dtype=str(variable.dtype),
+            layout=layout.type_name,
+            bytes=bytes_on_device(array),
+            parts=tuple(whole // max(size, 1) or 1 for whole, size in zip(array.shape, part, strict=True)),
+            padded_shape=tuple(array.shape),
+            holders=holders,
+        )
+
+
+def _holders(array: jax.ShapeDtypeStruct) -> tuple[int, ...]:
+    """Which part of an array each device has, in the order of the mesh."""
+    if array.sharding is None:
+        return (0,)
+    places = array.sharding.devices_indices_map(tuple(array.shape))
+    devices = getattr(array.sharding, "mesh", None)
+    order = list(places) if devices is None else list(devices.devices.flat)
+    starts = [tuple(s.start or 0 for s in places[device]) for device in order]
+    numbers = {start: number for number, start in enumerate(sorted(set(starts)))}
+    return tuple(numbers[start] for start in starts)
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class ShardingEffect:
+    """What a step needs with one setting of `shard`."""
+
+    shard: str
+    memory: Memory
+    flops: float
+    collectives: tuple[Collective, ...]
+
+    @property
+    def bytes_sent(self) -> int:
+        """What a device sends in a step; see `Collective.bytes_sent`."""
+        return sum(collective.bytes_sent for collective in self.collectives)
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Explanation:
+    """What a step needs on each device: the result of `rx.explain`.
+
+    Numbers are those that XLA reports for the compiled program. Its temporaries are one block, so that
+    `memory.peak` is what a device must have. XLA counts the operations of a loop once.
+
+    >>> v = rx.Variable(jnp.zeros(1000), name="v")
+    >>> @rx.function
+    ... def step(x):
+    ...     v.assign_add(x)
+    >>> explanation = rx.explain(step, jax.ShapeDtypeStruct((1000,), jnp.float32))
+    >>> print(explanation)                                                         # doctest: +ELLIPSIS
+    step on 1 CPU device
+    <BLANKLINE>
+    memory on each device
+      parameters   3.9 KiB
+      arguments    3.9 KiB
+      peak         7.8 KiB   of ... GiB
+    <BLANKLINE>
+    computation on each device: 1.0 k floating-point operations
+    """
+
+    step: str
+    """The name of the step."""
+    mesh_shape: dict[str, int]
+    """The axes of the mesh and their sizes, the replicas first; empty if JAX chooses the device."""
+    platform: str
+    """The platform that it was compiled for."""
+    shard: str
+    """What is divided among the replicas: "mirrored" (nothing), "optimizer" or "all"."""
+    memory: Memory
+    """The memory on each device, by what it is for."""
+    flops: float
+    """The floating-point operations of each device."""
+    collectives: tuple[Collective, ...]
+    """The collectives, in the order of the program."""
+    variables: tuple[VariableUse, ...]
+    """The variables that the step uses."""
+    settings: tuple[ShardingEffect, ...]
+    """The effect of each setting of `shard`, if they were compared; else of this one."""
+    device_memory: int | None
+    """The bytes that a device has; None if that is not known."""
+
+    @property
+    def num_devices(self) -> int:
+        """The number of devices."""
+        return math.prod(self.mesh_shape.values())
+
+    @property
+    def num_replicas(self) -> int:
+        """The number of replicas."""
+        return next(iter(self.mesh_shape.values()), 1)
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether a device has the memory; None if it is not known how much it has."""
+        return None if self.device_memory is None else self.memory.peak <= self.device_memory
+
+    @property
+    def advice(self) -> list[str]:
+        """The settings that would make the step need less memory.
+
+        With other settings compared, what is known of them is in `settings`.
+        """
+        return advise(self.memory, self.device_memory, self.num_replicas, self.shard)
+
+    # Text.
+
+    def __str__(self) -> str:
+        sections = [
+            self._title,
+            _section("memory on each device", self._memory_rows),
+            f"computation on each device: {count_text(self.flops)} floating-point operations",
+            self._collectives_text,
+            _section("other settings", self._setting_rows) if len(self.settings) > 1 else "",
+            self._advice_text,
+        ]
+        return "\n\n".join(filter(None, sections))
+
+    __repr__ = __str__
+
+    @property
+    def _title(self) -> str:
+        devices = f"{self.num_devices} {self.platform.upper()} device{'s' * (self.num_devices > 1)}"
+        setting = f', shard="{self.shard}"' if self.num_replicas > 1 else ""
+        return f"{self.step} on {devices}{setting}"
+
+    @property
+    def _memory_rows(self) -> list[tuple[str, ...]]:
+        rows = [(label, size_text(size)) for label, size in memory_parts(self.memory) if size]
+        limit = "" if self.device_memory is None else f"of {size_text(self.device_memory)}"
+        return [*rows, ("peak", size_text(self.memory.peak), limit)]
+
+    @property
+    def _collectives_text(self) -> str:
+        rows = grouped(self.collectives)
+        if not rows:
+            return "no collectives" if self.num_devices > 1 else ""
+        more = [("...", "", "", "", f"and {len(rows) - _MOST_ROWS} more")] if len(rows) > _MOST_ROWS else []
+        header = ("kind", "axis", "times", "bytes", "line")
+        return _section("collectives of a step", [header, *rows[:_MOST_ROWS], *more], numbers=(2, 3))
+
+    @property
+    def _setting_rows(self) -> list[tuple[str, ...]]:
+        header = ("", "state", "temporaries", "peak", "sent")
+        return [header, *(setting_row(effect, self.shard) for effect in self.settings)]
+
+    @property
+    def _advice_text(self) -> str:
+        if self.fits is not False:
+            return ""
+        return "\n".join(["it does not fit; what would help", *(f"  - {tip}" for tip in self.advice)])
+
+    # Pages.
+
+    def save(self, path: str | PathLike[str]) -> Path:
+        """Write a page for a browser, in one file that needs no network; returns its path.
+
+        >>> import tempfile
+        >>> v = rx.Variable(jnp.zeros(1000))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = rx.explain(lambda x: v.assign_add(x), jnp.ones(1000)).save(f"{folder}/step.html")
+        ...     path.read_text()[:15]
+        '<!doctype html>'
+        """
+        path = Path(path)
+        path.write_text(page(self.to_dict()), encoding="utf-8")
+        return path
+
+    def _repr_html_(self) -> str:
+        """In a notebook: the page in a frame."""
+        from html import escape
+
+        frame = escape(page(self.to_dict()))
+        return f'<iframe srcdoc="{frame}" style="width:100%;height:900px;border:0"></iframe>'
+
+    def to_dict(self) -> dict[str, Any]:
+        """All numbers as dicts, lists, texts and numbers, for JSON.
+
+        >>> v = rx.Variable(jnp.zeros(1000), name="v")
+        >>> rx.explain(lambda x: v.assign_add(x), jnp.ones(1000)).to_dict()["memory"]["parameters"]
+        4000
+        """
+        return {
+            **dataclasses.asdict(self),
+            "num_replicas": self.num_replicas,
+            "num_devices": self.num_devices,
+            "peak": self.memory.peak,
+            "advice": self.advice if self.fits is False else [],
+            "title": self._title,
+            "groups": grouped(self.collectives),
+            "effects": [
+                {"shard": e.shard, "peak": e.memory.peak, "bytes_sent": e.bytes_sent} for e in self.settings
+            ],
+        }
+
+
+def memory_parts(memory: Memory) -> list[tuple[str, int]]:
+    """The uses of memory, with labels for people."""
+    return [
+        ("parameters", memory.parameters),
+        ("optimizer state", memory.optimizer),
+        ("other variables", memory.other_state),
+        ("arguments", memory.arguments),
+        ("results", memory.results),
+        ("temporaries", memory.temporaries),
+    ]
+
+
+def setting_row(effect: ShardingEffect, chosen: str) -> tuple[str, ...]:
+    """A row of the table of settings; an arrow marks the chosen one."""
+    mark = "-> " if effect.shard == chosen else "   "
+    sizes = (effect.memory.state, effect.memory.temporaries, effect.memory.peak, effect.bytes_sent)
+    return (f"{mark}{effect.shard}", *map(size_text, sizes))
+
+
+def grouped(collectives: Iterable[Collective]) -> list[tuple[str, ...]]:
+    """Rows of kind, axis, times, bytes and line: collectives that differ in bytes only share a row.
+
+    The row with most bytes is the first.
+    """
+    groups: dict[tuple[str, str, str, bool], list[Collective]] = {}
+    for c in collectives:
+        groups.setdefault((c.kind, c.axis, c.line, c.times is None), []).append(c)
+    sizes = {key: sum(c.bytes * (c.times or 1) for c in group) for key, group in groups.items()}
+    rows: list[tuple[str, ...]] = []
+    for key in sorted(groups, key=lambda key: -sizes[key]):
+        kind, axis, line, is_unknown = key
+        times = sum(c.times or 1 for c in groups[key])
+        many = f"{times} x ?" if is_unknown else str(times)
+        rows.append((kind, axis, many, size_text(sizes[key]), short_line(line)))
+    return rows
+
+
+def short_line(line: str) -> str:
+    """A line with its path relative to the working folder, if it is in there."""
+    file, _, number = line.rpartition(":")
+    try:
+        return f"{Path(file).relative_to(Path.cwd())}:{number}" if file else ""
+    except ValueError:
+        return line
+
+
+def count_text(number: float) -> str:
+    """A large number with a prefix: "3.2 G"."""
+    prefixes = ("", " k", " M", " G", " T", " P")
+    power = min(int(math.log10(number)) // 3, len(prefixes) - 1) if number >= 1 else 0
+    return f"{number:.0f}" if power == 0 else f"{number / 1000**power:.1f}{prefixes[power]}"
+
+
+def _section(title: str, rows: Sequence[Sequence[str]], numbers: Sequence[int] = (1, 2, 3, 4)) -> str:
+    """A table under a title; the columns in `numbers` are aligned at the right."""
+    count = max(map(len, rows))
+    cells = [[*row, *[""] * (count - len(row))] for row in rows]
+    widths = [max(len(row[i]) for row in cells) for i in range(count)]
+    lines = [
+        "   ".join(
+            cell.rjust(width) if i in numbers else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in cells
+    ]
+    return "\n".join([title, *(f"  {line}".rstrip() for line in lines)])

@@ -1,0 +1,62 @@
+"""A strategy as if it had other devices, or divided its state in another way.
+
+A step refers to its strategy and variables, so to trace it for 64 devices the strategy itself must have
+them. For the duration of a trace `as_planned` gives it another mesh and the variables other layouts.
+Nothing is computed or moved: the arrays in the store stay where they are, and the store is locked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+import jax
+
+from replicax._jax import planned_cpu_devices
+from replicax.strategies import Answers, ShardSetting, Strategy, sharded_answers
+from replicax.topology import ReplicaMesh
+from replicax.types import Device
+from replicax.variables import Variable
+
+__all__ = ["as_planned", "plan"]
+
+
+def plan(strategy: Strategy, num_replicas: int, shard: ShardSetting) -> Answers:
+    """The answers of a strategy like this one with another number of replicas or another `shard`."""
+    mesh = strategy.mesh
+    if num_replicas != mesh.num_replicas:
+        mesh = _planned_mesh(mesh, num_replicas)
+    now = strategy.answers
+    return sharded_answers(strategy.communicator.on(mesh), shard, now.min_shard_bytes, now.partition_rules)
+
+
+def _planned_mesh(mesh: ReplicaMesh, num_replicas: int) -> ReplicaMesh:
+    size = mesh.num_logical_devices
+    devices = _devices(mesh.platform, num_replicas * size)
+    rows = [devices[i : i + size] for i in range(0, len(devices), size)]
+    return ReplicaMesh(rows if size > 1 else devices, mesh.axis_name)
+
+
+def _devices(platform: str, count: int) -> Sequence[Device]:
+    """So many devices of a platform, or CPU devices in their place if this machine does not have them."""
+    existing = jax.local_devices(backend=platform)
+    return existing[:count] if len(existing) >= count else planned_cpu_devices(count)
+
+
+@contextlib.contextmanager
+def as_planned(strategy: Strategy, variables: Sequence[Variable], answers: Answers) -> Iterator[None]:
+    """A `with` block in which `strategy` gives other `answers`, which lay out its `variables`."""
+    own = [v for v in variables if v.distribute_strategy is strategy]
+    attributes, layouts = dict(vars(strategy)), [v._layout for v in own]
+    with strategy.store.exclusive():
+        try:
+            vars(strategy).pop("_replica_ids", None)
+            strategy._give(answers)
+            for variable in own:
+                variable._layout = answers.choose_layout(variable._spec)[1]
+            yield
+        finally:
+            vars(strategy).pop("_replica_ids", None)
+            vars(strategy).update(attributes)
+            for variable, layout in zip(own, layouts, strict=True):
+                variable._layout = layout
