@@ -156,6 +156,42 @@ def test_eager_replicas_agree(name):
     close(results[1], results[0])
 
 
+def test_a_scan_over_stacked_layers():
+    """Layers that are divided among the replicas and the devices of each, gathered one at a time."""
+    results = []
+    for strategy in (rx.OneDeviceStrategy("CPU:0"), STRATEGIES["all"]()):
+        rng = np.random.default_rng(0)
+        stacks = {"in": rng.normal(size=(3, 8, 16)) / 4, "out": rng.normal(size=(3, 16, 8)) / 4}
+        with strategy.scope():
+            partitions = {"in": [1, 1, 4], "out": [1, 4, 1]}
+            if strategy.mesh.num_logical_devices == 1:
+                partitions = dict.fromkeys(partitions)
+            params = {
+                name: rx.Variable(value, dtype=jnp.float32, partition=partitions[name])
+                for name, value in stacks.items()
+            }
+            optimizer = rx.Optimizer(optax.sgd(0.1))
+
+        def replica_step(x, params=params, optimizer=optimizer):
+            def loss():
+                def layer(x, p):
+                    return x + jnp.tanh(x @ p["in"]) @ p["out"], None
+
+                y, _ = jax.lax.scan(layer, x, rx.read_values(params))
+                return rx.compute_average_loss(jnp.mean(y**2, axis=-1))
+
+            return optimizer.minimize(loss, params)
+
+        @rx.function
+        def step(x, strategy=strategy, replica_step=replica_step):
+            return strategy.reduce("SUM", strategy.run(replica_step, args=(x,)), axis=None)
+
+        x = rng.normal(size=(4, 8)).astype(np.float32)
+        (batch,) = strategy.distribute_dataset(rx.from_arrays(x).batch(4))
+        results.append(([step(batch) for _ in range(2)], rx.read_values(params)))
+    close(results[1], results[0])
+
+
 # Reading and writing.
 
 
