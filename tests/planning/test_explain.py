@@ -143,6 +143,18 @@ def test_how_a_variable_is_divided():
     assert use.kind == "parameters"
 
 
+def test_replicas_with_several_devices_share_the_memory_of_the_machine():
+    strategy = rx.MirroredStrategy(DEVICES[:4], logical_devices=2)
+    with strategy.scope():
+        v = rx.Variable(jnp.zeros((4, 8)), name="v", partition=[1, 2])
+        found = rx.explain(lambda: strategy.run(lambda: v + 1), compare=False)
+        alone = rx.explain(lambda: jnp.ones(3))
+    assert found.mesh_shape == {"replica": 2, "logical_0": 2}
+    assert found.variables[0].parts == (1, 2)
+    assert found.variables[0].holders == (0, 1, 0, 1)
+    assert found.device_memory == alone.device_memory // 4
+
+
 def test_shapes_in_place_of_arrays_and_constants():
     v = rx.Variable(jnp.zeros(10))
 

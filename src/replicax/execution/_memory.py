@@ -62,7 +62,7 @@ class StepMemory:
 
     @property
     def _devices(self) -> Sequence[Any]:
-        return jax.local_devices()[:1] if self._mesh is None else self._mesh.local_devices
+        return jax.local_devices()[:1] if self._mesh is None else self._mesh.mesh.local_devices
 
     def refuse_too_large(self) -> None:
         """Raise if the step can't fit on a device: once it runs, the arrays donated to it may be lost."""

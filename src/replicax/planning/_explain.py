@@ -189,7 +189,7 @@ def _explanation(
 ) -> Explanation:
     mesh = program.mesh
     if device_memory is None:
-        device_memory = memory_limit(jax.local_devices()[:1] if mesh is None else mesh.local_devices)
+        device_memory = memory_limit(jax.local_devices()[:1] if mesh is None else mesh.mesh.local_devices)
     return Explanation(
         step=program.name,
         mesh_shape={} if mesh is None else dict(mesh.mesh.shape),

@@ -201,7 +201,7 @@ def creating_state(strategy: StrategyProtocol, what: str, num_bytes: int = 0) ->
 
 
 def _out_of_memory_in_creation(strategy: Any, what: str, num_bytes: int) -> OutOfMemoryError:
-    limit = memory_limit(strategy.mesh.local_devices)
+    limit = memory_limit(strategy.mesh.mesh.local_devices)
     size = f" ({size_text(num_bytes)})" if num_bytes else ""
     available = "" if limit is None else f" JAX may use {size_text(limit)}."
     sizes = [(v, stored_bytes(v)) for v in variables_in(strategy.store)]
