@@ -109,7 +109,7 @@ def collectives(program):
     return [match.groups() for match in found]
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", ["mirrored", pytest.param("optimizer", marks=pytest.mark.long), "all"])
 def test_a_transformer_on_2x4_devices_is_that_on_one(name, on_one_device):
     numbers, values = on_one_device
     trainer = Trainer(STRATEGIES[name]())
@@ -136,7 +136,7 @@ def test_a_block_has_two_all_reduces_forward():
     assert collectives(program) == [("all-reduce", MODEL_AXIS)] * 4  # two blocks
 
 
-@pytest.mark.parametrize("name", ["mirrored", "all"])
+@pytest.mark.parametrize("name", [pytest.param("mirrored", marks=pytest.mark.long), "all"])
 def test_eager_replicas_agree(name):
     results = []
     for strategy in (rx.OneDeviceStrategy("CPU:0"), STRATEGIES[name]()):
