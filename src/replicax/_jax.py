@@ -122,6 +122,7 @@ __all__ = [
     "planned_cpu_devices",
     "put_parts",
     "run_equation",
+    "run_program",
     "staged_for",
     "thread_settings",
     "trace_of",
@@ -270,6 +271,11 @@ def with_source_lines() -> Iterator[None]:
 def planned_cpu_devices(count: int) -> tuple[Any, ...]:
     """`count` CPU devices to compile for, whatever this machine has. Nothing should run on them."""
     return tuple(_private("lib", "xla_client.make_cpu_client")(num_devices=count).devices())
+
+
+def run_program(jaxpr: Any, inputs: Sequence[Any]) -> list[Any]:
+    """The results of a program without constants."""
+    return _eval_jaxpr(jaxpr, (), *inputs)
 
 
 def current_trace() -> Any:

@@ -16,6 +16,8 @@ import pytest
 from tests.training import test_one_device_equals_many as networks
 
 import replicax as rx
+from replicax.errors import VariableError
+from replicax.variables._traced_value import TracedValue, trace_value
 
 SHARD = ["optimizer", "all"]
 
@@ -240,6 +242,60 @@ def test_parameters_are_gathered_one_by_one():
 def test_gradients_are_reduced_to_shards():
     program = deep_step(sharded(DEVICES, "optimizer"))
     assert collectives(program) == {"all-gather": LAYERS, "reduce-scatter": LAYERS, "all-reduce": 1}
+
+
+# Large state is computed in its shards.
+
+
+def test_a_function_with_a_shape_is_computed_in_shards():
+    key = jax.random.key(0)
+    calls = []
+
+    def value():
+        calls.append(None)
+        return 0.02 * jax.random.normal(key, (1023, 64))
+
+    strategy = sharded(DEVICES)
+    with strategy.scope():
+        variable = rx.Variable(value, shape=(1023, 64))
+    assert len(calls) == 1
+    traced = trace_value(value, None, "v")
+    program = traced.program(variable.layout).lower(traced.args).compile()
+    assert program.output_shardings == variable.layout.sharding(strategy.mesh)
+    assert not re.search(r"\[(102[34],64|\d+,102[34])\]", program.as_text())
+    np.testing.assert_allclose(variable.numpy(), value(), rtol=1e-6)
+
+
+def test_functions_with_a_shape_that_are_not_jax():
+    with sharded(2).scope():
+        array = rx.Variable(lambda: np.ones((8, 4), np.float32), shape=(8, 4))
+        half = rx.Variable(lambda: jnp.ones((8, 4)), shape=(8, 4), dtype=jnp.bfloat16)
+        with pytest.raises(VariableError, match="shape="):
+            rx.Variable(lambda: jnp.ones((8, 4)), shape=(8, 5))
+        with pytest.raises(jax.errors.ConcretizationTypeError) as raised:
+            rx.Variable(lambda: jnp.ones((8, 4)) * float(jnp.ones(())), shape=(8, 4), name="w")
+    assert "Leave out shape= to" in raised.value.__notes__[-1]
+    assert (array.dtype, half.dtype) == (jnp.float32, jnp.bfloat16)
+    np.testing.assert_array_equal(array.numpy(), half.numpy())
+
+
+@pytest.mark.parametrize("shard", SHARD)
+def test_slots_are_computed_in_shards(shard, monkeypatch):
+    computed = []
+    compute = TracedValue.computed
+    monkeypatch.setattr(TracedValue, "computed", lambda self: computed.append(self.shape) or compute(self))
+    with sharded(4, shard).scope():
+        params = rx.create_variables(parameters())
+        optimizer = rx.Optimizer(optax.chain(optax.adam(0.1), optax.ema(0.9)))
+        optimizer.build(params)
+    assert all(isinstance(slot, rx.ShardedVariable) for slot in optimizer.slots if slot.shape)
+    assert set(computed) <= {()}
+
+
+@pytest.mark.parametrize("size", [-1, 1.5, True, "64"])
+def test_the_smallest_size_is_a_number_of_bytes(size):
+    with pytest.raises(ValueError, match=r"min_shard_bytes=.*number of bytes"):
+        rx.ShardedStrategy(["CPU:0", "CPU:1"], min_shard_bytes=size)
 
 
 # Scans over stacked layers.

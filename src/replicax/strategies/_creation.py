@@ -9,7 +9,11 @@ import jax.numpy as jnp
 from replicax.contexts import current
 from replicax.strategies._initial_values import of_first_process
 from replicax.variables import (
+    EagerFrame,
+    Layout,
+    TracedValue,
     Variable,
+    VariableSpec,
     check_partition,
     creating_state,
     current_frame,
@@ -30,15 +34,14 @@ def create_variable(self: StrategyBase, *args: Any, **kwargs: Any) -> Variable:
     def make() -> Variable:
         frame = current_frame()
         with frame.creating():
+            in_parts = self.find_shards is not None and isinstance(frame, EagerFrame)
             with creating_state(self, "the initial value of a variable"):
-                spec, value = prepare_variable(*args, **kwargs)
+                spec, value = prepare_variable(*args, **kwargs, in_parts=in_parts)
             spec = self.answers.partition_rules.apply(spec)
             check_partition(spec, self.mesh, self)
             spec, layout = self.answers.choose_layout(spec)
-            if not self.mesh.is_local:
-                value = of_first_process(self.communicator, spec, value)
             with creating_state(self, f"the variable '{spec.name}:0'", spec.num_bytes):
-                array = jnp.copy(layout.place(value))
+                array = _placed(self, spec, layout, value)
                 if spec.num_bytes >= _LARGE_BYTES:
                     array.block_until_ready()  # where it does not fit, the error comes here
             variable = Variable._make(spec, layout, self, array)
@@ -47,3 +50,14 @@ def create_variable(self: StrategyBase, *args: Any, **kwargs: Any) -> Variable:
 
     replica = current().replica
     return make() if replica is None else replica.create(make)
+
+
+def _placed(strategy: StrategyBase, spec: VariableSpec, layout: Layout, value: Any) -> Any:
+    """The array of a new variable."""
+    if strategy.mesh.is_local and isinstance(value, TracedValue):
+        return value.placed(layout)
+    if isinstance(value, TracedValue):
+        value = value.computed()
+    if not strategy.mesh.is_local:
+        value = of_first_process(strategy.communicator, spec, value)
+    return jnp.copy(layout.place(value))

@@ -98,6 +98,11 @@ def sharded_layouts(
     """The `choose_layout` and `find_shards` of strategies that divide variables among their replicas."""
     if shard not in get_args(Setting):
         raise ValueError(f"shard={shard!r}: pass 'optimizer' or 'all'.")
+    if isinstance(min_shard_bytes, bool) or not isinstance(min_shard_bytes, int) or min_shard_bytes < 0:
+        raise ValueError(
+            f"min_shard_bytes={min_shard_bytes!r}: pass a number of bytes, 0 or more; smaller variables "
+            "are copied to each device."
+        )
     choose_mirrored = mirrored_layouts(communicator)
     find_shards = _shard_finder(communicator, min_shard_bytes)
 

@@ -166,7 +166,10 @@ class Optimizer:
         names = slot_names([path for path, _ in state], given)
         self.slots = [
             self._create_slot(
-                strategy, leaf, f"{self._name}/{name}", slot_partition(path, jnp.shape(leaf), given)
+                strategy,
+                leaf,
+                f"{self._name}/{name}",
+                slot_partition(path, getattr(leaf, "shape", ()), given),
             )
             for (path, leaf), name in zip(state, names, strict=True)
         ]

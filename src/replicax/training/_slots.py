@@ -10,13 +10,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from replicax._jax import is_tracer
 from replicax.errors import VariableError
 from replicax.training._pairs import Parameters
 from replicax.values import is_key
-from replicax.variables import current_frame
+from replicax.variables import TracedValue, traced_results
 
 __all__ = ["checkpoint_key", "initial_state", "slot_names", "slot_partition"]
 
@@ -24,19 +23,16 @@ __all__ = ["checkpoint_key", "initial_state", "slot_names", "slot_partition"]
 def initial_state(transformation: Any, parameters: Parameters, values: list[Any]) -> tuple[list[Any], Any]:
     """The leaves of optax's first state, each with its path, and the structure.
 
-    In a trace the state would consist of tracers, which variables can't keep. Where it depends on nothing
-    but shapes, it is computed outside of the trace.
+    Leaves are programs, so that a sharded slot is computed in its shards, and outside of the trace of a
+    step. Where they depend on values of that trace, they are tracers.
     """
 
     def init(values: list[Any]) -> Any:
         return transformation.init(parameters.structure.unflatten(values))
 
-    if any(map(is_tracer, values)) and not _depends_on_input(init, values):
-        with current_frame().creating():
-            state = init([jnp.zeros(v.shape, v.dtype) for v in values])
-    else:
-        state = init(values)
-    leaves, structure = jax.tree_util.tree_flatten_with_path(state)
+    leaves, structure = jax.tree_util.tree_flatten_with_path(_programs_of(init, values))
+    if any(map(_holds_tracers, (leaf for _, leaf in leaves))):
+        leaves, structure = jax.tree_util.tree_flatten_with_path(init(values))
     if any(is_key(leaf) for _, leaf in leaves):
         raise VariableError(
             f"The state of {transformation!r} contains random keys, which variables can't hold. Leave that "
@@ -45,15 +41,15 @@ def initial_state(transformation: Any, parameters: Parameters, values: list[Any]
     return leaves, structure
 
 
-def _depends_on_input(fn: Any, values: list[Any]) -> bool:
-    """Whether what `fn` returns depends on the numbers in `values`, not only on their shapes."""
+def _programs_of(init: Any, values: list[Any]) -> Any:
+    """What `init(values)` returns, with a program for each array that has to be computed."""
     shapes = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in values]
-    program = jax.make_jaxpr(fn)(shapes).jaxpr
-    tainted = set(program.invars)
-    for equation in program.eqns:
-        if any(not hasattr(v, "val") and v in tainted for v in equation.invars):
-            tainted.update(equation.outvars)
-    return any(not hasattr(v, "val") and v in tainted for v in program.outvars)
+    program, state = jax.make_jaxpr(init, return_shape=True)(shapes)
+    return jax.tree.unflatten(jax.tree.structure(state), traced_results(program, values))
+
+
+def _holds_tracers(value: Any) -> bool:
+    return any(map(is_tracer, value.args if isinstance(value, TracedValue) else [value]))
 
 
 def slot_names(paths: Sequence[Any], parameters: Parameters) -> list[str]:

@@ -44,6 +44,7 @@ from replicax.variables._replicated import Replicated
 from replicax.variables._sharded import Shard, Sharded, axis_to_shard
 from replicax.variables._spec import VariableSpec
 from replicax.variables._store import Places, Store
+from replicax.variables._traced_value import TracedValue, traced_results
 from replicax.variables._variable import Variable
 from replicax.variables._writes import Write
 
@@ -78,6 +79,7 @@ __all__ = [
     "ShardedVariable",
     "Store",
     "SyncOnReadVariable",
+    "TracedValue",
     "Variable",
     "VariableCopy",
     "VariableKind",
@@ -97,5 +99,6 @@ __all__ = [
     "memory_text",
     "out_of_memory_in_step",
     "prepare_variable",
+    "traced_results",
     "use_frame",
 ]

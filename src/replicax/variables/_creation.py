@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 import jax.numpy as jnp
 import numpy as np
 
+from replicax._jax import is_staging
 from replicax._messages import user_line
 from replicax.errors import VariableError
 from replicax.types import (
@@ -23,6 +24,7 @@ from replicax.variables._frames import current_frame
 from replicax.variables._partition import checked_parts
 from replicax.variables._readable import Readable
 from replicax.variables._spec import VariableSpec
+from replicax.variables._traced_value import TracedValue, trace_value
 
 __all__ = ["NewVariable", "awaiting_values", "prepare_variable"]
 
@@ -57,16 +59,20 @@ def prepare_variable(
     beside: tuple[Any, str] = (None, ""),
     is_slot: bool = False,
     partition: Any = None,
+    in_parts: bool = False,
 ) -> tuple[VariableSpec, Any]:
     """Check the arguments of `rx.Variable`; returns the spec and the initial value.
 
     `beside` is the place of the variable in a checkpoint, if that is known: see `NewVariable`. A pending
-    restore may have a value for it. `is_slot`: whether it is state of an optimizer.
+    restore may have a value for it. `is_slot`: whether it is state of an optimizer. `in_parts`: trace a
+    function that is given with a shape, so that each device can compute its part of the value.
     """
     synchronization = _member(VariableSynchronization, synchronization, "synchronization")
     aggregation = _member(VariableAggregation, aggregation, "aggregation")
     if initial_value is None:
         raise VariableError("A variable needs an initial_value: an array, or a function that returns one.")
+    if in_parts and shape is not None and callable(initial_value) and not is_staging():
+        initial_value = trace_value(initial_value, dtype, name or "Variable")
     value = _initial_array(initial_value, dtype)
     if not (
         synchronization is VariableSynchronization.ON_READ and aggregation is VariableAggregation.SUM
@@ -118,6 +124,8 @@ def _member(kind: type[_Enum], value: Any, argument: str) -> _Enum:
 
 def _initial_array(initial_value: Any, dtype: Any) -> Any:
     value = current_frame().initial_value(initial_value)
+    if isinstance(value, TracedValue):
+        return value
     if isinstance(value, Readable):
         value = value.read_value()
     if isinstance(value, PerReplica):

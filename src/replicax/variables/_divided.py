@@ -37,17 +37,17 @@ class Divided(OnMesh):
     # The array in the store.
 
     def place(self, value: Any) -> Any:
-        return self.mesh.put(self._padded(value), self.sharding(self.mesh))
+        return self.mesh.put(self.padded(value), self.sharding(self.mesh))
 
     def wrap(self, array: Any, scalar: bool) -> Mirrored:
         complete = self.mesh.is_local or is_tracer(array)
         return Mirrored.from_whole(self._unpadded(array) if complete else array, self.mesh)
 
     def unwrap(self, cell: Any) -> Any:
-        array = self._padded(cell.whole)
+        array = self.padded(cell.whole)
         return array if is_tracer(array) else self.mesh.put(array, self.sharding(self.mesh))
 
-    def _padded(self, value: Any) -> Any:
+    def padded(self, value: Any) -> Any:
         """The array that is divided, for a value."""
         return value
 

@@ -78,7 +78,7 @@ class Sharded(Divided):
     def _with_size(self, shape: Sequence[int], size: int) -> tuple[int, ...]:
         return (*shape[: self.split_axis], size, *shape[self.split_axis + 1 :])
 
-    def _padded(self, value: Any) -> Any:
+    def padded(self, value: Any) -> Any:
         if value.shape[self.split_axis] != self._size:
             return value  # the view of an array that several processes share
         if not self._padding:
@@ -101,7 +101,7 @@ class Sharded(Divided):
     def part(self, cell: Any) -> Any:
         if isinstance(cell, Shard):
             return cell.array
-        padded = self._padded(cell.whole)
+        padded = self.padded(cell.whole)
         size = padded.shape[self.split_axis] // self.mesh.num_replicas
         return lax.dynamic_slice_in_dim(
             padded, lax.axis_index(self.mesh.axis_name) * size, size, self.split_axis
@@ -136,7 +136,7 @@ class Sharded(Divided):
             scatter_dimension=self.split_axis,
             tiled=True,
         )
-        return self._on_each_device(scatter, self._padded(value))
+        return self._on_each_device(scatter, self.padded(value))
 
     def _on_each_device(self, collective: Callable[[Any], Any], value: Any) -> Any:
         """Call a collective on the part of each device; XLA would gather the parts first."""

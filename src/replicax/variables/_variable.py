@@ -83,7 +83,8 @@ class Variable(Readable):
             communication, and reading outside of replicas combines the parts.
         aggregation: how the replicas' values are combined when a replica function writes the variable
             (ON_WRITE) or when it is read (ON_READ).
-        shape: if given, the shape that the initial value must have.
+        shape: if given, the shape that the initial value must have. With `ShardedStrategy` and an initial
+            value that is a function, JAX then compiles the function, and each device computes its part.
         constraint: a function that optimizers apply after an update; `assign` does not.
         partition: the number of parts along each axis, to divide the value among the devices of each
             replica: `[1, 4]` for the columns of a matrix. By default each device has a copy, unless a rule

@@ -1,0 +1,120 @@
+"""Initial values that are known as a JAX program, and computed where the variable is placed.
+
+An array has to be computed before it can be divided. A program can be compiled so that each device computes
+only its own part: that is how variables are created that would not fit on one device.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from replicax._jax import is_tracer, run_program
+from replicax.topology import ReplicaMesh
+from replicax.variables._divided import Divided
+from replicax.variables._layout import Layout
+
+__all__ = ["TracedValue", "trace_value", "traced_results"]
+
+_programs: weakref.WeakKeyDictionary[Layout, dict[str, Any]] = weakref.WeakKeyDictionary()
+"""Compiled programs. Those of layers with the same shapes differ only in what they are given."""
+
+
+@final
+class TracedValue:
+    """One result of a program.
+
+    Args:
+        jaxpr: a program without constants, which has this result alone.
+        args: what it is computed from.
+    """
+
+    def __init__(self, jaxpr: Any, args: Sequence[Any]) -> None:
+        self._jaxpr, self.args = jaxpr, list(args)
+        (result,) = jaxpr.outvars
+        self.shape: tuple[int, ...] = result.aval.shape
+        self.dtype: Any = result.aval.dtype
+
+    def computed(self) -> Any:
+        """The value as one array."""
+        return run_program(self._jaxpr, self.args)[0]
+
+    def placed(self, layout: Layout) -> Any:
+        """The array of a variable with this layout; if that divides it, each device computes its part."""
+        if not isinstance(layout, Divided):
+            return jnp.copy(layout.place(self.computed()))
+        mesh = layout.mesh
+        return self.program(layout)([x if _is_on(mesh, x) else mesh.replicate(x) for x in self.args])
+
+    def program(self, layout: Divided) -> Any:
+        """The compiled function of `args` that computes the parts."""
+        compiled, key = _programs.setdefault(layout, {}), str(self._jaxpr)
+        if key not in compiled:
+            jaxpr, padded = self._jaxpr, layout.padded
+            compiled[key] = jax.jit(
+                lambda args: padded(run_program(jaxpr, args)[0]),
+                out_shardings=layout.sharding(layout.mesh),
+            )
+        return compiled[key]
+
+
+def _is_on(mesh: ReplicaMesh, array: Any) -> bool:
+    return isinstance(array, jax.Array) and array.sharding.device_set == set(mesh.mesh.devices.flat)
+
+
+def trace_value(fn: Callable[[], Any], dtype: Any, name: str) -> Any:
+    """What `fn` returns: a `TracedValue` if JAX computes it, or else the value itself."""
+    results: list[Any] = []
+
+    def arrays_only() -> Any:
+        results.append(fn())
+        return [jnp.asarray(results[0], dtype)] if is_tracer(results[0]) else []
+
+    try:
+        program = jax.make_jaxpr(arrays_only)()
+    except Exception as error:
+        error.add_note(
+            f"The variable {name!r} is created with shape= and a function, so that each device computes "
+            "only its part of the value. JAX traces the function, as jax.jit does. Leave out shape= to "
+            "call it instead, and to divide the value afterwards."
+        )
+        raise
+    traced = traced_results(program, ())
+    return traced[0] if traced else results[0]
+
+
+def traced_results(program: Any, args: Sequence[Any]) -> list[Any]:
+    """Each result of a traced program (`jax.make_jaxpr`) as a value of its own."""
+    jaxpr = program.jaxpr
+    given = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*program.consts, *args), strict=True))
+
+    def result(variable: Any) -> Any:
+        if hasattr(variable, "val"):
+            return np.asarray(variable.val, variable.aval.dtype)
+        if variable in given:
+            return given[variable]
+        alone = _only(jaxpr, variable)
+        return TracedValue(alone, [given[v] for v in alone.invars])
+
+    return list(map(result, jaxpr.outvars))
+
+
+def _only(jaxpr: Any, result: Any) -> Any:
+    """The part of a program that one result depends on; constants become arguments."""
+    needed, equations = {result}, []
+    for equation in reversed(jaxpr.eqns):
+        if needed.intersection(equation.outvars):
+            equations.append(equation)
+            needed.update(v for v in equation.invars if not hasattr(v, "val"))
+    return jaxpr.replace(
+        constvars=[],
+        invars=[v for v in (*jaxpr.constvars, *jaxpr.invars) if v in needed],
+        outvars=[result],
+        eqns=equations[::-1],
+        debug_info=jaxpr.debug_info.with_unknown_names(),
+    )
