@@ -75,6 +75,7 @@ format: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/tape.py
 	$(BIN)/python benchmarks/input.py
 	$(BIN)/python benchmarks/training.py
 	$(BIN)/python benchmarks/multiworker.py

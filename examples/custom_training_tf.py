@@ -1,7 +1,7 @@
 """The custom training loop that TensorFlow users know, with `replicax.tf` in place of `tensorflow`.
 
-Two things are different: gradients come from `rx.value_and_grad` instead of a tape, and the optimizer is
-one of optax. `custom_training.py` is the same program in plain Replicax.
+One thing is different: the optimizer and the metrics are Replicax's, because the model is not one of Keras.
+`custom_training.py` is the same program in plain Replicax.
 """
 
 import tempfile
@@ -67,14 +67,11 @@ def compute_losses(labels: jax.Array, predictions: jax.Array) -> jax.Array:
 
 def train_step(inputs: tuple[jax.Array, jax.Array]) -> jax.Array:
     images, labels = inputs
-
-    def loss_fn() -> tuple[jax.Array, jax.Array]:  # was: with tf.GradientTape() as tape:
+    with tf.GradientTape() as tape:
         predictions = model(images)
-        return tf.nn.compute_average_loss(compute_losses(labels, predictions)), predictions
-
-    variables = model.trainable_variables
-    (loss, predictions), gradients = rx.value_and_grad(loss_fn, variables, has_aux=True)()
-    optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        loss = tf.nn.compute_average_loss(compute_losses(labels, predictions))
+    gradients = tape.gradient(loss, model.trainable_variables)
+    optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
     train_accuracy.update_state(labels, predictions)
     return loss
 

@@ -20,6 +20,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import replicax as rx
 from replicax import _jax
+from replicax._recording import Recorded, Recording, is_transforming
 from replicax.cluster import exchange_between_processes
 from replicax.contexts import ThreadSettings
 from replicax.errors import UnsupportedJaxError
@@ -142,7 +143,7 @@ def test_whether_operations_are_run_or_traced():
     seen = []
 
     def look(x):
-        seen.append(_jax.is_transforming())
+        seen.append(is_transforming())
         assert _jax.current_trace() is _jax.trace_state.trace
         return x
 
@@ -176,9 +177,9 @@ def test_operations_go_to_the_trace_that_is_set():
 
     def f(x):
         with _jax.at_trace(_jax.eval_trace):
-            assert not _jax.is_transforming()
+            assert not is_transforming()
             assert float(jnp.ones(3).sum()) == 3.0, "it was computed, not traced"
-        assert _jax.is_transforming()
+        assert is_transforming()
         return x
 
     jax.jit(f)(1.0)
@@ -462,6 +463,7 @@ def test_the_client_of_jax_distributed():
     program = """
 import socket, jax, pytest
 from replicax import _jax
+from replicax._recording import Recorded, Recording, is_transforming
 from replicax.cluster import exchange_between_processes
 from replicax.errors import CollectiveTimeoutError
 with socket.socket() as free:
@@ -524,10 +526,10 @@ def test_operations_run_at_once_outside_of_traces():
         @jax.jit
         def traced(x):
             with _jax.outside_of_traces():
-                assert not _jax.is_transforming()
+                assert not is_transforming()
                 assert jax.config.jax_default_matmul_precision is None
                 assert float(jax.jit(jnp.sum)(jnp.ones(3))) == 3.0
-            assert _jax.is_transforming() and jax.config.jax_default_matmul_precision == "float32"
+            assert is_transforming() and jax.config.jax_default_matmul_precision == "float32"
             return 2 * x
 
         assert float(traced(2.0)) == 4.0
@@ -666,3 +668,63 @@ def test_source_lines_in_programs():
     with _jax.with_source_lines():
         text = jax.jit(lambda x: jnp.sin(x) * 3).lower(1.0).compile().as_text()
     assert "test_jax_internals.py" in text
+
+
+# Recording.
+
+
+def recorded(fn, x):
+    """The result of `fn(x)`, recorded, and its gradient."""
+    recording = Recording()
+    with _jax.at_trace(recording):
+        watched = recording.watch(x)
+        y = fn(x)
+    recording.is_open = False
+    found = recording.find(y)
+    (gradient,) = recording.transposed([found], [watched])([jnp.ones_like(found.primal)])
+    return y, gradient
+
+
+@jax.custom_jvp
+def doubled_slope(x):
+    return x**2
+
+
+doubled_slope.defjvp(lambda primals, tangents: (primals[0] ** 2, 4.0 * primals[0] * tangents[0]))
+
+
+RECORDED = {
+    "operations": lambda x: jnp.sin(x) * x,
+    "jit": jax.jit(lambda x: jnp.sin(x) * x),
+    "custom_jvp": doubled_slope,
+    "checkpoint": jax.checkpoint(lambda x: jnp.sin(x) * x),
+    "scan": lambda x: jax.lax.scan(lambda c, _: (c * x, None), x, None, length=2)[0],
+}
+
+
+@pytest.mark.parametrize("name", RECORDED)
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["eager", "jit"])
+def test_a_recording_is_differentiated_as_a_function(name, wrap):
+    fn, x = RECORDED[name], jnp.float32(0.7)
+    ours, theirs = wrap(lambda x: recorded(fn, x))(x), jax.value_and_grad(fn)(x)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+
+
+def test_a_recorded_value_stands_for_its_plain_value_afterwards():
+    x = jnp.float32(3.0)
+    y, _ = recorded(lambda x: x * x, x)
+    assert type(y) is Recorded
+    assert type(y + 1.0) is _jax.ArrayImpl  # EvalTrace, or the arguments of an operation
+    assert jax.jit(lambda: y * 2.0)() == 18.0  # a constant of a program
+    assert jax.jit(lambda z: z * y)(y) == 81.0
+    assert jax.grad(lambda z: z * y)(1.0) == 9.0
+    assert jax.jit(lambda x: recorded(lambda x: x * x, x)[0])(x) == 9.0  # a result of a program
+
+
+def test_a_recorded_value_can_be_differentiated_around_the_recording():
+    def fn(x):
+        y, slope = recorded(lambda x: x**3, x)
+        return y + slope
+
+    assert jax.grad(fn)(jnp.float32(2.0)) == 3 * 4.0 + 6 * 2.0
+    assert jax.vmap(fn)(jnp.arange(2.0)).tolist() == [0.0, 4.0]

@@ -70,6 +70,7 @@ from replicax.tracking import Tracker, on_first_process, profile
 from replicax.training import (
     Accuracy,
     DynamicLossScale,
+    GradientTape,
     Mean,
     MeanSquaredError,
     Metric,
@@ -86,7 +87,7 @@ from replicax.training import (
     scale_regularization_loss,
     value_and_grad,
 )
-from replicax.types import ReduceOp, VariableAggregation, VariableSynchronization
+from replicax.types import ReduceOp, UnconnectedGradients, VariableAggregation, VariableSynchronization
 from replicax.values import (
     DistributedValues,
     IndexedSlices,
@@ -130,6 +131,7 @@ __all__ = [
     "FileDataset",
     "FixedShardsPartitioner",
     "Function",
+    "GradientTape",
     "HierarchicalCopyAllReduce",
     "INFINITE_CARDINALITY",
     "IndexedSlices",
@@ -176,6 +178,7 @@ __all__ = [
     "Topology",
     "Tracker",
     "UNKNOWN_CARDINALITY",
+    "UnconnectedGradients",
     "ValueContext",
     "Variable",
     "VariableAggregation",

@@ -1,4 +1,4 @@
-"""The only module that uses parts of JAX without a stability promise.
+"""Parts of JAX without a stability promise, which only this module and `_recording.py` use.
 
 The rest of Replicax uses JAX's public API. What is here, and why there is no public way:
 
@@ -19,7 +19,8 @@ The rest of Replicax uses JAX's public API. What is here, and why there is no pu
 * the network address where Gloo listens, which JAX leaves to Gloo;
 * the key-value store of `jax.distributed`: its messages need no collective and so no fixed order;
 * JAX's detection of Open MPI and Kubernetes, which its public function combines with connecting;
-* connecting to a coordination service that runs in another process than the first worker's.
+* connecting to a coordination service that runs in another process than the first worker's;
+* the trace in which `jax.vjp` runs a function, and running backwards what it noted: `_recording.py`.
 
 Nothing here has a silent fallback: if JAX renames a part, importing or first using it raises
 `UnsupportedJaxError`. `tests/test_jax_internals.py` has a test for each part.
@@ -51,6 +52,7 @@ def _unsupported(what: str) -> UnsupportedJaxError:
 
 
 def _private(module: str, name: str) -> Any:
+    """A private part of JAX, by its module in `jax._src` and its name."""
     try:
         return operator.attrgetter(name)(importlib.import_module(f"jax._src.{module}"))
     except (ImportError, AttributeError) as error:
@@ -109,12 +111,12 @@ __all__ = [
     "distributed_client",
     "eval_trace",
     "forget_profile",
+    "forget_traces",
     "fresh_traces",
     "is_axis_bound",
     "is_mapped_over",
     "is_staging",
     "is_tracer",
-    "is_transforming",
     "open_mpi_coordinator",
     "operations_of",
     "outside_of_traces",
@@ -361,11 +363,6 @@ def _axis_name(trace: Any) -> Any:
         raise _unsupported("BatchTrace.axis_data.name") from error
 
 
-def is_transforming() -> bool:
-    """Whether any trace is active: JAX is differentiating, batching or staging what is called."""
-    return trace_state.trace is not eval_trace
-
-
 def is_staging() -> bool:
     """Whether operations are being traced into a program (`jit`, `scan`, ...) rather than run."""
     return current_program() is not None
@@ -448,7 +445,12 @@ def fresh_traces() -> Any:
 
 def traces_of(*context: Any) -> Any:
     """A `with` block in which JAX reuses only cached traces from blocks with an equal `context`."""
-    return _trace_token(context)
+    return _trace_token((_trace_token._obj.get_global(), *context))
+
+
+def forget_traces() -> None:
+    """Let JAX reuse no trace that it has cached so far, in this and in other threads."""
+    _trace_token._obj.set_global(next(_tokens))
 
 
 def _thread_settings() -> tuple[Any, ...]:

@@ -17,6 +17,7 @@ __all__ = [
     "ReduceOp",
     "ReduceOpLike",
     "SynchronizationLike",
+    "UnconnectedGradients",
     "Untyped",
     "VariableAggregation",
     "VariableSynchronization",
@@ -139,6 +140,21 @@ class VariableAggregation(enum.Enum):
 
     ONLY_FIRST_REPLICA = 3
     """The value of replica 0. For state that is the same on all replicas, such as a step counter."""
+
+
+@enum.unique
+class UnconnectedGradients(enum.Enum):
+    """What a `GradientTape` returns for a source that the target does not depend on.
+
+    >>> [choice.name for choice in rx.UnconnectedGradients]
+    ['NONE', 'ZERO']
+    """
+
+    NONE = "none"
+    """`None`."""
+
+    ZERO = "zero"
+    """Zeros in the shape of the source."""
 
 
 ReduceOpLike: TypeAlias = ReduceOp | Literal["SUM", "MEAN", "sum", "mean"]

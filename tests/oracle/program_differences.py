@@ -29,7 +29,6 @@ __all__ = ["LEFT_OUT", "OPEN", "PROGRAM_DIFFERENCES", "with_one_class"]
 AUTOGRAPH = (
     "Python's `if` and `while` on traced values are not rewritten; `tf.cond` and `tf.while_loop` are there"
 )
-TAPE = "JAX differentiates functions: there is no GradientTape, and the error names `rx.value_and_grad`"
 PROPERTY = (
     "`variable.value` is a property, as in Keras and Flax; `variable.read_value()` is a method in both"
 )
@@ -114,7 +113,6 @@ _RUN = {
     (ALL, "v.value() in replica"): Ours(PROPERTY, "!TypeError"),
     (MC, "*_* under tf.cond*"): Ours(AUTOGRAPH, "!TypeError"),
     ("onedev", "*_* under tf.cond*"): Ours(AUTOGRAPH, "!TypeError"),
-    (ALL, "gradient through *"): Ours(TAPE, "!AttributeError"),
     (ALL, "inside dataset.map fn"): Ours(EVERY_ELEMENT, f"[{OUTSIDE}, {OUTSIDE}]"),
     **{
         (kind, "tf.function traced in scope then called outside (retrace?)"): Ours(
@@ -133,8 +131,6 @@ _RUN = {
 _VARS = {
     (ALL, "default var attrs"): Ours(SHAPES, "!AttributeError"),
     (ALL, "* value *"): Ours(PROPERTY, "!TypeError"),
-    (ALL, "tape.gradient *"): Ours(TAPE, "!AttributeError"),
-    (ALL, "embedding gradient type in replica"): Ours(TAPE, "!AttributeError"),
 }
 
 _REDUCE = {
@@ -144,7 +140,6 @@ _REDUCE = {
     (MC, "after mismatch, even a NEW strategy"): Ours(OWN_NAME, f"['CollectiveError', {each(3.0, 3.0)}]"),
     (MC, "all_gather in tf.function uneven"): Ours(PER_REPLICA_SHAPES, "!TypeError"),
     ("onedev", "all_gather in tf.function uneven"): Ours(PER_REPLICA_SHAPES, "!TypeError"),
-    (ALL, "all_gather gradient"): Ours(TAPE, "!AttributeError"),
 }
 
 _EXTENDED = {

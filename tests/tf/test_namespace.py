@@ -48,7 +48,6 @@ def test_everything_with_a_docstring():
 @pytest.mark.parametrize(
     ("name", "instead"),
     {
-        "GradientTape": "rx.value_and_grad",
         "Graph": "no graphs",
         "SparseTensor": "jax.experimental.sparse",
         "RaggedTensor": "mask",

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from replicax._jax import is_transforming
+from replicax._recording import is_transforming
 from replicax.checkpoint._background import Writer
 from replicax.checkpoint._content import Content
 from replicax.checkpoint._entries import (

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
-from replicax._jax import is_transforming
+from replicax._recording import is_transforming
 from replicax.checkpoint._content import Content
 from replicax.checkpoint._entries import array_of, arrays_of, check_fit, dtypes_fit, few, misfit
 from replicax.checkpoint._tracking import growing, path_of, track, with_saved_names

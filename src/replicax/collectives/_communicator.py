@@ -15,8 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax._jax import is_tracer, is_transforming
+from replicax._jax import is_tracer
 from replicax._messages import brief, user_line
+from replicax._recording import is_transforming
 from replicax.cluster import Collective
 from replicax.collectives._cross_device_ops import CrossDeviceOps, DefaultAllReduce, place
 from replicax.collectives._local import AllGather, FirstReplica

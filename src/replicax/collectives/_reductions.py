@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax._jax import is_transforming
 from replicax._messages import brief
+from replicax._recording import is_transforming
 from replicax.collectives._communicator import Communicator, checked_axis
 from replicax.collectives._cross_device_ops import deliver
 from replicax.collectives._programs import map_each

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax.interpreters import ad, batching, mlir
 
 from replicax._jax import Primitive, at_trace, trace_of
+from replicax._recording import followed
 from replicax.errors import TracingError
 
 __all__ = ["Exchange", "out_of_reach"]
@@ -36,6 +37,7 @@ class Exchange(abc.ABC):
 
         Values that do not belong to a trace inside the replica are exchanged at once.
         """
+        values = list(map(followed, values))
         if all(trace_of(value) in (None, self._base_trace) for value in values):
             with at_trace(self._base_trace):
                 return self.exchange(values)

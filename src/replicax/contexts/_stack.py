@@ -63,6 +63,8 @@ class Context:
     """Where variables are read from and written to: see `variables/_frames.py`."""
     rows: Rows | None = None
     """The rows of the replica's batch that are processed now, if it is split into microbatches."""
+    tapes: tuple[Any, ...] = ()
+    """The `GradientTape`s whose blocks this is in, the outermost first. They see variables being read."""
 
     def inner(
         self,
@@ -72,11 +74,17 @@ class Context:
         update_index: int = 0,
     ) -> Context:
         """A context of `strategy` inside this one, with the same frame."""
-        return Context(strategy, replica, update_replica_id, update_index, None, self.frame, self.rows)
+        return Context(
+            strategy, replica, update_replica_id, update_index, None, self.frame, self.rows, self.tapes
+        )
 
     def with_frame(self, frame: Any) -> Context:
         """The same context with another frame."""
         return dataclasses.replace(self, frame=frame, owner=None)
+
+    def with_tape(self, tape: Any) -> Context:
+        """The same context, in the block of a tape."""
+        return dataclasses.replace(self, tapes=(*self.tapes, tape), owner=None)
 
     def with_rows(self, rows: Rows) -> Context:
         """The same context, for some rows of the batch."""
@@ -150,7 +158,8 @@ class ThreadSettings:
 
 def enter_default() -> contextlib.AbstractContextManager[None]:
     """A `with` block in the default context, as if no strategy were in use."""
-    return enter(_default.with_frame(current().frame))
+    here = current()
+    return enter(dataclasses.replace(_default, frame=here.frame, tapes=here.tapes))
 
 
 class Scope(Generic[StrategyT]):
@@ -166,7 +175,9 @@ class Scope(Generic[StrategyT]):
 
     def __enter__(self) -> StrategyT:
         require_cross_replica(self._strategy, "scope()")
-        _stack.set((*_stack.get(), Context(self._strategy, owner=self, frame=current().frame)))
+        here = current()
+        inside = Context(self._strategy, owner=self, frame=here.frame, tapes=here.tapes)
+        _stack.set((*_stack.get(), inside))
         return self._strategy
 
     def __exit__(self, *exc_info: object) -> None:

@@ -17,7 +17,8 @@ from typing import Any, final
 import greenlet
 import jax
 
-from replicax._jax import trace_state
+from replicax._jax import at_trace, trace_state
+from replicax._recording import Recorded, followed, innermost_but_recordings
 from replicax.contexts import (
     Exchange,
     ExplainUnboundAxis,
@@ -29,7 +30,7 @@ from replicax.contexts import (
     enter,
 )
 from replicax.errors import ContextError, TracingError
-from replicax.values import regroup, regroup_traced, split
+from replicax.values import flatten, regroup, regroup_traced, split
 from replicax.variables import Variable
 
 __all__ = ["run_replicas"]
@@ -132,6 +133,16 @@ def _describe(place: Any) -> str:
     return "a merge_call" if place is None else place.name
 
 
+def _check_not_recorded(structure: Any) -> None:
+    """Raise if an open tape follows one of the values."""
+    if any(isinstance(followed(leaf), Recorded) for leaf in flatten(structure)[0]):
+        raise TracingError(
+            "merge_call in the block of a GradientTape got a value that the tape records, in an eager "
+            "replica: gradients do not pass through a merge_call. all_reduce and all_gather may be "
+            "differentiated; for the rest, call it after the block, or compile the step with `rx.function`."
+        )
+
+
 @final
 class _Failure:
     """An exception to raise in the replicas, where a `try` around the merge_call may catch it."""
@@ -232,18 +243,20 @@ class _Replica:
                 "where you need it, but not in a function whose trace JAX caches (jax.jit, "
                 "jax.checkpoint), unless the step is compiled with `rx.function`."
             )
-        if trace_state.trace is not self.base_trace:
+        if innermost_but_recordings() is not self.base_trace:
             raise TracingError(
                 "merge_call (or writing a variable with an aggregation) inside a function that JAX "
                 "differentiates, maps or compiles, in an eager replica: the replicas can't meet in the "
                 "middle of a trace. all_reduce and all_gather may be differentiated; for the rest, call "
                 "it outside of jax.grad, or compile the step with `rx.function`."
             )
+        _check_not_recorded((args, kwargs))
         settings = ThreadSettings()
         self.request = (merge_fn, args, kwargs)
         self._base.settings.restore()
         try:
-            return self._caller().switch()
+            with at_trace(self.base_trace):
+                return self._caller().switch()
         finally:
             settings.restore()
 

@@ -18,7 +18,8 @@ from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, final, o
 
 import jax
 
-from replicax._jax import ArrayImpl, disable_jit, eval_trace, is_transforming, trace_state
+from replicax._jax import ArrayImpl, disable_jit, eval_trace, trace_state
+from replicax._recording import is_transforming, settled
 from replicax.contexts import StrategyProtocol, context_stack, current
 from replicax.execution._compiled import CompiledStep, leaf_key
 from replicax.execution._loop import Loop
@@ -191,7 +192,7 @@ class Function(Generic[_P, _R]):
         >>> step.lower(jnp.ones(1000)).compile().memory_analysis().argument_size_in_bytes
         8000
         """
-        leaves, treedef = jax.tree.flatten((args, kwargs), is_leaf=is_variable)
+        leaves, treedef = _flatten((args, kwargs))
         with self._compiling:
             return self._find_program(args, kwargs, leaves, treedef).lower(leaves)
 
@@ -272,7 +273,7 @@ class Function(Generic[_P, _R]):
         return run(leaves) if run is not None else self._call_first(tuple(key), args, kwargs)
 
     def _call_with_structure(self, key: list[Any], args: Any, kwargs: Any) -> Any:
-        leaves, treedef = jax.tree.flatten((args, kwargs), is_leaf=is_variable)
+        leaves, treedef = _flatten((args, kwargs))
         try:
             full = (*key, treedef, *[x.aval if type(x) is ArrayImpl else leaf_key(x) for x in leaves])
             run = self._known.get(full)
@@ -284,9 +285,9 @@ class Function(Generic[_P, _R]):
         here = current()
         in_replica = here.replica is not None and here.strategy.num_replicas_in_sync > 1
         in_update = here.update_replica_id is not None
-        if in_replica or in_update or is_transforming() or disable_jit.value:
-            # Part of a larger trace, of an eager replica, which has to take turns with the others, or of
-            # the update of one copy of a variable.
+        if in_replica or in_update or here.tapes or is_transforming() or disable_jit.value:
+            # Part of a larger trace, of what a tape records, of an eager replica, which has to take turns
+            # with the others, or of the update of one copy of a variable.
             self._check_signature(args, kwargs)
             python_function: Callable[..., Any] = self.python_function
             return python_function(*args, **kwargs)
@@ -294,7 +295,7 @@ class Function(Generic[_P, _R]):
 
     def _call_first(self, key: Any, args: Any, kwargs: Any) -> Any:
         """Find or compile the program, remember it by `key` unless that is None, and run it."""
-        leaves, treedef = jax.tree.flatten((args, kwargs), is_leaf=is_variable)
+        leaves, treedef = _flatten((args, kwargs))
         if any(isinstance(leaf, DistributedDataset | DistributedIterator) for leaf in leaves):
             return self._call_as_loop(args, kwargs)
         with self._compiling:
@@ -352,6 +353,11 @@ class Function(Generic[_P, _R]):
                 f"arguments {sorted(kwargs)}."
             )
         check_signature(self._signature, args, repr(self))
+
+
+def _flatten(arguments: Any) -> tuple[list[Any], Any]:
+    leaves, treedef = jax.tree.flatten(arguments, is_leaf=is_variable)
+    return list(map(settled, leaves)), treedef
 
 
 @final

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax._jax import FirstReplicaViews, is_tracer
+from replicax._recording import settled
 from replicax.errors import TracingError
 from replicax.topology import ReplicaMesh
 from replicax.values import Component, Mirrored, PerReplica, is_array
@@ -95,7 +96,7 @@ class Outputs:
     def take(self, result: Any) -> list[Any]:
         """Return the arrays of `result`, and remember the rest."""
         self.leaves, self.treedef = jax.tree.flatten(result, is_leaf=is_variable)
-        self.leaves = [x.container if isinstance(x, Component) else x for x in self.leaves]
+        self.leaves = [x.container if isinstance(x, Component) else settled(x) for x in self.leaves]
         self.dynamic = [i for i, leaf in enumerate(self.leaves) if is_array(leaf)]
         arrays = [self.leaves[i] for i in self.dynamic]
         masks = [self.dynamic.index(i) for i in mask_leaves(self.treedef)]

@@ -122,6 +122,9 @@ class ProgramFrame(Frame):
     def require_own_trace(self) -> None:
         _check_program(self._program, self.fresh)
 
+    def renew_traces(self) -> None:
+        self.on_write()
+
     def load(self, variable: Variable) -> Cell:
         self.require_own_trace()
         return self.cell(variable)
@@ -198,6 +201,9 @@ class ReplicaFrame(Frame):
 
     def require_own_trace(self) -> None:
         _check_program(self._program, self.outer.fresh)
+
+    def renew_traces(self) -> None:
+        self.outer.renew_traces()
 
     def defer(self, update: Deferred) -> bool:
         self.deferred.append(update)

@@ -86,9 +86,10 @@ def _run(
         )
     if trace_state.trace is not eval_trace:
         raise TracingError(
-            "strategy.run was called inside jax.jit, jax.grad or another JAX transformation. Compile "
-            "the step with `rx.function` instead of `jax.jit`, and differentiate inside the replica "
-            "function: gradients do not pass through an eager strategy.run."
+            "strategy.run was called inside jax.jit, jax.grad or another JAX transformation, or in the "
+            "block of a GradientTape. Compile the step with `rx.function` instead of `jax.jit`, and "
+            "differentiate inside the replica function, or open the tape there: gradients do not pass "
+            "through an eager strategy.run."
         )
     return run_replicas(strategy, fn, args, kwargs, strategy.replica_ids, padding=padding)
 

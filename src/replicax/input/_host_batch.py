@@ -7,7 +7,7 @@ from typing import Any, final
 
 import numpy as np
 
-from replicax._jax import is_transforming
+from replicax._recording import is_transforming
 from replicax.errors import InputError
 from replicax.input._batch import WholeBatch
 from replicax.input._dataset import DistributedDataset, Target

@@ -12,7 +12,7 @@ from typing import Any, Generic, Self, TypeVar, final
 
 import jax
 
-from replicax._jax import is_transforming
+from replicax._recording import is_transforming
 from replicax.collectives import Order, order_of
 from replicax.contexts import has_strategy, in_cross_replica_context
 from replicax.errors import InputError, OutOfRangeError

@@ -158,17 +158,20 @@ from replicax.tf.dtypes import (
     uint32,
     uint64,
 )
-from replicax.types import VariableAggregation, VariableSynchronization
+from replicax.training import GradientTape
+from replicax.types import UnconnectedGradients, VariableAggregation, VariableSynchronization
 from replicax.values import IndexedSlices, TensorSpec
 from replicax.variables import Variable
 
 __all__ = [
     "DType",
+    "GradientTape",
     "IndexedSlices",
     "Module",
     "Tensor",
     "TensorShape",
     "TensorSpec",
+    "UnconnectedGradients",
     "Variable",
     "VariableAggregation",
     "VariableSynchronization",

@@ -11,7 +11,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from replicax._jax import is_tracer, is_transforming
+from replicax._jax import is_tracer
+from replicax._recording import is_transforming
 from replicax.tf._op import array, op
 from replicax.tf.dtypes import on_device
 

@@ -17,10 +17,6 @@ WRITE_RECORDS = (
 )
 
 OF_TF = {
-    "GradientTape": (
-        "`rx.value_and_grad(loss_fn, variables)` or `rx.grad`: JAX differentiates functions, so move the "
-        "`with` block into a function that returns the loss"
-    ),
     "Graph": _GRAPH,
     "Operation": _GRAPH,
     "RaggedTensor": "arrays padded to one shape, with a mask",

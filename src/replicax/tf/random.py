@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax._jax import is_transforming
+from replicax._recording import is_transforming
 from replicax.contexts import get_replica_context, has_strategy
 from replicax.errors import ContextError
 from replicax.tf import dtypes

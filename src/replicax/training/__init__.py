@@ -15,10 +15,12 @@ from replicax.training._optimizer import Optimizer
 from replicax.training._precision import MixedPrecision
 from replicax.training._pytrees import create_variables, read_values
 from replicax.training._random import example_keys
+from replicax.training._tape import GradientTape
 
 __all__ = [
     "Accuracy",
     "DynamicLossScale",
+    "GradientTape",
     "Mean",
     "MeanSquaredError",
     "Metric",

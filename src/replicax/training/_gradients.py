@@ -2,7 +2,7 @@
 
 JAX differentiates functions of arrays. So during a call the variables are *bound*: reading one gives the
 array that JAX differentiates with respect to. Writes, of a moving average for example, are held back
-while the loss function runs and made in order when it has returned; see `_tape.py`.
+while the loss function runs and made in order when it has returned; see `_gradient_frame.py`.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from replicax.contexts import current
 from replicax.errors import VariableError
 from replicax.execution import explain_leaks
 from replicax.training._gathered import GatheredValues
+from replicax.training._gradient_frame import FreshTracesNeeded, GradientFrame
 from replicax.training._microbatches import Microbatches
 from replicax.training._precision import MixedPrecision
 from replicax.training._pytrees import flatten_variables, ordered_like, repeated_names
-from replicax.training._tape import FreshTracesNeeded, Tape
 from replicax.types import Untyped
 from replicax.variables import (
     Variable,
@@ -226,15 +226,15 @@ class _LossCall:
         """The loss, the auxiliary result and the gradients; then make the writes that `fn` asked for."""
         if self._precision is not None:
             args, kwargs = self._precision.cast((args, kwargs))
-        tapes: list[Tape] = []
+        frames: list[GradientFrame] = []
 
         values = GatheredValues(self._outer, self._variables)
 
         def bound(fresh: bool, inputs: list[Any]) -> Any:
-            tape, result = self._call(inputs, args, kwargs, fresh=fresh)
-            tapes.append(tape)
+            frame, result = self._call(inputs, args, kwargs, fresh=fresh)
+            frames.append(frame)
             loss, aux = _split_result(self._fn, result, self._has_aux)
-            return loss, (aux, tape.recorded())
+            return loss, (aux, frame.recorded())
 
         def differentiated(fresh: bool) -> Any:
             loss_fn = values.gathering(functools.partial(bound, fresh))
@@ -246,7 +246,7 @@ class _LossCall:
             except FreshTracesNeeded:
                 result = differentiated(fresh=True)
         (loss, (aux, recorded)), gradients = result
-        tapes[-1].replay(recorded)
+        frames[-1].replay(recorded)
         return (loss, aux), values.gradients(gradients)
 
     def probe(self, args: Any, kwargs: Any) -> None:
@@ -255,15 +255,15 @@ class _LossCall:
             args, kwargs = self._precision.cast((args, kwargs))
         self._call([variable.read_value() for variable in self._variables], args, kwargs, fresh=True)
 
-    def _call(self, values: list[Any], args: Any, kwargs: Any, *, fresh: bool) -> tuple[Tape, Any]:
+    def _call(self, values: list[Any], args: Any, kwargs: Any, *, fresh: bool) -> tuple[GradientFrame, Any]:
         if self._precision is not None:
             values = self._precision.cast(values)
         rows = current().rows
         if rows is not None:
             rows.weights.restart()
-        tape = Tape(self._outer, self._variables, values, fresh=fresh)
-        with use_frame(tape), fresh_traces() if fresh else contextlib.nullcontext():
-            return tape, self._fn(*args, **kwargs)
+        frame = GradientFrame(self._outer, self._variables, values, fresh=fresh)
+        with use_frame(frame), fresh_traces() if fresh else contextlib.nullcontext():
+            return frame, self._fn(*args, **kwargs)
 
 
 def _split_result(fn: Callable[..., Any], result: Any, has_aux: bool) -> tuple[Any, Any]:

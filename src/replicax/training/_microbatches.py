@@ -17,7 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax._jax import current_program, current_trace, is_transforming
+from replicax._jax import current_program, current_trace
+from replicax._recording import is_transforming
 from replicax.contexts import Rows, StrategyProtocol, current, enter
 from replicax.errors import CollectiveError, InputError, TracingError
 from replicax.training._padding import current_examples

@@ -15,6 +15,7 @@ from typing import Any, Literal, NoReturn, TypeVar, final, overload
 import jax
 import jax.numpy as jnp
 
+from replicax._recording import unrecorded
 from replicax.collectives import CommunicationOptions
 from replicax.contexts import StrategyProtocol, current, has_strategy
 from replicax.errors import ContextError, TracingError, VariableError
@@ -239,6 +240,7 @@ class Optimizer:
         Array(5., dtype=float32)
         """
         gradients, parameters = pair(grads_and_vars, variables)
+        gradients = list(map(unrecorded, gradients))  # an update is not differentiated
         apply = functools.partial(self._apply, parameters, return_norm=return_norm)
         here = current()
         named = zip(gradients, parameters.variables, strict=True)

@@ -1,167 +1,384 @@
-"""The frame that is current while JAX differentiates a loss function.
+"""`GradientTape`: records what a `with` block computes, to be differentiated afterwards.
 
-Reading a bound variable gives the array that JAX differentiates with respect to. Writes can't happen inside
-the differentiated function, because their operands exist only there. The tape records them; the operands
-leave the function as auxiliary outputs, and the writes are made when it has returned, in order.
+The recording itself is a trace of JAX (`replicax/_recording.py`). A tape opens it for the block, keeps
+track of the variables that are read there, and translates between what the user holds (structures of arrays
+and variables) and the values that the trace follows.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
-from typing import Any, final
+from collections.abc import Iterator, Sequence
+from typing import Any, Self, final
 
 import jax
 import jax.numpy as jnp
 
-from replicax._jax import current_program
-from replicax.contexts import current
-from replicax.errors import TracingError, VariableError
-from replicax.training._microbatches import is_padding
-from replicax.types import VariableAggregation
-from replicax.values import IndexedSlices
-from replicax.variables import Cell, Frame, RecordingFrame, Variable, Write
+from replicax._jax import at_trace, current_trace
+from replicax._recording import Recorded, Recording, unrecorded
+from replicax.collectives import offer_early_sum
+from replicax.contexts import current, enter
+from replicax.errors import ContextError
+from replicax.training._tape_results import Pullback, as_unconnected, batch_jacobian, jacobian
+from replicax.training._tape_sources import flatten_sources, flatten_targets, is_differentiable, name_of
+from replicax.training._tape_traces import OwnTraces
+from replicax.types import UnconnectedGradients
+from replicax.variables import Variable
 
-__all__ = ["FreshTracesNeeded", "Tape"]
-
-
-class FreshTracesNeeded(BaseException):
-    """A bound variable, or something of this replica, is read inside `scan`, `jit` or a similar function.
-
-    JAX caches traces by function, so the next call would reuse a trace with the array that the variable is
-    bound to now. The loss function is therefore differentiated again under `fresh_traces`. Not an
-    `Exception`: user code should not catch it.
-    """
+__all__ = ["GradientTape"]
 
 
 @final
-class Tape(RecordingFrame):
-    """Reads give bound values, writes are recorded, and everything else goes to the frame outside."""
+class GradientTape:
+    """Records the operations of a `with` block, so that their gradients can be computed afterwards.
 
-    def __init__(
-        self, outer: Frame, variables: Sequence[Variable], values: Sequence[Any], *, fresh: bool
-    ) -> None:
-        self._outer, self._fresh, self._program = outer, fresh, current_program()
-        self._replica = current().replica
-        self.is_one_replica = outer.is_one_replica
-        self._cells = {v.ref(): _as_cell(v, value) for v, value in zip(variables, values, strict=True)}
-        self._unknown: dict[Any, str] = {}
-        self._writes: list[tuple[Variable, Write]] = []
+    Reading a trainable variable in the block watches it. Other arrays are watched with `watch`. What was
+    computed in the block can be used after it like any array.
 
-    def load(self, variable: Variable) -> Cell:
-        ref = variable.ref()
-        if ref in self._unknown:
-            raise TracingError(
-                f"The variable {variable.name!r} is read after {self._unknown[ref]} in a function that "
-                "rx.value_and_grad differentiates. What other replicas write to it is known only when the "
-                "function has returned. Read it before, or use the value that you wrote."
-            )
-        if ref not in self._cells:
-            return self._outer.load(variable)
-        self._check_program()
-        return self._cells[ref]
+    `rx.value_and_grad` does the same for a function, and should be preferred where the loss is one: it
+    also takes a batch in parts (`microbatches`), and sharded variables cost it less memory.
 
-    def _check_program(self) -> None:
-        if not self._fresh and current_program() is not self._program:
-            raise FreshTracesNeeded
+    Args:
+        persistent: allow more than one call of `gradient` or `jacobian`. The tape then keeps what it
+            recorded until it is deleted.
+        watch_accessed_variables: watch trainable variables when they are read. Otherwise only those
+            that are given to `watch`.
 
-    def require_own_trace(self) -> None:
-        self._check_program()
-        self._outer.require_own_trace()
-
-    def record(self, variable: Variable, write: Write) -> Any:
-        what = write.name
-        if current_program() is not self._program:
-            raise TracingError(
-                f"{what} of the variable {variable.name!r} inside a function that JAX traces by itself "
-                "(scan, cond, jit, ...): the new value would exist only there. Return the value from that "
-                "function and assign it afterwards."
-            )
-        if current().replica is not self._replica:
-            raise TracingError(
-                f"{what} of the variable {variable.name!r} in a merge_call or run inside a function that "
-                "rx.value_and_grad differentiates. Write it in the function itself, or afterwards."
-            )
-        write = write._replace(operand=variable._checked(write.operand, what))
-        self._writes.append((variable, write))
-        return self._preview(variable, write)
-
-    def _preview(self, variable: Variable, write: Write) -> Any:
-        """The value after the write, unless it depends on other replicas."""
-        alone = variable.distribute_strategy.num_replicas_in_sync == 1
-        ref = variable.ref()
-        if not alone and not variable.layout.differs:
-            self._unknown[ref] = write.name
-            return None
-        new = variable._fitted(write.applied_to(variable.read_value(), write.operand))
-        self._cells[ref] = _as_cell(variable, new)
-        return new
-
-    def recorded(self) -> list[Any]:
-        """The operands of the writes, for the differentiated function to return."""
-        return [jax.lax.stop_gradient(write.operand) for _, write in self._writes]
-
-    def replay(self, operands: list[Any]) -> None:
-        """Make the writes, with the operands that the differentiated function returned."""
-        rows = current().rows
-        skip = None if rows is None else is_padding(rows)
-        for (variable, write), operand in zip(self._writes, operands, strict=True):
-            if skip is not None:
-                operand = _unless(skip, variable, operand, write.name)
-            variable._write(write.method, operand, False)
-
-    def store(self, variable: Variable, cell: Cell) -> None:
-        self._outer.store(variable, cell)
-
-    def adopt(self, variable: Variable) -> None:
-        self._outer.adopt(variable)
-
-    def creating(self) -> contextlib.AbstractContextManager[None]:
-        return self._outer.creating()
-
-    def initial_value(self, value: Any) -> Any:
-        return self._outer.initial_value(value)
-
-
-def _unless(skip: Any, variable: Variable, operand: Any, what: str) -> Any:
-    """The operand of a write, replaced by one that changes nothing where `skip` is true.
-
-    The mean of a part that is all padding is NaN, and would stay in a moving average forever.
+    >>> w = rx.Variable(3.0)
+    >>> with rx.GradientTape() as tape:
+    ...     loss = w**2
+    >>> tape.gradient(loss, w), loss
+    (Array(6., dtype=float32), Array(9., dtype=float32))
     """
-    if isinstance(operand, IndexedSlices):
-        unchanged: Any = _UNCHANGED.get(what)
-        if unchanged is None:
-            unchanged = variable.read_value()[jnp.asarray(operand.indices)]
-        values = jnp.where(skip, jnp.asarray(unchanged, operand.values.dtype), operand.values)
-        return IndexedSlices(values, operand.indices, operand.dense_shape)
-    unchanged = _UNCHANGED.get(what)
-    if unchanged is None:
-        unchanged = variable.read_value()
-        if not variable.layout.differs and variable.aggregation is VariableAggregation.SUM:
-            unchanged = unchanged / variable.distribute_strategy.num_replicas_in_sync
-    operand = jnp.asarray(operand)
-    return jnp.where(skip, jnp.asarray(unchanged, operand.dtype), operand)
 
+    def __init__(self, persistent: bool = False, watch_accessed_variables: bool = True) -> None:
+        self._persistent, self._watches_reads = persistent, watch_accessed_variables
+        self._recording: Recording | None = None
+        self._reads: dict[int, tuple[Any, list[Recorded]]] = {}
+        self._chosen: dict[int, Any] = {}
+        self._block = contextlib.ExitStack()
+        self._traces = OwnTraces()
+        self._is_open, self._is_used = False, False
+        # Gradients that were computed in the block itself, which does not record how.
+        self._of_the_block: dict[int, Any] = {}
 
-_UNCHANGED = {
-    "assign_add": 0,
-    "assign_sub": 0,
-    "scatter_add": 0,
-    "scatter_sub": 0,
-    "scatter_mul": 1,
-    "scatter_div": 1,
-}
-"""Operands that do not change a variable. For other writes, that is the variable's own value."""
+    # The block.
 
+    @property
+    def outer_trace(self) -> Any:
+        """The trace of JAX around the block, for variables that are read in it."""
+        assert self._recording is not None
+        return self._recording.parent_trace
 
-def _as_cell(variable: Variable, value: Any) -> Cell:
-    """The cell of a variable that has `value` in this replica."""
-    here = current()
-    if variable.layout.differs and (
-        here.replica is None or here.strategy is not variable.distribute_strategy
-    ):
-        raise VariableError(
-            f"The ON_READ variable {variable.name!r} has a part on each replica: differentiate with "
-            "respect to it in a replica function."
+    def __enter__(self) -> Self:
+        if self._is_open:
+            raise ContextError(
+                "This GradientTape is open already. Nest another one, `with rx.GradientTape() as outer:`."
+            )
+        if self._recording is None:
+            self._begin()
+        elif self.outer_trace is not current_trace():
+            raise ContextError(
+                "A GradientTape can be entered again only where its first block was, in the same function "
+                "that JAX traces. Create another tape."
+            )
+        assert self._recording is not None
+        self._is_open = self._recording.is_open = True
+        self._recording.is_paused = False
+        self._block = contextlib.ExitStack()
+        self._block.enter_context(self._traces.block())
+        self._block.enter_context(enter(current().with_tape(self)))
+        self._block.enter_context(at_trace(self._recording))
+        return self
+
+    def _begin(self) -> None:
+        self._recording = Recording()
+        self._reads, self._of_the_block, self._is_used = {}, {}, False
+
+    def __exit__(self, kind: Any, *exception: object) -> None:
+        self._is_open = False
+        recording, is_innermost = self._recording, current_trace() is self._recording
+        if recording is not None:
+            recording.is_open = False
+        self._block.close()
+        if not is_innermost and kind is None:
+            raise ContextError(
+                "The block of a GradientTape has ended inside of a block that was opened in it. Leave "
+                "blocks in the reverse order of entering; `with` does that."
+            )
+
+    def __del__(self) -> None:
+        if self._recording is not None:
+            self._recording.release()
+
+    # Watching.
+
+    def watch(self, tensor: Any) -> None:
+        """Record what is computed from `tensor` from here on.
+
+        Args:
+            tensor: an array, a variable, or a structure of them. Arrays are recognised by identity, so
+                use the same object afterwards, and pass it to a function that is compiled by `jax.jit` as
+                an argument.
+
+        >>> x = jnp.float32(3.0)
+        >>> with rx.GradientTape() as tape:
+        ...     tape.watch(x)
+        ...     y = x * x
+        >>> tape.gradient(y, x)
+        Array(6., dtype=float32)
+        """
+        recording = self._open_recording("watch")
+        for leaf in flatten_sources(tensor, "watch")[0]:
+            self._watch(recording, leaf)
+
+    def _watch(self, recording: Recording, leaf: Any) -> None:
+        if not is_differentiable(leaf):
+            raise TypeError(
+                f"GradientTape.watch got {name_of(leaf)} of dtype {leaf.dtype}, which has no gradient. "
+                "Watch values of a floating-point dtype, such as `jnp.float32(3)`."
+            )
+        if isinstance(leaf, jax.Array):
+            recording.watch(leaf)
+        else:
+            self._chosen[id(leaf)] = leaf
+
+    def on_read(self, variable: Any, value: Any) -> Any:
+        """The value read from a variable, watched if this tape watches the variable."""
+        recording = self._recording
+        if recording is None or recording.is_paused:
+            return value
+        automatic = self._watches_reads and variable.trainable and is_differentiable(variable)
+        if not automatic and id(variable) not in self._chosen:
+            return value
+        self._traces.on_read()
+        known = self._reads.setdefault(id(variable), (variable, []))[1]
+        recorded = recording.watch(value)
+        if not any(recorded is other for other in known):
+            known.append(recorded)
+        return recorded
+
+    def on_write(self) -> None:
+        """Called when a variable was written in the block."""
+        self._traces.on_write()
+
+    def watched_variables(self) -> tuple[Variable, ...]:
+        """The variables that were watched, in the order in which they were first read.
+
+        >>> a, b = rx.Variable(1.0, name="a"), rx.Variable(2.0, name="b")
+        >>> with rx.GradientTape() as tape:
+        ...     y = b * a
+        >>> [v.name for v in tape.watched_variables()]
+        ['b:0', 'a:0']
+        """
+        watched = {key: variable for key, (variable, _) in self._reads.items()}
+        return tuple((watched | self._chosen).values())
+
+    @contextlib.contextmanager
+    def stop_recording(self) -> Iterator[None]:
+        """A `with` block whose operations are not recorded.
+
+        >>> x = jnp.float32(3.0)
+        >>> with rx.GradientTape() as tape:
+        ...     tape.watch(x)
+        ...     y = x * x
+        ...     with tape.stop_recording():
+        ...         unrecorded = y * 2
+        >>> tape.gradient(y, x), float(unrecorded)
+        (Array(6., dtype=float32), 18.0)
+        """
+        recording = self._open_recording("stop_recording")
+        before, recording.is_paused = recording.is_paused, True
+        try:
+            yield
+        finally:
+            recording.is_paused = before
+
+    def reset(self) -> None:
+        """Forget what was recorded and watched, in the block.
+
+        >>> x = jnp.float32(3.0)
+        >>> with rx.GradientTape() as tape:
+        ...     tape.watch(x)
+        ...     loss = x * x
+        ...     tape.reset()
+        ...     tape.watch(x)
+        ...     loss = loss + x
+        >>> tape.gradient(loss, x)
+        Array(1., dtype=float32)
+        """
+        recording = self._open_recording("reset")
+        if current_trace() is not recording:
+            raise ContextError(
+                "GradientTape.reset() must be called in the tape's own block, not in an inner one."
+            )
+        self._chosen = {}
+        with contextlib.ExitStack() as kept:
+            self.__exit__(None)
+            kept.callback(self.__enter__)
+            recording.release()
+            self._recording = None
+
+    def _open_recording(self, method: str) -> Recording:
+        if not self._is_open or self._recording is None:
+            raise ContextError(
+                f"GradientTape.{method}() must be called in the block of the tape: `with rx.GradientTape() "
+                f"as tape: tape.{method}(...)`."
+            )
+        return self._recording
+
+    # Gradients.
+
+    def gradient(
+        self,
+        target: Any,
+        sources: Any,
+        output_gradients: Any = None,
+        unconnected_gradients: UnconnectedGradients | str = UnconnectedGradients.NONE,
+    ) -> Any:
+        """The gradients of `target` with respect to `sources`.
+
+        In a replica function these are the replica's own: combine them with an optimizer, or with
+        `ctx.all_reduce`.
+
+        Args:
+            target: what was computed in the block: an array, or a structure of arrays, whose gradients are
+                added.
+            sources: watched arrays or variables, or results of the block, in any structure.
+            output_gradients: the gradient of each array of `target`, of its shape; by default ones.
+            unconnected_gradients: what to return for sources that no target depends on.
+
+        Returns:
+            A structure like `sources`, with a gradient or None for each of them.
+
+        Raises:
+            RuntimeError: the tape is not persistent, and its gradients have been computed.
+
+        >>> w, unused = rx.Variable([1.0, 2.0]), rx.Variable(0.0)
+        >>> with rx.GradientTape() as tape:
+        ...     y = w * 3.0
+        >>> tape.gradient(y, {"w": w, "unused": unused}, output_gradients=jnp.array([1.0, 10.0]))
+        {'w': Array([ 3., 30.], dtype=float32), 'unused': None}
+        """
+        unconnected = as_unconnected(unconnected_gradients)
+        targets = flatten_targets(target, output_gradients)
+        leaves, rebuild = flatten_sources(sources, "gradient")
+        with self._using() as recording:
+            pull = self._pullback(recording, [value for value, _ in targets], leaves)
+            gradients = pull([given for _, given in targets])
+        if self._is_open:
+            self._of_the_block |= {id(gradient): gradient for gradient in gradients}
+        for value, _ in targets:
+            offer_early_sum(unrecorded(value))
+        return rebuild([unconnected(g, leaf) for g, leaf in zip(gradients, leaves, strict=True)])
+
+    def jacobian(
+        self,
+        target: Any,
+        sources: Any,
+        unconnected_gradients: UnconnectedGradients | str = UnconnectedGradients.NONE,
+        parallel_iterations: int | None = None,
+        experimental_use_pfor: bool = True,
+    ) -> Any:
+        """The derivatives of every element of `target` with respect to every element of `sources`.
+
+        Args:
+            target: an array.
+            sources: as in `gradient`.
+            unconnected_gradients: as in `gradient`.
+            parallel_iterations: how many elements of `target` are differentiated at a time; by default
+                all of them.
+            experimental_use_pfor: False to differentiate one element at a time, which takes less memory.
+
+        Returns:
+            A structure like `sources` of arrays with the shape of `target` followed by that of the source.
+
+        >>> x = jnp.array([1.0, 2.0])
+        >>> with rx.GradientTape() as tape:
+        ...     tape.watch(x)
+        ...     y = x**2
+        >>> tape.jacobian(y, x)
+        Array([[2., 0.],
+               [0., 4.]], dtype=float32)
+        """
+        unconnected = as_unconnected(unconnected_gradients)
+        leaves, rebuild = flatten_sources(sources, "jacobian")
+        with self._using() as recording:
+            pull = self._pullback(recording, [target], leaves)
+            rows = jacobian(pull, target, parallel_iterations, experimental_use_pfor)
+        shape = jnp.shape(target)
+        return rebuild([unconnected(row, leaf, shape) for row, leaf in zip(rows, leaves, strict=True)])
+
+    def batch_jacobian(
+        self,
+        target: Any,
+        source: Any,
+        unconnected_gradients: UnconnectedGradients | str = UnconnectedGradients.NONE,
+        parallel_iterations: int | None = None,
+        experimental_use_pfor: bool = True,
+    ) -> Any:
+        """The Jacobian of each row of `target` with respect to the same row of `source`.
+
+        It is right if no row of `target` depends on another row of `source`.
+
+        Args:
+            target: an array whose first axis is that of the rows.
+            source: a watched array with the same number of rows.
+            unconnected_gradients: as in `gradient`.
+            parallel_iterations: as in `jacobian`.
+            experimental_use_pfor: as in `jacobian`.
+
+        >>> x = jnp.array([[1.0, 2.0], [3.0, 4.0]])
+        >>> with rx.GradientTape() as tape:
+        ...     tape.watch(x)
+        ...     y = x**2
+        >>> tape.batch_jacobian(y, x)[1]
+        Array([[6., 0.],
+               [0., 8.]], dtype=float32)
+        """
+        unconnected = as_unconnected(unconnected_gradients)
+        (leaf,), _ = flatten_sources(source, "batch_jacobian")
+        with self._using() as recording:
+            pull = self._pullback(recording, [target], [leaf])
+            rows = batch_jacobian(pull, target, leaf, parallel_iterations, experimental_use_pfor)
+        return unconnected(rows, leaf, jnp.shape(target), per_row=True)
+
+    @contextlib.contextmanager
+    def _using(self) -> Iterator[Recording]:
+        """A `with` block that computes gradients, which ends a tape that is not persistent."""
+        recording = self._recording
+        if recording is None or self._is_used:
+            raise RuntimeError(self._no_record())
+        if not self._persistent:
+            self._is_used = recording.is_paused = True
+        # In the tape's own block, computing gradients is not recorded.
+        trace = recording.parent_trace if current_trace() is recording else current_trace()
+        with at_trace(trace):
+            yield recording
+        if not self._persistent and not self._is_open:
+            recording.release()
+
+    def _no_record(self) -> str:
+        if self._recording is None:
+            return "This GradientTape has recorded nothing: compute the target in its block, `with tape:`."
+        return (
+            "The gradients of this GradientTape have been computed, and its record is gone. Get all of "
+            "them in one call, `tape.gradient(loss, [a, b])`, or create it with "
+            "`rx.GradientTape(persistent=True)`."
         )
-    return variable.layout.local_cell(value)
+
+    def _pullback(self, recording: Recording, targets: Sequence[Any], leaves: Sequence[Any]) -> Pullback:
+        if any(id(target) in self._of_the_block for target in targets if target is not None):
+            raise RuntimeError(
+                "The target is a gradient that this GradientTape computed in its own block, which it does "
+                "not record. Nest two tapes, and compute the first gradient after the inner block."
+            )
+        found = [self._found(recording, target)[-1:] for target in targets]
+        return Pullback(recording, targets, found, [self._found(recording, leaf) for leaf in leaves])
+
+    def _found(self, recording: Recording, value: Any) -> list[Recorded]:
+        """What the recording follows for an array, or for a variable, which may have been read often."""
+        if not isinstance(value, jax.Array) and id(value) in self._reads:
+            return self._reads[id(value)][1]
+        recorded = recording.find(value)
+        return [] if recorded is None else [recorded]

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax._jax import is_tracer, uncommitted
+from replicax._recording import followed
 from replicax.topology import ReplicaMesh
 
 __all__ = ["free", "is_array", "is_key", "is_number", "on_first_replica", "undivided"]
@@ -33,6 +34,7 @@ def is_number(value: Any) -> bool:
 
 def free(value: Any) -> Any:
     """A component for the cross-replica context: of an array, a view that mixes with other devices."""
+    value = followed(value)  # a tape would not recognise a view of a watched array
     if is_key(value) and not is_tracer(value):
         return jax.random.wrap_key_data(free(jax.random.key_data(value)), impl=jax.random.key_impl(value))
     if not isinstance(value, jax.Array) or is_tracer(value) or not value.committed:

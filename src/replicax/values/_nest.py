@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 
+from replicax._recording import settled
 from replicax.errors import StructureMismatchError
 from replicax.topology import ReplicaMesh
 from replicax.values._arrays import free, is_array, is_number
@@ -47,7 +48,8 @@ def _is_leaf(value: Any) -> bool:
 
 def flatten(structure: Any) -> tuple[list[Any], Any]:
     """The leaves of `structure` and its shape."""
-    return jax.tree.flatten(structure, is_leaf=_is_leaf)
+    leaves, treedef = jax.tree.flatten(structure, is_leaf=_is_leaf)
+    return list(map(settled, leaves)), treedef
 
 
 def map_leaves(fn: Callable[[Any], Any], structure: Any) -> Any:
@@ -133,7 +135,7 @@ def _regroup(
 
 def _flatten_like(treedef: Any, result: Any, replica: int) -> list[Any]:
     try:
-        return treedef.flatten_up_to(result)
+        return list(map(settled, treedef.flatten_up_to(result)))
     except ValueError:
         raise StructureMismatchError(
             f"Replica 0 and replica {replica} have different structures here: {treedef} and "

@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from replicax._jax import is_tracer, is_transforming
+from replicax._jax import is_tracer
+from replicax._recording import is_transforming
 from replicax.errors import CollectiveError
 from replicax.topology import ReplicaMesh
 from replicax.values._arrays import free, is_array, is_number, undivided

@@ -40,6 +40,7 @@ from replicax.variables._partitioners import (
 )
 from replicax.variables._per_replica import OnePerReplica
 from replicax.variables._readable import is_variable
+from replicax.variables._recorded import watched_by
 from replicax.variables._replicated import Replicated
 from replicax.variables._sharded import Shard, Sharded, axis_to_shard
 from replicax.variables._spec import VariableSpec
@@ -101,4 +102,5 @@ __all__ = [
     "prepare_variable",
     "traced_results",
     "use_frame",
+    "watched_by",
 ]

@@ -12,6 +12,7 @@ import numpy as np
 
 from replicax._jax import is_staging
 from replicax._messages import user_line
+from replicax._recording import unrecorded
 from replicax.errors import VariableError
 from replicax.types import (
     AggregationLike,
@@ -123,7 +124,7 @@ def _member(kind: type[_Enum], value: Any, argument: str) -> _Enum:
 
 
 def _initial_array(initial_value: Any, dtype: Any) -> Any:
-    value = current_frame().initial_value(initial_value)
+    value = unrecorded(current_frame().initial_value(unrecorded(initial_value)))
     if isinstance(value, TracedValue):
         return value
     if isinstance(value, Readable):

@@ -72,6 +72,9 @@ class Frame(abc.ABC):
         """Make an update later, if that is possible here; returns whether it is."""
         return False
 
+    def renew_traces(self) -> None:  # noqa: B027 - only some frames have inner traces that JAX caches
+        """Called when traces that read variables and are cached so far must not be used any more."""
+
     def require_own_trace(self) -> None:  # noqa: B027 - eager code has no trace
         """Called when something is read that must not become part of a cached trace."""
 

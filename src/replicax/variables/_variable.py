@@ -7,6 +7,7 @@ class is the API: it looks at the context and calls the layout.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast, final
 
@@ -15,7 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax._jax import is_tracer
-from replicax.contexts import StrategyProtocol, current, has_strategy
+from replicax._recording import unrecorded
+from replicax.contexts import Context, StrategyProtocol, current, has_strategy
 from replicax.errors import ContextError, TracingError, VariableError
 from replicax.topology import ReplicaMesh
 from replicax.types import (
@@ -30,6 +32,7 @@ from replicax.variables._copy import VariableCopy
 from replicax.variables._frames import Cell, RecordingFrame
 from replicax.variables._layout import Layout
 from replicax.variables._readable import Readable, describe, seen_by_jax
+from replicax.variables._recorded import read_recorded, write_unrecorded
 from replicax.variables._spec import VariableSpec
 from replicax.variables._store import Store
 from replicax.variables._writes import ADD, REPLACE, SCATTER, SUBTRACT, Method, Write
@@ -313,6 +316,9 @@ class Variable(Readable):
         Array([1., 2.], dtype=float32)
         """
         here = current()
+        return read_recorded(self, here) if here.tapes else self._read(here)
+
+    def _read(self, here: Context) -> jax.Array:
         index = here.local_index if here.strategy is self._strategy else None
         return self._layout.read(self) if index is None else self._layout.read_copy(self, index)
 
@@ -398,6 +404,12 @@ class Variable(Readable):
 
     def _write(self, method: Method, value: Any, read_value: bool) -> Any:
         here = current()
+        if not here.tapes:
+            return self._write_now(here, method, value, read_value)
+        write = functools.partial(self._write_now, here, method, value, read_value)
+        return write_unrecorded(self, here, write)
+
+    def _write_now(self, here: Context, method: Method, value: Any, read_value: bool) -> Any:
         if isinstance(here.frame, RecordingFrame):
             result = here.frame.record(self, Write(method, value))
             return result if read_value else None
@@ -456,4 +468,5 @@ class Variable(Readable):
 
 def _own(value: Any) -> Any:
     """Copy NumPy arrays: JAX may alias their memory, and the caller may change it."""
+    value = unrecorded(value)
     return jnp.array(value) if isinstance(value, np.ndarray) else value

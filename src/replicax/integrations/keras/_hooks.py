@@ -36,7 +36,11 @@ from replicax.integrations.keras._run import (
     syncing_state,
     taking_state,
 )
-from replicax.integrations.keras._variable import DistributedVariable, writing_outside_of_steps
+from replicax.integrations.keras._variable import (
+    DistributedVariable,
+    watched_when_read,
+    writing_outside_of_steps,
+)
 
 __all__ = ["install"]
 
@@ -47,6 +51,7 @@ def install() -> None:
     """Replace the methods. Must be called only once."""
     keras.Variable.__new__ = staticmethod(_new_variable)
     _replace(keras.Variable, "_direct_assign", writing_outside_of_steps)
+    _replace(keras.Variable, "_maybe_autocast", watched_when_read)
     keras.Model.__new__ = staticmethod(_remembered(keras.Model.__new__))
     _replace(keras.Model, "compile", in_scope)
     for name in _RUNS:

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from replicax._jax import is_transforming
+from replicax._recording import is_transforming
 from replicax.contexts import StrategyProtocol, current, has_strategy
 from replicax.errors import ContextError
 from replicax.integrations.keras._layout import StrategyLayout

@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 
+from replicax._recording import unrecorded
 from replicax.collectives import reduce_leaves
 from replicax.contexts import StrategyProtocol, current, has_strategy
 from replicax.integrations.keras._private import in_stateless_scope
@@ -33,7 +34,7 @@ def reducing_first(apply: Callable[..., Any]) -> Callable[..., Any]:
         variables = None if trainable_variables is None else list(trainable_variables)
         chosen = [i for i, gradient in enumerate(grads) if gradient is not None]
         once = functools.partial(_apply_once, functools.partial(apply, self), variables, len(grads), chosen)
-        return replica.merge_call(once, args=([grads[i] for i in chosen],))
+        return replica.merge_call(once, args=([unrecorded(grads[i]) for i in chosen],))
 
     return call
 

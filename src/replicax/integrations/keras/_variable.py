@@ -27,15 +27,22 @@ import keras
 import numpy as np
 
 from replicax._jax import at_trace, eval_trace, is_tracer
+from replicax._recording import unrecorded
 from replicax.contexts import StrategyProtocol, current, get_replica_context, has_strategy
 from replicax.errors import ContextError, TracingError, VariableError
 from replicax.integrations.keras._private import in_stateless_scope
 from replicax.integrations.keras._run import Run, running
 from replicax.types import VariableAggregation, VariableSynchronization
 from replicax.values import Mirrored
-from replicax.variables import Variable
+from replicax.variables import Variable, watched_by
 
-__all__ = ["DistributedVariable", "move", "place_in_checkpoint", "writing_outside_of_steps"]
+__all__ = [
+    "DistributedVariable",
+    "move",
+    "place_in_checkpoint",
+    "watched_when_read",
+    "writing_outside_of_steps",
+]
 
 place_in_checkpoint: ContextVar[tuple[Any, str]] = ContextVar("replicax_keras_place", default=(None, ""))
 """The layer, optimizer or metric that is creating a variable, and the variable's place in it."""
@@ -256,7 +263,20 @@ def writing_outside_of_steps(direct_assign: Callable[..., Any]) -> Callable[...,
                 "the model, its optimizer, its metrics and its seed generators inside `with "
                 "strategy.scope():`."
             )
-        direct_assign(self, value)
+        direct_assign(self, unrecorded(value))
+
+    return call
+
+
+def watched_when_read(maybe_autocast: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a `GradientTape` watch plain Keras variables. Others are variables of ours, which it sees."""
+
+    @functools.wraps(maybe_autocast)
+    def call(self: Any, value: Any) -> Any:
+        tapes = current().tapes
+        if tapes and not isinstance(self, DistributedVariable) and not in_stateless_scope():
+            value = watched_by(tapes, self, value)
+        return maybe_autocast(self, value)
 
     return call
 

@@ -1,0 +1,170 @@
+"""The frame that is current while JAX differentiates a loss function.
+
+Reading a bound variable gives the array that JAX differentiates with respect to. Writes can't happen inside
+the differentiated function, because their operands exist only there. The frame records them; the operands
+leave the function as auxiliary outputs, and the writes are made when it has returned, in order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any, final
+
+import jax
+import jax.numpy as jnp
+
+from replicax._jax import current_program
+from replicax.contexts import current
+from replicax.errors import TracingError, VariableError
+from replicax.training._microbatches import is_padding
+from replicax.types import VariableAggregation
+from replicax.values import IndexedSlices
+from replicax.variables import Cell, Frame, RecordingFrame, Variable, Write
+
+__all__ = ["FreshTracesNeeded", "GradientFrame"]
+
+
+class FreshTracesNeeded(BaseException):
+    """A bound variable, or something of this replica, is read inside `scan`, `jit` or a similar function.
+
+    JAX caches traces by function, so the next call would reuse a trace with the array that the variable is
+    bound to now. The loss function is therefore differentiated again under `fresh_traces`. Not an
+    `Exception`: user code should not catch it.
+    """
+
+
+@final
+class GradientFrame(RecordingFrame):
+    """Reads give bound values, writes are recorded, and everything else goes to the frame outside."""
+
+    def __init__(
+        self, outer: Frame, variables: Sequence[Variable], values: Sequence[Any], *, fresh: bool
+    ) -> None:
+        self._outer, self._fresh, self._program = outer, fresh, current_program()
+        self._replica = current().replica
+        self.is_one_replica = outer.is_one_replica
+        self._cells = {v.ref(): _as_cell(v, value) for v, value in zip(variables, values, strict=True)}
+        self._unknown: dict[Any, str] = {}
+        self._writes: list[tuple[Variable, Write]] = []
+
+    def load(self, variable: Variable) -> Cell:
+        ref = variable.ref()
+        if ref in self._unknown:
+            raise TracingError(
+                f"The variable {variable.name!r} is read after {self._unknown[ref]} in a function that "
+                "rx.value_and_grad differentiates. What other replicas write to it is known only when the "
+                "function has returned. Read it before, or use the value that you wrote."
+            )
+        if ref not in self._cells:
+            return self._outer.load(variable)
+        self._check_program()
+        return self._cells[ref]
+
+    def _check_program(self) -> None:
+        if not self._fresh and current_program() is not self._program:
+            raise FreshTracesNeeded
+
+    def require_own_trace(self) -> None:
+        self._check_program()
+        self._outer.require_own_trace()
+
+    def renew_traces(self) -> None:
+        self._outer.renew_traces()
+
+    def record(self, variable: Variable, write: Write) -> Any:
+        what = write.name
+        if current_program() is not self._program:
+            raise TracingError(
+                f"{what} of the variable {variable.name!r} inside a function that JAX traces by itself "
+                "(scan, cond, jit, ...): the new value would exist only there. Return the value from that "
+                "function and assign it afterwards."
+            )
+        if current().replica is not self._replica:
+            raise TracingError(
+                f"{what} of the variable {variable.name!r} in a merge_call or run inside a function that "
+                "rx.value_and_grad differentiates. Write it in the function itself, or afterwards."
+            )
+        write = write._replace(operand=variable._checked(write.operand, what))
+        self._writes.append((variable, write))
+        return self._preview(variable, write)
+
+    def _preview(self, variable: Variable, write: Write) -> Any:
+        """The value after the write, unless it depends on other replicas."""
+        alone = variable.distribute_strategy.num_replicas_in_sync == 1
+        ref = variable.ref()
+        if not alone and not variable.layout.differs:
+            self._unknown[ref] = write.name
+            return None
+        new = variable._fitted(write.applied_to(variable.read_value(), write.operand))
+        self._cells[ref] = _as_cell(variable, new)
+        return new
+
+    def recorded(self) -> list[Any]:
+        """The operands of the writes, for the differentiated function to return."""
+        return [jax.lax.stop_gradient(write.operand) for _, write in self._writes]
+
+    def replay(self, operands: list[Any]) -> None:
+        """Make the writes, with the operands that the differentiated function returned."""
+        rows = current().rows
+        skip = None if rows is None else is_padding(rows)
+        for (variable, write), operand in zip(self._writes, operands, strict=True):
+            if skip is not None:
+                operand = _unless(skip, variable, operand, write.name)
+            variable._write(write.method, operand, False)
+
+    def store(self, variable: Variable, cell: Cell) -> None:
+        self._outer.store(variable, cell)
+
+    def adopt(self, variable: Variable) -> None:
+        self._outer.adopt(variable)
+
+    def creating(self) -> contextlib.AbstractContextManager[None]:
+        return self._outer.creating()
+
+    def initial_value(self, value: Any) -> Any:
+        return self._outer.initial_value(value)
+
+
+def _unless(skip: Any, variable: Variable, operand: Any, what: str) -> Any:
+    """The operand of a write, replaced by one that changes nothing where `skip` is true.
+
+    The mean of a part that is all padding is NaN, and would stay in a moving average forever.
+    """
+    if isinstance(operand, IndexedSlices):
+        unchanged: Any = _UNCHANGED.get(what)
+        if unchanged is None:
+            unchanged = variable.read_value()[jnp.asarray(operand.indices)]
+        values = jnp.where(skip, jnp.asarray(unchanged, operand.values.dtype), operand.values)
+        return IndexedSlices(values, operand.indices, operand.dense_shape)
+    unchanged = _UNCHANGED.get(what)
+    if unchanged is None:
+        unchanged = variable.read_value()
+        if not variable.layout.differs and variable.aggregation is VariableAggregation.SUM:
+            unchanged = unchanged / variable.distribute_strategy.num_replicas_in_sync
+    operand = jnp.asarray(operand)
+    return jnp.where(skip, jnp.asarray(unchanged, operand.dtype), operand)
+
+
+_UNCHANGED = {
+    "assign_add": 0,
+    "assign_sub": 0,
+    "scatter_add": 0,
+    "scatter_sub": 0,
+    "scatter_mul": 1,
+    "scatter_div": 1,
+}
+"""Operands that do not change a variable. For other writes, that is the variable's own value."""
+
+
+def _as_cell(variable: Variable, value: Any) -> Cell:
+    """The cell of a variable that has `value` in this replica."""
+    here = current()
+    if variable.layout.differs and (
+        here.replica is None or here.strategy is not variable.distribute_strategy
+    ):
+        raise VariableError(
+            f"The ON_READ variable {variable.name!r} has a part on each replica: differentiate with "
+            "respect to it in a replica function."
+        )
+    return variable.layout.local_cell(value)

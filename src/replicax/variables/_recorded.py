@@ -1,0 +1,42 @@
+"""Variables in the block of a `GradientTape`: reads are watched, writes are not recorded."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from replicax._jax import at_trace
+from replicax._recording import innermost_but_recordings
+from replicax.contexts import Context
+
+if TYPE_CHECKING:
+    from replicax.variables._variable import Variable
+
+__all__ = ["read_recorded", "watched_by", "write_unrecorded"]
+
+
+def read_recorded(variable: Variable, here: Context) -> Any:
+    """The value of `variable`, as the tapes that are open here follow it.
+
+    It is read outside of their traces, so that a function that JAX traces in the block takes it as a
+    constant from outside, as it would any other array.
+    """
+    here.frame.require_own_trace()
+    with at_trace(here.tapes[0].outer_trace):
+        value = variable._read(here)
+    return watched_by(here.tapes, variable, value)
+
+
+def watched_by(tapes: tuple[Any, ...], variable: Any, value: Any) -> Any:
+    """`value`, which was read from `variable`, as the tapes follow it."""
+    for tape in tapes:
+        value = tape.on_read(variable, value)
+    return value
+
+
+def write_unrecorded(variable: Variable, here: Context, write: Any) -> Any:
+    """Call `write`, which writes `variable` and returns the new value; no tape records how."""
+    with at_trace(innermost_but_recordings()):
+        value = write()
+    for tape in here.tapes:
+        tape.on_write()
+    return value if value is None else watched_by(here.tapes, variable, value)
