@@ -31,6 +31,7 @@ STRATEGIES = {
     "one_device": lambda: rx.OneDeviceStrategy("CPU:1"),
     "central": lambda: rx.CentralStorageStrategy(["CPU:0", "CPU:1"], "CPU:0"),
     **{f"mirrored{n}": lambda n=n: rx.MirroredStrategy([f"CPU:{i}" for i in range(n)]) for n in (1, 2, 3)},
+    "sharded3": lambda: rx.ShardedStrategy(["CPU:0", "CPU:1", "CPU:2"], shard="all", min_shard_bytes=1),
 }
 
 

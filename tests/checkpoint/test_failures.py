@@ -157,14 +157,14 @@ def test_warnings_of_others_are_shown_while_a_checkpoint_is_written(tmp_path, mo
     import orbax.checkpoint as ocp
     from absl import logging as absl_logging
 
-    finish = ocp.CompositeCheckpointHandler.finalize
+    finish = ocp.JsonCheckpointHandler.finalize
 
     def finalize(self, *args, **kwargs):
         absl_logging.warning("about the data")
         absl_logging.error("about the model")
         return finish(self, *args, **kwargs)
 
-    monkeypatch.setattr(ocp.CompositeCheckpointHandler, "finalize", finalize)
+    monkeypatch.setattr(ocp.JsonCheckpointHandler, "finalize", finalize)
     logger = logging.getLogger("absl")
     level, filters = logger.level, list(logger.filters)
     with caplog.at_level(logging.INFO):

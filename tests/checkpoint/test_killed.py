@@ -1,6 +1,8 @@
 """A program that is killed again and again ends as if it never was.
 
-python -m tests.checkpoint.test_killed NUM_KILLS [SEED]    for as many kills as you like, and figures.
+    python -m tests.checkpoint.test_killed NUM_KILLS [SEED [STRATEGY [NUM_FLOATS]]]
+
+for as many kills as you like, and figures. 24000000 floats are written as several items.
 """
 
 import pathlib
@@ -107,7 +109,7 @@ def losses(notes):
     return found
 
 
-def run(folder, num_kills, seed=0, strategy="mirrored2", interval=4, num_floats=2_000_000):
+def run(folder, num_kills, seed=0, strategy="mirrored2", num_floats=2_000_000, interval=4):
     """Kill the program `num_kills` times, then let it end; figures, and the losses with and without."""
     chance = random.Random(seed)
     folder = pathlib.Path(folder)
@@ -152,6 +154,7 @@ def test_a_program_that_is_killed_ends_with_the_losses_of_one_that_is_not(tmp_pa
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         began = time.monotonic()
-        figures = run(folder, int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0)
+        options = [int(x) if x.isdecimal() else x for x in sys.argv[1:]]
+        figures = run(folder, *options)
         figures["identical"] = figures.pop("losses") == figures.pop("undisturbed")
         print(figures, f"in {time.monotonic() - began:.0f} s")

@@ -409,14 +409,14 @@ def test_a_second_manager_leaves_alone_what_the_first_is_writing(checkpoint, mon
     import orbax.checkpoint as ocp
 
     writing, go_on = threading.Event(), threading.Event()
-    finish = ocp.CompositeCheckpointHandler.finalize
+    finish = ocp.JsonCheckpointHandler.finalize
 
     def finalize(self, *args, **kwargs):
         writing.set()
         assert go_on.wait(30)
         return finish(self, *args, **kwargs)
 
-    monkeypatch.setattr(ocp.CompositeCheckpointHandler, "finalize", finalize)
+    monkeypatch.setattr(ocp.JsonCheckpointHandler, "finalize", finalize)
     first = rx.CheckpointManager(checkpoint, tmp_path)
     first.save(0)
     assert writing.wait(30)

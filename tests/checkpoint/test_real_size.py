@@ -31,4 +31,4 @@ def test_hundreds_of_megabytes_through_a_manager(tmp_path):
     checkpoint.restore(tmp_path).assert_consumed()
     for i, v in enumerate(other):
         assert (np.asarray(v.read_value()) == i + 2.0).all(), i
-    assert not checkpoint._restored._content.arrays, "restored arrays are still in memory"
+    assert not checkpoint._restored._saved.kept, "restored arrays are still in memory"

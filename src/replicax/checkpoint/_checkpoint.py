@@ -16,13 +16,12 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from replicax._recording import is_transforming
 from replicax.checkpoint._background import Writer
-from replicax.checkpoint._content import Content
+from replicax.checkpoint._content import Content, batches
 from replicax.checkpoint._entries import (
     FORMATS,
+    array_of,
     check_fit,
     check_overlap,
     few,
@@ -31,12 +30,15 @@ from replicax.checkpoint._entries import (
     one_moment,
     packed,
     restore_variable,
+    sizes_of,
     unpacked,
 )
 from replicax.checkpoint._pending import Restored
+from replicax.checkpoint._saved import Saved
 from replicax.checkpoint._status import RestoreStatus
 from replicax.checkpoint._store import Store
 from replicax.checkpoint._tracking import growing, left_out, track, with_saved_names
+from replicax.checkpoint._verify import verify
 from replicax.contexts import has_strategy, in_cross_replica_context
 from replicax.errors import (
     CheckpointError,
@@ -121,29 +123,41 @@ class Checkpoint:
     def _save_into(self, store: Store, *, first: int) -> str:
         _require_outside("save")
         step = store.meet(store.next_step(first), is_given=False)
-        Writer(store).write_now(step, self.content())
+        self.write_now(Writer(store), step)
         return str(store.path(step))
 
-    def content(self) -> Content:
-        """Copies of all values on the host, as a checkpoint would hold them now."""
+    def write_now(self, writer: Writer, step: int, metrics: dict[str, float] | None = None) -> None:
+        """Write a checkpoint and wait until it is complete.
+
+        Values are not copied as a whole: while the checkpoint is written, other threads can't access them.
+        """
+        _require_outside("save")
+        with one_moment(track(self._objects()).values(), may_take_long=True):
+            writer.write_now(step, self.content(copy=False, metrics=metrics))
+
+    def content(self, *, copy: bool = True, metrics: dict[str, float] | None = None) -> Content:
+        """All values as a checkpoint would hold them now.
+
+        Without `copy`, the values of large variables are copied to the host when they are written: no
+        thread may change them until then.
+        """
         _require_outside("save")
         if self._restored is not None:
             self._restored.attach()
         things = track(self._objects())
-        arrays: dict[str, np.ndarray] = {}
-        entries: dict[str, Any] = {}
         with one_moment(things.values()):
-            for path, thing in things.items():
-                entries[path], own = packed(path, thing)
-                arrays |= own
-        content = Content(arrays, {"format": format_of(entries), "entries": entries})
+            found = {path: packed(path, thing, copy) for path, thing in things.items()}
+        entries = {path: one.entry for path, one in found.items()}
+        arrays = {name: array for one in found.values() for name, array in one.arrays.items()}
+        own = frozenset(name for one in found.values() for name in one.own)
         if self._restored is not None:
-            pending = self._restored.pending_state(content)
-            arrays.update(pending.arrays)
-            entries.update(pending.document["entries"])
+            pending = self._restored.pending_state(entries, arrays)
+            arrays |= pending.arrays
+            entries |= pending.document["entries"]
             self._restored.report_unclaimed(pending.document["entries"])
         self._tell_left_out(entries)
-        return content
+        document = {"format": format_of(entries), "entries": entries}
+        return Content(arrays, document if metrics is None else document | {"metrics": metrics}, own)
 
     def checkpoint_items(self) -> dict[str, Any]:
         """The objects, for a checkpoint that this one is an object of."""
@@ -197,37 +211,53 @@ class Checkpoint:
         """
         _require_outside("restore")
         store, step = _located(path)
-        return self.restore_content(store.load(step), str(store.path(step)))
+        return self.restore_saved(store.open(step), str(store.path(step)))
 
     def restore_content(self, content: Content, where: str) -> RestoreStatus:
         """Restore the state of all objects from `content`, which was read from `where`."""
-        if (found := content.document.get("format")) not in FORMATS:
+        _require_outside("restore")
+        return self.restore_saved(Saved.of(content), where)
+
+    def restore_saved(self, saved: Saved, where: str) -> RestoreStatus:
+        """Restore the state of all objects from a checkpoint."""
+        if (found := saved.document.get("format")) not in FORMATS:
             raise CheckpointError(f"{where} has the format {found!r}; this version reads {list(FORMATS)}.")
         if self._restored is not None:
             self._restored.stop()
         self._restored = None
-        saved: Mapping[str, Any] = content.document["entries"]
-        things = with_saved_names(track(self._objects()), self._objects(), saved)
-        check_fit(things, saved, where)
+        entries: Mapping[str, Any] = saved.document["entries"]
+        things = with_saved_names(track(self._objects()), self._objects(), entries)
+        check_fit(things, entries, where)
         if not growing(self._objects()):
-            check_overlap(things, saved, where)
-        both = {path: thing for path, thing in things.items() if path in saved}
+            check_overlap(things, entries, where)
+        verify(saved, things, where)
+        both = {path: thing for path, thing in things.items() if path in entries}
         states = {path: thing for path, thing in both.items() if kind_of(thing) == "state"}
-        self._restore_states(states, content)
+        self._restore_states(states, saved.document)
         with one_moment(both.values()):
-            for path, thing in both.items():
-                if path not in states:
-                    self._restore_one(path, thing, saved[path], content)
-        missing = [path for path in things if path not in saved]
-        self._restored = Restored(self, content, where, missing)
+            self._restore_values({path: x for path, x in both.items() if path not in states}, saved)
+        missing = [path for path in things if path not in entries]
+        self._restored = Restored(self, saved, where, missing)
         return RestoreStatus(self._restored)
 
-    def _restore_states(self, things: Mapping[str, Any], content: Content) -> None:
+    def _restore_values(self, things: Mapping[str, Any], saved: Saved) -> None:
+        """Restore variables, arrays and numbers, as many at a time as are read at a time."""
+        entries = saved.document["entries"]
+        needed = {path: sizes_of(path, entries[path], thing) for path, thing in things.items()}
+        for paths in batches({path: sum(sizes.values()) for path, sizes in needed.items()}):
+            names = [name for path in paths for name in needed[path]]
+            content = saved.load(names)
+            for path in paths:
+                self._restore_one(path, things[path], entries[path], content)
+            saved.drop(names)
+
+    def _restore_states(self, things: Mapping[str, Any], document: dict[str, Any]) -> None:
         """Restore things that may refuse their states; if one does, undo it for the others."""
+        content = Content({}, document)
         before = [(thing, copy.deepcopy(thing.state())) for thing in things.values()]
         for i, (path, thing) in enumerate(things.items()):
             try:
-                self._restore_one(path, thing, content.document["entries"][path], content)
+                self._restore_one(path, thing, document["entries"][path], content)
             except CheckpointMismatchError:
                 for other, state in before[:i]:
                     other.restore(state)
@@ -246,9 +276,14 @@ class Checkpoint:
 
 
 def read_content(path: str | os.PathLike[str]) -> Content:
-    """What a checkpoint holds, or the newest one in a folder of checkpoints."""
+    """What a checkpoint holds, or the newest one in a folder of checkpoints: whole values, in memory."""
     store, step = _located(path)
-    return store.load(step)
+    saved = store.open(step)
+    entries = saved.document["entries"]
+    content = saved.load([name for path, entry in entries.items() for name in sizes_of(path, entry)])
+    pieces = {path: entry for path, entry in entries.items() if "pieces" in entry}
+    whole = {path: array_of(entry, path, content) for path, entry in pieces.items()}
+    return Content(content.arrays | whole, content.document)
 
 
 def _located(path: str | os.PathLike[str]) -> tuple[Store, int]:

@@ -1,4 +1,4 @@
-"""Saving in a cluster: the processes agree on a checkpoint, and the first one writes it.
+"""Saving in a cluster: the processes agree on a checkpoint, write their parts, and the first completes it.
 
 Messages go through the coordinator of `jax.distributed`. A barrier on the devices would not do: checkpoints
 are written in a background thread, whose collectives could not be ordered with those of the steps.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import collections
 import pathlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
@@ -19,7 +19,9 @@ from replicax.collectives import order_of_all
 from replicax.errors import CheckpointError
 from replicax.topology import prepare_cpu_pool
 
-__all__ = ["meet", "on_first_process"]
+__all__ = ["meet", "meet_to_restore", "on_each_process", "on_first_process"]
+
+_T = TypeVar("_T")
 
 _MEETING_SECONDS = 300.0
 _WRITING_SECONDS = 3600.0
@@ -46,22 +48,49 @@ def meet(path: pathlib.Path, number: int, *, is_given: bool, own_folders: bool =
         return numbers[0]
 
 
-def on_first_process(folder: str, action: Callable[[], None]) -> None:
+def meet_to_restore(path: pathlib.Path, problem: str | None) -> str | None:
+    """Wait until all processes have read what they need of a checkpoint; returns the problem of one.
+
+    Args:
+        path: of the checkpoint.
+        problem: why this process could not read it; None if it could.
+    """
+    what = "restoring a checkpoint, which all processes must do together,"
+    with order_of_all().turn(Collective(what, str(path), user_line()), problem, _WRITING_SECONDS) as found:
+        others = [f"Process {i}: {text}" for i, text in enumerate(found) if text is not None]
+    return problem or next(iter(others), None)
+
+
+def on_first_process(folder: str, action: Callable[[], _T]) -> _T:
     """Call `action`, which writes into `folder`, in the first process; the others wait.
 
-    All processes pass the same `folder`, and raise an error if `action` failed.
+    All processes pass the same `folder`. Returns in all of them what `action` returned, which must be JSON,
+    or raises an error if it failed.
     """
+    return _on(lambda process: process == 0, folder, action)[0]
+
+
+def on_each_process(folder: str, action: Callable[[], _T]) -> list[_T]:
+    """Call `action` in every process; returns what it returned in each, or raises if one failed."""
+    return _on(lambda process: True, folder, action)
+
+
+def _on(chosen: Callable[[int], bool], folder: str, action: Callable[[], _T]) -> list[_T]:
     error: Exception | None = None
-    if jax.process_index() == 0:
+    result: Any = None
+    if chosen(jax.process_index()):
         try:
-            action()
+            result = action()
         except Exception as raised:
             error = raised
-    told = _exchange(folder, None if error is None else f"{type(error).__name__}: {error}")
+    told = _exchange(folder, [result, None if error is None else f"{type(error).__name__}: {error}"])
     if error is not None:
         raise error
-    if told[0] is not None:
-        raise CheckpointError(f"the first process failed with {told[0]}")
+    for process, (_, problem) in enumerate(told):
+        if problem is not None:
+            name = "the first process" if process == 0 else f"process {process}"
+            raise CheckpointError(f"{name} failed with {problem}")
+    return [result for result, _ in told]
 
 
 def _exchange(folder: str, message: Any) -> list[Any]:

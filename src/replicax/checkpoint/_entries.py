@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax.checkpoint._content import Content
+from replicax.checkpoint._boxes import Box, assembled, num_elements, whole_box
+from replicax.checkpoint._content import SMALL_BYTES, Content, Later
 from replicax.checkpoint._parts import (
     cannot_combine,
     has_parts,
@@ -20,6 +23,15 @@ from replicax.checkpoint._parts import (
     takes_parts,
     write_parts,
 )
+from replicax.checkpoint._pieces import (
+    divided,
+    is_divided,
+    needed_boxes,
+    overlaps,
+    read_piece,
+    restored_array,
+    saved_pieces,
+)
 from replicax.errors import CheckpointError, CheckpointMismatchError
 from replicax.values import is_key, is_number
 from replicax.variables import Variable
@@ -27,7 +39,6 @@ from replicax.variables import Variable
 __all__ = [
     "FORMATS",
     "array_of",
-    "arrays_of",
     "check_fit",
     "check_overlap",
     "dtypes_fit",
@@ -38,37 +49,65 @@ __all__ = [
     "one_moment",
     "packed",
     "restore_variable",
+    "sizes_of",
     "unpacked",
 ]
 
 
-FORMATS = (1, 2)
-"""The formats of documents that can be read. In format 2 a variable may have parts alone, and no value."""
+FORMATS = (1, 2, 3)
+"""The formats of documents that can be read. In format 2 a variable may have parts alone, and no value; in
+format 3 a value may be stored in pieces."""
 
 
 def format_of(entries: Mapping[str, Any]) -> int:
     """The oldest format that can express these entries."""
+    if any("pieces" in entry for entry in entries.values()):
+        return 3
     return 2 if any(entry.get("aggregation") == "NONE" for entry in entries.values()) else 1
 
 
-def packed(path: str, thing: Any) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """The entry of a thing in the document, and its arrays."""
-    entry, array = _packed_variable(thing) if isinstance(thing, Variable) else _packed(path, thing)
-    arrays = {} if array is None else {path: array}
-    if isinstance(thing, Variable) and (num_parts := entry.get("parts")):
-        arrays[_parts_path(path)] = read_parts(thing)
-        assert len(arrays[_parts_path(path)]) == num_parts
-    return entry, {name: array for name, array in arrays.items() if array.size}
+class Packed(NamedTuple):
+    """A thing in a checkpoint."""
+
+    entry: dict[str, Any]
+    arrays: dict[str, Any]
+    own: list[str] = []  # noqa: RUF012 - never changed
+    """The arrays that this process writes, if it is not the first one."""
 
 
-def _packed_variable(variable: Variable) -> tuple[dict[str, Any], np.ndarray | None]:
-    array = np.array(variable.read_value()) if is_combinable(variable) else None
-    entry = {"kind": "variable", "name": variable.name, "shape": list(variable.shape)}
-    entry["dtype"] = str(variable.dtype)
+def packed(path: str, thing: Any, copy: bool) -> Packed:
+    """The entry of a thing in the document, and its arrays; without `copy`, large ones are copied later."""
+    if not isinstance(thing, Variable):
+        entry, array = _packed(path, thing)
+        return Packed(entry, {path: array} if array is not None and array.size else {})
+    entry = {"kind": "variable", "name": thing.name, "shape": list(thing.shape), "dtype": str(thing.dtype)}
+    return (
+        _packed_parts(path, thing, entry) if has_parts(thing) else _packed_value(path, thing, entry, copy)
+    )
+
+
+def _packed_parts(path: str, variable: Variable, entry: dict[str, Any]) -> Packed:
+    arrays = {path: np.array(variable.read_value())} if is_combinable(variable) else {}
     num_replicas = variable.distribute_strategy.num_replicas_in_sync
-    if has_parts(variable) and (num_replicas > 1 or array is None):
+    if num_replicas > 1 or not arrays:
         entry |= {"parts": num_replicas, "aggregation": variable.aggregation.name}
-    return entry, array
+        arrays[_parts_path(path)] = read_parts(variable)
+    return Packed(entry, {name: array for name, array in arrays.items() if array.size})
+
+
+def _packed_value(path: str, variable: Variable, entry: dict[str, Any], copy: bool) -> Packed:
+    array, shape, process = variable._stored_array(), variable.shape, jax.process_index()
+    pieces = divided(array, path, shape)
+    if len(pieces) > 1:
+        entry["pieces"] = [list(map(list, piece.box)) for piece in pieces]
+    is_whole = array.is_fully_addressable or array.is_fully_replicated
+    arrays: dict[str, Any] = {}
+    for piece in pieces:
+        is_small = piece.num_bytes <= SMALL_BYTES
+        if piece.process == process or (is_whole and is_small):
+            later = Later(piece.num_bytes, functools.partial(read_piece, array, shape, piece.box))
+            arrays[piece.name] = later.read() if copy or is_small else later
+    return Packed(entry, arrays, [] if is_whole else list(arrays))
 
 
 def _parts_path(path: str) -> str:
@@ -104,25 +143,35 @@ def _shape(array: np.ndarray) -> dict[str, Any]:
     return {"shape": list(array.shape), "dtype": str(array.dtype)}
 
 
-def array_of(entry: Mapping[str, Any], path: str, content: Content) -> np.ndarray:
-    """The array of an entry; arrays without elements are not stored."""
-    return _stored(path, tuple(entry["shape"]), entry, content)
+def array_of(entry: Mapping[str, Any], path: str, content: Content, box: Box | None = None) -> np.ndarray:
+    """The array of an entry, or a box of it; arrays without elements are not stored."""
+    pieces = saved_pieces(path, entry)
+    if box is None and len(pieces) == 1:
+        return content.arrays[pieces[0][0]]
+    parts = [(own, functools.partial(content.arrays.__getitem__, name)) for name, own in pieces]
+    return assembled(box or whole_box(entry["shape"]), jnp.dtype(entry["dtype"]), parts)
 
 
-def arrays_of(path: str, content: Content) -> dict[str, np.ndarray]:
-    """All arrays of an entry, by their names in the content."""
-    names = (path, _parts_path(path))
-    return {name: content.arrays[name] for name in names if name in content.arrays}
+def sizes_of(path: str, entry: Mapping[str, Any], thing: Any = None) -> dict[str, int]:
+    """The names and sizes in bytes of the arrays of an entry, or of those that a thing here needs."""
+    if "shape" not in entry or 0 in entry["shape"]:
+        return {}
+    itemsize = jnp.dtype(entry["dtype"]).itemsize
+    if isinstance(thing, Variable) and takes_parts(thing, entry):
+        pieces = []
+    else:
+        pieces = saved_pieces(path, entry) if entry.get("aggregation") != "NONE" else []
+    if isinstance(thing, Variable) and is_divided(thing):
+        pieces = [(name, box) for name, box in pieces if overlaps(box, needed_boxes(thing))]
+    sizes = {name: num_elements(box) * itemsize for name, box in pieces}
+    if "parts" in entry and (thing is None or not pieces):
+        sizes[_parts_path(path)] = entry["parts"] * math.prod(entry["shape"]) * itemsize
+    return sizes
 
 
 def _parts_of(entry: Mapping[str, Any], path: str, content: Content) -> np.ndarray:
-    return _stored(_parts_path(path), (entry["parts"], *entry["shape"]), entry, content)
-
-
-def _stored(name: str, shape: tuple[int, ...], entry: Mapping[str, Any], content: Content) -> np.ndarray:
-    if 0 in shape:
-        return np.zeros(shape, jnp.dtype(entry["dtype"]))
-    return content.arrays[name]
+    shape = (entry["parts"], *entry["shape"])
+    return np.zeros(shape, jnp.dtype(entry["dtype"])) if 0 in shape else content.arrays[_parts_path(path)]
 
 
 def unpacked(entry: Mapping[str, Any], path: str, content: Content) -> Any:
@@ -196,6 +245,9 @@ def restore_variable(variable: Variable, path: str, entry: Mapping[str, Any], co
     if takes_parts(variable, entry):
         write_parts(variable, _parts_of(entry, path, content).astype(variable.dtype))
         return
+    if is_divided(variable):
+        variable._replace_array(restored_array(variable, lambda box: array_of(entry, path, content, box)))
+        return
     value = array_of(entry, path, content).astype(variable.dtype)
     if is_combinable(variable):
         variable.assign(value, read_value=False)
@@ -208,13 +260,16 @@ def _a(noun: str) -> str:
 
 
 @contextlib.contextmanager
-def one_moment(things: Iterable[Any]) -> Iterator[None]:
+def one_moment(things: Iterable[Any], *, may_take_long: bool = False) -> Iterator[None]:
     """A `with` block in which no other thread changes the variables among `things`."""
     strategies = [thing.distribute_strategy for thing in things if isinstance(thing, Variable)]
     stores = {strategy.store.number: strategy.store for strategy in strategies}
     with contextlib.ExitStack() as stack:
         for number in sorted(stores):  # the order in which compiled steps take the locks
             stack.enter_context(stores[number].exclusive())
+            if may_take_long:
+                stack.callback(setattr, stores[number], "may_take_long", False)
+                stores[number].may_take_long = True
         yield
 
 

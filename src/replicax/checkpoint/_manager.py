@@ -10,11 +10,13 @@ import operator
 import os
 import threading
 import weakref
-from typing import Any, final
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, final
 
 from replicax.checkpoint._background import Writer, finish_at_exit
+from replicax.checkpoint._best import Best, checked_metrics
 from replicax.checkpoint._checkpoint import Checkpoint
-from replicax.checkpoint._content import Content
+from replicax.checkpoint._saved import Saved
 from replicax.checkpoint._status import RestoreStatus
 from replicax.checkpoint._store import Store
 from replicax.contexts import has_strategy, in_cross_replica_context
@@ -41,6 +43,9 @@ class CheckpointManager:
         prefix: what precedes the number in the name of a checkpoint, such as "ckpt-".
         own_folders: workers may pass different directories, as programs for TensorFlow do. The first worker
             writes into its own; those of the others are created, and stay empty.
+        best_fn: takes the metrics given to `save` and returns a number. The best checkpoints are kept then,
+            rather than the newest; the newest one stays in any case, to continue from.
+        best_mode: whether the best number is the largest, "max", or the smallest, "min".
 
     >>> import tempfile
     >>> w = rx.Variable(0.0)
@@ -68,6 +73,8 @@ class CheckpointManager:
         asynchronous: bool = True,
         prefix: str = "",
         own_folders: bool = False,
+        best_fn: Callable[[dict[str, float]], float] | None = None,
+        best_mode: Literal["max", "min"] = "max",
     ) -> None:
         if not isinstance(checkpoint, Checkpoint):
             raise TypeError(f"CheckpointManager takes an rx.Checkpoint first, got {checkpoint!r}.")
@@ -82,8 +89,11 @@ class CheckpointManager:
                 f"CheckpointManager(prefix={prefix!r}): the prefix is the beginning of a name, not a "
                 "folder. Put the folder into `directory`."
             )
+        if best_mode not in ("max", "min"):
+            raise CheckpointError(f"CheckpointManager(best_mode={best_mode!r}): pass 'max' or 'min'.")
         self._checkpoint = checkpoint
-        self._store = Store(directory, max_to_keep, prefix, True, own_folders)
+        self._best = None if best_fn is None else Best(best_fn, best_mode)
+        self._store = Store(directory, max_to_keep, prefix, True, own_folders, self._best)
         self._interval = save_interval
         self._writer = Writer(self._store)
         self._asynchronous = asynchronous
@@ -111,7 +121,38 @@ class CheckpointManager:
         steps = self._store.steps()
         return str(self._store.path(steps[-1])) if steps else None
 
-    def save(self, step: int | None = None, *, force: bool = False) -> bool:
+    @property
+    def best_checkpoint(self) -> str | None:
+        """The path of the best checkpoint by `best_fn`; None if none was saved with metrics.
+
+        >>> import tempfile
+        >>> w = rx.Variable(0.0)
+        >>> manager = rx.CheckpointManager(
+        ...     rx.Checkpoint(w=w), tempfile.mkdtemp(), 2, best_fn=lambda m: m["loss"], best_mode="min"
+        ... )
+        >>> for step, loss in enumerate([0.5, 0.1, 0.4, 0.9]):
+        ...     _ = manager.save(step, metrics={"loss": loss})
+        >>> manager.wait()
+        >>> manager.checkpoints                               # the two best, and the newest
+        [1, 2, 3]
+        >>> manager.best_checkpoint == f"{manager.directory}/1"
+        True
+        """
+        if self._best is None:
+            raise CheckpointError(
+                "CheckpointManager.best_checkpoint: pass best_fn=..., which takes the metrics given to "
+                "`save`, when you create the manager."
+            )
+        step = self._store.best_step()
+        return None if step is None else str(self._store.path(step))
+
+    def save(
+        self,
+        step: int | None = None,
+        *,
+        force: bool = False,
+        metrics: Mapping[str, float] | None = None,
+    ) -> bool:
         """Save a checkpoint, if `step` is a multiple of the interval.
 
         Values are copied now, and written in the background, after any checkpoint that is still being
@@ -120,6 +161,8 @@ class CheckpointManager:
         Args:
             step: the number of the checkpoint; by default the one after the newest.
             force: save also if `step` is not a multiple of the interval.
+            metrics: numbers that are saved with the checkpoint, for `best_fn`. A checkpoint without metrics
+                is not among the best.
 
         Returns:
             Whether a checkpoint was saved.
@@ -135,6 +178,7 @@ class CheckpointManager:
             step = _checked_step(step)
             if not force and step % self._interval:
                 return False
+        measured = None if metrics is None else checked_metrics(metrics, self._best)
         with self._saving:
             self._writer.wait()
             steps = self._store.steps()
@@ -147,9 +191,10 @@ class CheckpointManager:
                     "overwritten: continue with later steps, or use another directory."
                 )
             number = self._store.meet(number, is_given=step is not None)
-            self._writer.write(number, self._checkpoint.content())
-            if not self._asynchronous:
-                self._writer.wait()
+            if self._asynchronous:
+                self._writer.write(number, self._checkpoint.content(metrics=measured))
+            else:
+                self._checkpoint.write_now(self._writer, number, measured)
         return True
 
     def restore(self, step: int) -> RestoreStatus:
@@ -159,7 +204,7 @@ class CheckpointManager:
             step: one of `checkpoints`.
         """
         self._writer.wait()
-        return self._checkpoint.restore_content(self._store.load(step), str(self._store.path(step)))
+        return self._checkpoint.restore_saved(self._store.open(step), str(self._store.path(step)))
 
     def restore_or_initialize(self) -> int | None:
         """Restore the newest checkpoint that can be read, if there is one.
@@ -172,22 +217,17 @@ class CheckpointManager:
             CheckpointError: there are checkpoints, but none can be read.
         """
         self._writer.wait()
-        found = self._newest_readable()
-        if found is None:
-            return None
-        step, content = found
-        self._checkpoint.restore_content(content, str(self._store.path(step)))
-        return step
-
-    def _newest_readable(self) -> tuple[int, Content] | None:
-        """The newest checkpoint that can be read, with its number; None if there are no checkpoints."""
         failures: dict[int, str] = {}
         steps = self._store.steps()
         while steps:
             step = steps.pop()
+            saved: Saved | None = None
             try:
-                content = self._store.load(step)
+                saved = self._store.open(step)
+                self._checkpoint.restore_saved(saved, str(self._store.path(step)))
             except CheckpointError as error:
+                if saved is not None and not saved.is_damaged:
+                    raise
                 if self._store.path(step).is_dir():
                     failures[step] = str(error)
                 else:  # another process has deleted it, and has newer ones
@@ -196,8 +236,8 @@ class CheckpointManager:
             self._unreadable |= failures.keys()
             if failures:
                 problems = " ".join(failures.values())
-                _logger.warning("%s Restoring the older checkpoint %d.", problems, step)
-            return step, content
+                _logger.warning("%s Restored the older checkpoint %d.", problems, step)
+            return step
         self._unreadable |= failures.keys()
         if failures:
             raise CheckpointError(f"None of the checkpoints can be read. {' '.join(failures.values())}")

@@ -1,7 +1,8 @@
-"""Writing and reading one checkpoint with Orbax.
+"""Writing and reading the items of a checkpoint with Orbax.
 
-A checkpoint has two items: the arrays, and a document in JSON. The arrays are copies on the host, so one
-process writes all of them. Orbax is told about that process only, and does not use its barriers.
+A checkpoint has one item or more with arrays, and a document in JSON. Arrays are copies on the host, and
+every process writes items of its own. Orbax is told about that process only, and does not use its barriers:
+they would have to be ordered with the collectives of the steps.
 """
 
 from __future__ import annotations
@@ -13,38 +14,62 @@ import pathlib
 import sys
 import threading
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
-__all__ = ["has_document", "read_document", "read_items", "write_items"]
+from replicax.errors import CheckpointError
 
-_ARRAYS, _DOCUMENT, _FILE = "arrays", "document", "metadata"
+__all__ = [
+    "FIRST_ITEM",
+    "explained",
+    "has_document",
+    "item_name",
+    "read_arrays",
+    "read_document",
+    "write_arrays",
+    "write_document",
+]
+
+FIRST_ITEM, _DOCUMENT, _FILE = "arrays", "document", "metadata"
 
 
-def write_items(path: pathlib.Path, arrays: dict[str, np.ndarray], document: dict[str, Any]) -> None:
-    """Write a checkpoint to `path`, which must not exist; its parent must."""
+def item_name(process: int, number: int) -> str:
+    """The name of one of the items with arrays that a process writes."""
+    return f"{FIRST_ITEM}-{process}-{number}" if process or number else FIRST_ITEM
+
+
+def write_arrays(path: pathlib.Path, item: str, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write an item of a checkpoint; `path` must exist."""
     import orbax.checkpoint as ocp
 
-    items = {
-        # Orbax can't store a structure without arrays.
-        _ARRAYS: ocp.args.PyTreeSave(arrays or {"": np.zeros(1, np.int8)}),
-        _DOCUMENT: ocp.args.JsonSave(document),
-    }
-    with _one_at_a_time(), _checkpointer() as checkpointer:
-        checkpointer.save(path, args=ocp.args.Composite(**items))
+    # Orbax can't store a structure without arrays.
+    args = ocp.args.PyTreeSave(dict(arrays) or {"": np.zeros(1, np.int8)})
+    with _one_at_a_time(), _for_arrays() as checkpointer:
+        checkpointer.save(path / item, args=args)
 
 
-def read_items(path: pathlib.Path) -> tuple[dict[str, np.ndarray], Any]:
-    """The arrays and the document of a checkpoint."""
+def write_document(path: pathlib.Path, document: dict[str, Any]) -> None:
+    """Write the document of a checkpoint; `path` must exist."""
     import orbax.checkpoint as ocp
 
-    items = {_ARRAYS: ocp.args.PyTreeRestore(), _DOCUMENT: ocp.args.JsonRestore()}
-    with _one_at_a_time(), _checkpointer() as checkpointer:
-        restored = checkpointer.restore(path, args=ocp.args.Composite(**items))
-    return dict(restored[_ARRAYS]), restored[_DOCUMENT]
+    handler = ocp.JsonCheckpointHandler(_FILE, multiprocessing_options=_alone())
+    with _one_at_a_time(), _checkpointer(handler) as checkpointer:
+        checkpointer.save(path / _DOCUMENT, args=ocp.args.JsonSave(document))
+
+
+def read_arrays(path: pathlib.Path, item: str, names: Iterable[str]) -> dict[str, np.ndarray]:
+    """Some arrays of an item; without those that are not there."""
+    import orbax.checkpoint as ocp
+
+    wanted = dict.fromkeys(names, 0)
+    as_numpy = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in wanted}
+    args = ocp.args.PyTreeRestore(item=wanted, restore_args=as_numpy, partial_restore=True)
+    with _one_at_a_time(), _for_arrays() as checkpointer:
+        found = checkpointer.restore(path / item, args=args)
+    return {name: array for name, array in found.items() if isinstance(array, np.ndarray)}
 
 
 def has_document(path: pathlib.Path) -> bool:
@@ -53,7 +78,7 @@ def has_document(path: pathlib.Path) -> bool:
 
 
 def read_document(path: pathlib.Path) -> dict[str, Any]:
-    """The document of a checkpoint as it was given to `write_items`; empty if it can't be read."""
+    """The document of a checkpoint as it was given to `write_document`; empty if it can't be read."""
     try:
         document = json.loads((path / _DOCUMENT / _FILE).read_text())
     except (OSError, ValueError):
@@ -61,19 +86,64 @@ def read_document(path: pathlib.Path) -> dict[str, Any]:
     return document if isinstance(document, dict) else {}
 
 
-def _checkpointer() -> Any:
+def _for_arrays() -> Any:
+    import orbax.checkpoint as ocp
+
+    options: dict[str, Any] = {"multiprocessing_options": _alone()}
+    if jax.process_index() > 0:
+        options["type_handler_registry"] = _numpy_of_every_process()
+    # Compressing parameters takes most of the time and saves next to nothing.
+    return _checkpointer(ocp.PyTreeCheckpointHandler(use_compression=False, **options))
+
+
+def _checkpointer(handler: Any) -> Any:
+    import orbax.checkpoint as ocp
+
+    return ocp.Checkpointer(handler, multiprocessing_options=_alone())
+
+
+def _numpy_of_every_process() -> Any:
+    """Orbax' handler of NumPy arrays; its own writes them in the first process only."""
+    from orbax.checkpoint import type_handlers
+    from orbax.checkpoint._src.serialization import tensorstore_utils
+
+    class Handler(type_handlers.NumpyHandler):
+        async def _background_serialize(self, values: Any, infos: Any, args: Any = None) -> None:
+            for value, info, arg in zip(values, infos, args, strict=True):
+                await info.await_path_creation()
+                spec = tensorstore_utils.build_array_write_spec(
+                    info=info,
+                    arg=arg,
+                    global_shape=value.shape,
+                    local_shape=value.shape,
+                    dtype=value.dtype,
+                    use_ocdbt=bool(info.is_ocdbt_checkpoint),
+                    process_index=jax.process_index(),
+                )
+                await self._open_and_write(value, spec.json, info.ts_context)
+
+    return type_handlers.create_type_handler_registry((np.ndarray, Handler()))
+
+
+def _alone() -> Any:
     import orbax.checkpoint as ocp
 
     own = jax.process_index()
-    alone = ocp.options.MultiprocessingOptions(primary_host=own, active_processes={own})
-    # Compressing parameters takes most of the time and saves next to nothing.
-    arrays = ocp.PyTreeCheckpointHandler(use_compression=False, multiprocessing_options=alone)
-    document = ocp.JsonCheckpointHandler(_FILE, multiprocessing_options=alone)
-    options = ocp.CompositeOptions(multiprocessing_options=alone)
-    handler = ocp.CompositeCheckpointHandler(
-        composite_options=options, **{_ARRAYS: arrays, _DOCUMENT: document}
-    )
-    return ocp.Checkpointer(handler, multiprocessing_options=alone)
+    return ocp.options.MultiprocessingOptions(primary_host=own, active_processes={own})
+
+
+@contextlib.contextmanager
+def explained(what: str) -> Iterator[None]:
+    """A `with` block whose errors become a `CheckpointError` that begins with `what`."""
+    try:
+        yield
+    except Exception as error:
+        lines = [line for line in str(error).strip().splitlines() if line.strip()]
+        detail = " ".join([lines[0][:400], *lines[-1:]]) if len(lines) > 1 else "".join(lines)[:800]
+        kind = "" if isinstance(error, CheckpointError) else f"{type(error).__name__}: "
+        raise CheckpointError(
+            f"{what}: {kind}{detail or 'no reason given'}. Other checkpoints are unchanged."
+        ) from error
 
 
 _lock = threading.Lock()

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 
 from replicax._recording import is_transforming
-from replicax.checkpoint._content import Content
-from replicax.checkpoint._entries import array_of, arrays_of, check_fit, dtypes_fit, few, misfit
+from replicax.checkpoint._content import Content, Later
+from replicax.checkpoint._entries import array_of, check_fit, dtypes_fit, few, misfit, sizes_of
+from replicax.checkpoint._saved import Saved
 from replicax.checkpoint._tracking import growing, path_of, track, with_saved_names
 from replicax.contexts import current
 from replicax.variables import NewVariable, Variable, awaiting_values
@@ -39,16 +40,16 @@ class Restored:
 
     Args:
         checkpoint: whose objects it was restored into.
-        content: what was saved.
+        saved: what was saved.
         where: the path of the checkpoint, for messages.
         missing: the paths of things here that were not saved.
     """
 
-    def __init__(self, checkpoint: Checkpoint, content: Content, where: str, missing: list[str]) -> None:
+    def __init__(self, checkpoint: Checkpoint, saved: Saved, where: str, missing: list[str]) -> None:
         self._checkpoint, self.where, self.missing = checkpoint, where, missing
-        self.entries: Mapping[str, Any] = content.document["entries"]
+        self._saved = saved
+        self.entries: Mapping[str, Any] = saved.document["entries"]
         self._used = set(self._things()) & set(self.entries)
-        self._content = Content(self._needed_later(content), content.document)
         self.kept: dict[str, str] = {}
         """Why things that came later keep the state that they have."""
         self.is_partial = False
@@ -67,10 +68,8 @@ class Restored:
         objects = self._checkpoint._objects()
         return with_saved_names(track(objects), objects, self.entries)
 
-    def _needed_later(self, content: Content) -> dict[str, np.ndarray]:
-        """The arrays that nothing has got yet, and the counters of optimizers."""
-        needed = [p for p in self.entries if p not in self._used or p.endswith("/iterations")]
-        return {name: array for path in needed for name, array in arrays_of(path, content).items()}
+    def _loaded(self, path: str) -> Content:
+        return self._saved.load(sizes_of(path, self.entries[path]))
 
     # Variables that do not exist yet.
 
@@ -131,7 +130,7 @@ class Restored:
             return None
         if entry["kind"] != "variable" or not dtypes_fit(new.dtype, entry["dtype"]):
             return None
-        return None if entry.get("aggregation") == "NONE" else array_of(entry, path, self._content)
+        return None if entry.get("aggregation") == "NONE" else array_of(entry, path, self._loaded(path))
 
     def _is_ambiguous(self, new: NewVariable) -> bool:
         """Whether another checkpoint has another value for a variable of that name."""
@@ -151,9 +150,7 @@ class Restored:
     def _claim(self, path: str) -> None:
         self._used.add(path)
         self._combined.discard(path)
-        if not path.endswith("/iterations"):
-            for name in arrays_of(path, self._content):
-                del self._content.arrays[name]
+        self._saved.drop(sizes_of(path, self.entries[path]))
 
     def _stop_if_done(self) -> None:
         if not self._pending:
@@ -189,7 +186,7 @@ class Restored:
             if path not in asked and (why := self._why_not(path, thing)):
                 self._keep(path, why)
             else:
-                self._checkpoint._restore_one(path, thing, self.entries[path], self._content)
+                self._checkpoint._restore_one(path, thing, self.entries[path], self._loaded(path))
                 self._claim(path)
         if root is not None:
             self._wait_for_variables()
@@ -218,20 +215,32 @@ class Restored:
                 why,
             )
 
-    def pending_state(self, now: Content) -> Content:
-        """The pending values of objects that have not created their variables: they are state, too."""
-        slots = [path for path in self._slots if self._is_unchanged(path, now)]
+    def pending_state(self, entries: Mapping[str, Any], arrays: Mapping[str, Any]) -> Content:
+        """The pending values of objects that have not created their variables: they are state, too.
+
+        Args:
+            entries: of the objects now.
+            arrays: of the objects now.
+        """
+        slots = [path for path in self._slots if self._is_unchanged(path, arrays)]
         owners = [f"{owner}/" for owner in growing(self._checkpoint._objects())]
         placed = [path for path in self._placed if path.startswith(tuple(owners))]
-        paths = sorted((set(slots) | set(placed)) - self._used - set(now.document["entries"]))
-        entries = {path: self.entries[path] for path in paths}
-        arrays = {name: x for path in paths for name, x in arrays_of(path, self._content).items()}
-        return Content(arrays, {"entries": entries})
+        paths = sorted((set(slots) | set(placed)) - self._used - set(entries))
+        found = {path: self.entries[path] for path in paths}
+        sizes = {name: size for path in paths for name, size in sizes_of(path, found[path]).items()}
+        return Content({name: self._later(name, size) for name, size in sizes.items()}, {"entries": found})
 
-    def _is_unchanged(self, slot: str, now: Content) -> bool:
+    def _later(self, name: str, size: int) -> Any:
+        """An array as it is in memory, or one that is read when it is written again."""
+        in_memory = self._saved.kept.get(name)
+        if in_memory is not None:
+            return in_memory
+        return Later(size, lambda: self._saved.load([name]).arrays[name])
+
+    def _is_unchanged(self, slot: str, arrays: Mapping[str, Any]) -> bool:
         """Whether the optimizer of a slot has made no step since."""
         counter = f"{slot.rpartition('/slots/')[0]}/iterations"
-        return np.array_equal(now.arrays.get(counter, -1), self._content.arrays[counter])
+        return np.array_equal(arrays.get(counter, -1), self._saved.load([counter]).arrays[counter])
 
     # Reporting.
 

@@ -9,21 +9,37 @@ number.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import pathlib
 import shutil
-from collections.abc import Iterator
-from typing import final
+import time
+from typing import Any, final
 
 import jax
 
-from replicax.checkpoint._cluster import meet, on_first_process
-from replicax.checkpoint._content import Content, sealed, unsealed
-from replicax.checkpoint._orbax import has_document, read_document, read_items, write_items
-from replicax.checkpoint._writers import remove_abandoned, remove_checkpoint, working_folder
+from replicax.checkpoint._best import Best
+from replicax.checkpoint._cluster import meet, on_each_process, on_first_process
+from replicax.checkpoint._content import Content, Later, Sums, batches, checksum, sealed
+from replicax.checkpoint._entries import few, sizes_of
+from replicax.checkpoint._orbax import (
+    FIRST_ITEM,
+    explained,
+    has_document,
+    item_name,
+    read_document,
+    write_arrays,
+    write_document,
+)
+from replicax.checkpoint._saved import Saved
+from replicax.checkpoint._writers import new_working_folder, remove_abandoned, remove_checkpoint
 from replicax.errors import CheckpointError, CheckpointMissingError
 
 __all__ = ["Store"]
+
+_WORK = "checkpoint"
+"""What a checkpoint is called while it is written, in its working folder."""
+_FOLDER_SECONDS = 30.0
 
 _MANAGED = "managed"
 """Where a document has the prefix and the number with which a manager wrote its checkpoint."""
@@ -40,6 +56,7 @@ class Store:
         managed: whether the checkpoints that are written may be deleted when they are too old.
         own_folders: whether the processes of a cluster may have different folders. The first process writes
             into its own; those of the others are created, and stay empty.
+        best: which checkpoints are kept instead of the newest.
     """
 
     def __init__(
@@ -49,12 +66,14 @@ class Store:
         prefix: str = "",
         managed: bool = False,
         own_folders: bool = False,
+        best: Best | None = None,
     ) -> None:
         self.directory = pathlib.Path(directory).absolute()
         self._max_to_keep = max_to_keep
         self._prefix = prefix
         self._managed = managed
         self._own_folders = own_folders
+        self._best = best
 
     def steps(self) -> list[int]:
         """The numbers of the complete checkpoints, oldest first."""
@@ -87,30 +106,53 @@ class Store:
     def save(self, step: int, content: Content) -> None:
         """Write a checkpoint, then delete those that are too old.
 
-        All processes of a cluster call this, after `meet`, and the first one writes.
+        All processes of a cluster call this, after `meet`. Each writes its own arrays into a folder of the
+        first one, which completes the checkpoint when all have written.
         """
         path = self.path(step)
-        with _explained(f"The checkpoint {path} could not be written"):
+        with explained(f"The checkpoint {path} could not be written"):
             if self._own_folders:  # a program for TensorFlow deletes its folder after saving
                 self.directory.mkdir(parents=True, exist_ok=True)
             name = self._prefix if self._own_folders else str(self.directory)
-            on_first_process(name, lambda: self._write(step, content))
+            folder = pathlib.Path(on_first_process(name, lambda: str(self._begin(path))))
+            try:
+                sums = on_each_process(name, lambda: self._write_arrays(folder, content))
+                on_first_process(name, lambda: self._complete(step, folder, content, sums))
+            finally:
+                if jax.process_index() == 0:
+                    shutil.rmtree(folder, ignore_errors=True)
 
-    def _write(self, step: int, content: Content) -> None:
-        path = self.path(step)
+    def _begin(self, path: pathlib.Path) -> pathlib.Path:
         if path.exists():
             raise CheckpointError("something of that name is there already")
         self.directory.mkdir(parents=True, exist_ok=True)
         remove_abandoned(self.directory)
-        self._check_room(content)
-        document = {**sealed(content), _MANAGED: [self._prefix, step] if self._managed else None}
-        with working_folder(self.directory, path.name) as folder:
-            write_items(folder / "checkpoint", content.arrays, document)
-            (folder / "checkpoint").rename(path)
+        return new_working_folder(self.directory, path.name)
+
+    def _write_arrays(self, folder: pathlib.Path, content: Content) -> Sums:
+        """Write the arrays of this process; returns their checksums."""
+        arrays, process = content.take_own(), jax.process_index()
+        sizes = {name: array.nbytes for name, array in arrays.items()}
+        if process and not sizes:
+            return {}
+        _wait_for(folder)
+        self._check_room(sum(sizes.values()))
+        groups = {item_name(process, i): names for i, names in enumerate(batches(sizes) or [[]])}
+        return {
+            item: _write_item(folder / _WORK, item, {name: arrays.pop(name) for name in names})
+            for item, names in groups.items()
+        }
+
+    def _complete(self, step: int, folder: pathlib.Path, content: Content, sums: list[Sums]) -> None:
+        _check_complete(content, sums)
+        document = sealed(content.document, sums, FIRST_ITEM)
+        document[_MANAGED] = [self._prefix, step] if self._managed else None
+        write_document(folder / _WORK, document)
+        (folder / _WORK).rename(self.path(step))
         self._delete_old(step)
 
-    def _check_room(self, content: Content) -> None:
-        free, wanted = shutil.disk_usage(self.directory).free, content.num_bytes
+    def _check_room(self, wanted: int) -> None:
+        free = shutil.disk_usage(self.directory).free
         if free < wanted:
             raise CheckpointError(
                 f"The checkpoint needs {wanted / 1e6:.0f} MB, and {self.directory} has {free / 1e6:.0f} MB "
@@ -121,8 +163,25 @@ class Store:
         if self._max_to_keep is None:
             return
         steps = [step for step in self.steps() if step <= newest and self._is_managed(step)]
-        for step in steps[: -self._max_to_keep]:
-            remove_checkpoint(self.path(step))
+        ranked = sorted(steps, key=self._score) if self._best else steps
+        for step in ranked[: -self._max_to_keep]:
+            if step != newest:
+                remove_checkpoint(self.path(step))
+
+    def best_step(self) -> int | None:
+        """The number of the best checkpoint; None if none has metrics."""
+        scores = {step: self._score(step) for step in self.steps()}
+        known = [step for step, (score, _) in scores.items() if score > -math.inf]
+        return max(known, key=lambda step: scores[step], default=None)
+
+    def _score(self, step: int) -> tuple[float, int]:
+        """A larger one is better; equally good checkpoints are ordered by their age."""
+        assert self._best is not None
+        try:
+            metrics = Saved.open(self.path(step)).document.get("metrics")
+        except CheckpointError:
+            metrics = None
+        return self._best.score(metrics), step
 
     def _is_managed(self, step: int) -> bool:
         return read_document(self.path(step)).get(_MANAGED) == [self._prefix, step]
@@ -133,25 +192,43 @@ class Store:
             with contextlib.suppress(OSError):
                 self.path(step).rename(self.directory / f"{self.path(step).name}.unreadable")
 
-    def load(self, step: int) -> Content:
-        """Read a checkpoint."""
+    def open(self, step: int) -> Saved:
+        """A checkpoint that is there."""
         path = self.path(step)
         if not path.is_dir():
             others = f"has the checkpoints {self.steps()}" if self.steps() else "has no checkpoints"
             raise CheckpointMissingError(f"There is no checkpoint {path}: {self.directory} {others}.")
-        with _explained(f"The checkpoint {path} could not be read"):
-            arrays, document = read_items(path)
-            return unsealed(document, arrays)
+        return Saved.open(path)
 
 
-@contextlib.contextmanager
-def _explained(what: str) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        lines = [line for line in str(error).strip().splitlines() if line.strip()]
-        detail = " ".join([lines[0][:400], *lines[-1:]]) if len(lines) > 1 else "".join(lines)[:800]
-        kind = "" if isinstance(error, CheckpointError) else f"{type(error).__name__}: "
+def _write_item(path: pathlib.Path, item: str, arrays: dict[str, Any]) -> dict[str, int]:
+    """Write some arrays; returns their checksums."""
+    found = {name: x.read() if isinstance(x, Later) else x for name, x in arrays.items()}
+    write_arrays(path, item, found)
+    return {name: checksum(array) for name, array in found.items()}
+
+
+def _check_complete(content: Content, sums: list[Sums]) -> None:
+    """Raise unless some process has written each array that the document names."""
+    written = {name for process in sums for item in process.values() for name in item}
+    entries = content.document["entries"]
+    lost = [
+        name for path, entry in entries.items() for name in sizes_of(path, entry) if name not in written
+    ]
+    if lost:
         raise CheckpointError(
-            f"{what}: {kind}{detail or 'no reason given'}. Other checkpoints are unchanged."
-        ) from error
+            f"no process holds {few(lost)}. All processes must have the same variables in the checkpoint"
+        )
+
+
+def _wait_for(folder: pathlib.Path) -> None:
+    """Wait until a folder that the first process has created is there; network file systems may be late."""
+    deadline = time.monotonic() + _FOLDER_SECONDS
+    while not folder.is_dir():
+        if time.monotonic() > deadline:
+            raise CheckpointError(
+                f"process {jax.process_index()} does not see the folder of the first process, {folder}. "
+                "Variables are divided among the processes, so all must write into one folder: pass a "
+                "directory on a file system that all machines share"
+            )
+        time.sleep(0.05)

@@ -17,26 +17,26 @@ import shutil
 import socket
 import time
 import uuid
-from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["remove_abandoned", "remove_checkpoint", "working_folder"]
+__all__ = ["new_working_folder", "remove_abandoned", "remove_checkpoint"]
 
 _WRITING, _DELETED = ".replicax-writing-", ".replicax-deleted-"
 _NOTE = "writer.json"
 _ABANDONED_SECONDS = 24 * 3600.0
 
 
-@contextlib.contextmanager
-def working_folder(directory: pathlib.Path, name: str) -> Iterator[pathlib.Path]:
-    """A new folder in `directory`, for writing the checkpoint `name`; removed afterwards."""
+def new_working_folder(directory: pathlib.Path, name: str) -> pathlib.Path:
+    """A new folder in `directory`, for writing the checkpoint `name` in its folder "checkpoint"."""
     folder = directory / f"{_WRITING}{name}-{uuid.uuid4().hex[:12]}"
     folder.mkdir()
     try:
         (folder / _NOTE).write_text(json.dumps(_identity(os.getpid())))
-        yield folder
-    finally:
+        (folder / "checkpoint").mkdir()
+    except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return folder
 
 
 def remove_checkpoint(path: pathlib.Path) -> None:

@@ -40,7 +40,16 @@ _numbers = itertools.count()
 class Store:
     """The arrays of one strategy's variables."""
 
-    __slots__ = ("_free", "_reuse_places", "arrays", "lock", "number", "unfinished", "views")
+    __slots__ = (
+        "_free",
+        "_reuse_places",
+        "arrays",
+        "lock",
+        "may_take_long",
+        "number",
+        "unfinished",
+        "views",
+    )
 
     def __init__(self, *, reuse_places: bool = True) -> None:
         """`reuse_places`: give the places of deleted variables to new ones."""
@@ -49,6 +58,8 @@ class Store:
         self.lock = threading.RLock()
         self.unfinished: Callable[[], None] | None = None
         """Stores the results of a compiled call that an exception has interrupted."""
+        self.may_take_long = False
+        """Whether the lock may be held for minutes: while a checkpoint is written without a copy."""
         self.number = next(_numbers)
         """The order in which the locks of several stores are acquired."""
         self._free: list[int] = []
@@ -89,10 +100,18 @@ class Store:
             self.views[place] = view
             self.arrays[place] = array
 
+    def replace(self, place: int, array: Any) -> None:
+        """Replace the array in `place` by one that has no view."""
+        with self.exclusive():
+            self.views.pop(place, None)
+            self.arrays[place] = array
+
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[None]:
         """A `with` block in which no other thread reads or writes these variables."""
-        if not self.lock.acquire(timeout=_LOCK_SECONDS):
+        while not self.lock.acquire(timeout=_LOCK_SECONDS):
+            if self.may_take_long:
+                continue
             raise ContextError(
                 f"A variable could not be accessed for {_LOCK_SECONDS} seconds, because a compiled step is "
                 "running in another thread. A host callback (jax.pure_callback, io_callback) in a step "

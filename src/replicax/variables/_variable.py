@@ -304,6 +304,22 @@ class Variable(Readable):
         self.was_written = True
         self._store.write(self._place, self._layout, cell)
 
+    # The array itself, for checkpoints.
+
+    @property
+    def _array_shape(self) -> tuple[int, ...]:
+        """The shape of the array, which may be padded."""
+        return self._layout.array_shape(self._spec)
+
+    def _stored_array(self) -> jax.Array:
+        """The array, placed as the layout says; a step may donate it unless the store is locked."""
+        return self._store.arrays[self._place]
+
+    def _replace_array(self, array: jax.Array) -> None:
+        """Replace the array by one that is placed as the layout says."""
+        self.was_written = True
+        self._store.replace(self._place, array)
+
     # Reading.
 
     def read_value(self) -> jax.Array:

@@ -1,0 +1,53 @@
+"""Which checkpoints are the best, by the metrics that were saved with them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, final
+
+from replicax.errors import CheckpointError
+
+__all__ = ["Best", "checked_metrics"]
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Best:
+    """How checkpoints are compared.
+
+    Args:
+        function: takes metrics and returns a number.
+        mode: whether the best number is the largest or the smallest.
+    """
+
+    function: Callable[[dict[str, float]], float]
+    mode: Literal["max", "min"]
+
+    def score(self, metrics: dict[str, float] | None) -> float:
+        """A number that is larger for better metrics; the least one without metrics, or for NaN."""
+        if metrics is None:
+            return -math.inf
+        value = float(self.function(metrics))
+        return -math.inf if math.isnan(value) else value if self.mode == "max" else -value
+
+
+def checked_metrics(metrics: Mapping[str, Any], best: Best | None) -> dict[str, float]:
+    """Metrics as plain numbers; `best` must accept them, now rather than when old ones are deleted."""
+    try:
+        numbers = {str(name): float(value) for name, value in metrics.items()}
+    except (AttributeError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"CheckpointManager.save(metrics={metrics!r}): pass a dict of numbers, such as "
+            '{"accuracy": 0.9}.'
+        ) from error
+    if best is not None:
+        try:
+            best.score(numbers)
+        except Exception as error:
+            raise CheckpointError(
+                f"CheckpointManager.save(metrics={numbers!r}): best_fn failed with "
+                f"{type(error).__name__}: {error}. Pass the metrics that it uses."
+            ) from error
+    return numbers
