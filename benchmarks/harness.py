@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import dataclasses
 import gc
+import math
 import statistics
 import subprocess
 import sys
@@ -126,19 +127,22 @@ class ProgramBeside:
 
 
 @contextlib.contextmanager
-def program_beside(program: str, **arrays: np.ndarray) -> Iterator[ProgramBeside]:
+def program_beside(
+    program: str, python: str = sys.executable, **arrays: np.ndarray
+) -> Iterator[ProgramBeside]:
     """Start a program that measures `num_steps` steps of its own whenever it is asked to.
 
     Args:
         program: a file next to this one, called with a file of `arrays`. It reads a number of steps from
             each line of its standard input and answers with "seconds", the seconds per step and, if it
             likes, what each step computed.
+        python: the Python that runs it.
         **arrays: what it works on.
     """
     with tempfile.TemporaryDirectory() as folder:
         np.savez(Path(folder, "work.npz"), **arrays)
         process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name(program)), str(Path(folder, "work.npz"))],
+            [python, str(Path(__file__).with_name(program)), str(Path(folder, "work.npz"))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -149,6 +153,20 @@ def program_beside(program: str, **arrays: np.ndarray) -> Iterator[ProgramBeside
         finally:
             process.kill()
             process.wait()
+
+
+_peers_python = sys.executable
+
+
+def peers_python() -> str:
+    """The Python of the environment with other frameworks: `--peers`, or else this one."""
+    return _peers_python
+
+
+def is_installed(module: str, python: str) -> bool:
+    """Whether an environment has a module."""
+    find = f"import importlib.util as u, sys; sys.exit(u.find_spec({module!r}) is None)"
+    return subprocess.run([python, "-c", find], check=False).returncode == 0
 
 
 # The report.
@@ -193,16 +211,22 @@ def table(rows: Sequence[Row]) -> str:
         target, verdict = "", ""
         if row.at_most is not None:
             target, verdict = f"≤{row.at_most:.2f}", "ok" if row.passed else "MISSED"
-        cells.append((row.what, row.baseline, row.ours, f"{row.ratio:.3f}", target, verdict))
+        cells.append((row.what, row.baseline, row.ours, _ratio(row), target, verdict))
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = [" | ".join(map(str.ljust, line, widths)) for line in cells]
     rule = " | ".join("-" * max(width, 3) for width in widths)
     return "\n".join(f"| {line} |" for line in (lines[0], rule, *lines[1:]))
 
 
+def _ratio(row: Row) -> str:
+    return "-" if math.isnan(row.ratio) else f"{row.ratio:.3f}"
+
+
 def run(description: str, benchmarks: dict[str, Callable[[bool], list[Row]]], num_devices: int) -> int:
     """Run the benchmarks that the command line names, print the table; 1 if a target was missed."""
+    global _peers_python
     arguments = _parsed_arguments(description, list(benchmarks))
+    _peers_python = arguments.peers
     rx.set_cpu_devices(num_devices)
     rows: list[Row] = []
     for name in arguments.only:
@@ -220,6 +244,7 @@ def _parsed_arguments(description: str, names: list[str]) -> argparse.Namespace:
     parser.add_argument("--only", default=",".join(names), help=f"some of {','.join(names)}")
     parser.add_argument("--markdown", type=Path, help="also write the table to this file")
     parser.add_argument("--no-check", action="store_true", help="do not fail on a missed target")
+    parser.add_argument("--peers", default=sys.executable, help="the Python of other frameworks")
     arguments = parser.parse_args()
     arguments.only = arguments.only.split(",")
     if unknown := set(arguments.only) - set(names):

@@ -131,14 +131,20 @@ MODELS: dict[str, type[nn.Module]] = {
 # The loop.
 
 
-def make_step(rank: int, folder: Path, workload: work.Workload) -> Callable[[], torch.Tensor]:
+Wrap = Callable[[nn.Module], nn.Module]
+
+
+def with_copies(model: nn.Module) -> nn.Module:
+    return nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+
+
+def make_step(rank: int, folder: Path, workload: work.Workload, wrap: Wrap) -> Callable[[], torch.Tensor]:
     """A step of this replica, which gives its loss."""
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
     rendezvous = f"file://{folder / 'rendezvous'}"
     distributed.init_process_group("gloo", rendezvous, rank=rank, world_size=work.NUM_REPLICAS)
-    model = MODELS[workload.model](workload.parameters())
-    model = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+    model = wrap(MODELS[workload.model](workload.parameters()))
     betas = (work.BETA_1, work.BETA_2)
     optimizer = torch.optim.Adam(model.parameters(), work.LEARNING_RATE, betas, work.EPSILON)
     inputs, targets = (shard(array, rank) for array in workload.batch())
@@ -174,19 +180,19 @@ def read_workload(file: str) -> work.Workload:
     return work.WORKLOADS[str(np.load(file)["workload"])]
 
 
-def follow(file: str) -> None:
+def follow(file: str, wrap: Wrap) -> None:
     """Replica 1: make as many steps as replica 0 says, until it is gone."""
-    step = make_step(1, Path(file).parent, read_workload(file))
+    step = make_step(1, Path(file).parent, read_workload(file), wrap)
     while True:
         num_steps = torch.zeros((), dtype=torch.int64)
         distributed.broadcast(num_steps, 0)
         measure(step, int(num_steps))
 
 
-def main() -> None:
+def main(wrap: Wrap) -> None:
     file = sys.argv[1]
-    multiprocessing.get_context("spawn").Process(target=follow, args=(file,), daemon=True).start()
-    step = make_step(0, Path(file).parent, read_workload(file))
+    multiprocessing.get_context("spawn").Process(target=follow, args=(file, wrap), daemon=True).start()
+    step = make_step(0, Path(file).parent, read_workload(file), wrap)
     for line in sys.stdin:
         num_steps = int(line)
         distributed.broadcast(torch.tensor(num_steps), 0)
@@ -195,4 +201,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(with_copies)

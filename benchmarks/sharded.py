@@ -1,0 +1,166 @@
+"""How fast models train whose state is divided among two devices, beside hand-written FSDP and others.
+
+    python benchmarks/sharded.py [--quick] [--only medium] [--markdown FILE] [--no-check] [--peers PYTHON]
+
+The models, and what every side does, are those of `training.py`, with state of 64 KiB or more divided. The
+hand-written sides are in `sharded_by_hand.py`. The first row of a model is the target: the same collectives
+as hand-written FSDP, which the rows of bytes show, in at most 1.05 of its time. XLA on CPU lets the second
+version by hand gather only once and keep the whole parameters for the backward pass: that takes less time,
+and memory for all of them.
+
+Keras (`ModelParallel` on JAX) and PyTorch (FSDP2 on two processes, gloo) run beside. `--peers` is the
+Python of an environment with PyTorch; what is not installed has a dash.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+import math
+import re
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import sharded_by_hand as by_hand
+import training
+import training_work as work
+from harness import (
+    ProgramBeside,
+    Rounds,
+    Row,
+    Step,
+    compare,
+    is_installed,
+    peers_python,
+    program_beside,
+    run,
+    step_seconds,
+    take_turns,
+)
+
+import replicax as rx
+
+NAMES = ["medium", "transformer"]
+PEERS = {
+    "Keras ModelParallel": ("keras", "sharded_keras.py", lambda: sys.executable),
+    "PyTorch FSDP2": ("torch", "sharded_torch.py", peers_python),
+}
+Collectives = dict[str, tuple[int, int]]
+
+
+def collectives(program: jax.stages.Compiled) -> Collectives:
+    """The number of collectives of each kind in a compiled program, and the bytes of their results."""
+    text = re.sub(r"/\*.*?\*/", "", program.as_text() or "")
+    kinds = "all-gather|all-reduce|reduce-scatter|collective-permute|all-to-all"
+    counts, sizes = collections.Counter[str](), collections.Counter[str]()
+    for shapes, kind in re.findall(rf"= ([^=]*?) ({kinds})(?:-start)?\(", text):
+        counts[kind] += 1
+        for dims in re.findall(r"f32\[([\d,]*)\]", shapes):
+            sizes[kind] += 4 * math.prod(map(int, filter(None, dims.split(","))))
+    return {kind: (counts[kind], sizes[kind]) for kind in sorted(counts)}
+
+
+def shown(found: Collectives) -> str:
+    return ", ".join(f"{count} {kind} {size / 1e6:.2f} MB" for kind, (count, size) in found.items())
+
+
+class Contenders:
+    """The steps of one model, and their compiled programs."""
+
+    def __init__(self, name: str) -> None:
+        self.workload = work.WORKLOADS[name]
+        self.steps: dict[str, Step] = {}
+        self.programs: dict[str, jax.stages.Compiled] = {}
+        for title, make in by_hand.BY_HAND.items():
+            self._add_by_hand(title, make, slots_only=False)
+        self._add_by_hand("by hand, ZeRO-1", by_hand.with_divided_slots, slots_only=True)
+        for shard in ("all", "optimizer"):
+            step = training.train_with_replicax(self.workload, rx.ShardedStrategy(shard=shard))
+            self._add(f"Replicax, {shard}", step, step.func.lower(*step.args))
+
+    def _add_by_hand(self, title: str, make: Any, *, slots_only: bool) -> None:
+        load = self.workload
+        count = work.NUM_REPLICAS
+        state = by_hand.State(
+            load.parameters(), load.batch(), training.adam(), count, slots_only=slots_only
+        )
+        self._add(title, *make(training.LOSSES[load.model], state))
+
+    def _add(self, title: str, step: Step, lowered: jax.stages.Lowered) -> None:
+        self.steps[title], self.programs[title] = step, lowered.compile()
+
+    def compare_bytes(self, ours: str, theirs: str) -> Row:
+        """The bytes that the collectives of two programs leave on a device."""
+        found = [collectives(self.programs[title]) for title in (theirs, ours)]
+        sizes = [sum(size for _, size in kinds.values()) for kinds in found]
+        title = f"{self.workload.title}: {ours}, bytes"
+        return Row(title, f"{shown(found[0])} ({theirs})", shown(found[1]), sizes[1] / sizes[0], 1.0001)
+
+    def compare_memory(self, ours: str, theirs: str) -> Row:
+        """The memory that two programs need on a device for temporary arrays."""
+        sizes = [self.programs[title].memory_analysis().temp_size_in_bytes for title in (theirs, ours)]
+        title = f"{self.workload.title}: {ours}, temporary memory"
+        texts = [f"{size / 1e6:.1f} MB" for size in sizes]
+        return Row(title, f"{texts[0]} ({theirs})", texts[1], sizes[1] / sizes[0], None)
+
+
+def check_losses(steps: dict[str, Step], peers: dict[str, ProgramBeside]) -> None:
+    losses = {title: [float(step()) for _ in range(3)] for title, step in steps.items()}
+    losses |= {title: peer.results(3) for title, peer in peers.items()}
+    first = losses["where used"]
+    for title, others in losses.items():
+        tolerance = (0.05 if title in peers else 0.002) * (first[0] - first[-1])
+        np.testing.assert_allclose(others, first, rtol=0, atol=tolerance, err_msg=title)
+
+
+def bench(name: str, quick: bool) -> list[Row]:
+    contenders = Contenders(name)
+    load = contenders.workload
+    with contextlib.ExitStack() as stack:
+        peers = {
+            title: stack.enter_context(program_beside(program, python(), workload=np.array(name)))
+            for title, (module, program, python) in PEERS.items()
+            if is_installed(module, python())
+        }
+        check_losses(contenders.steps, peers)
+        timed: dict[str, Callable[[int], float]] = {
+            title: functools.partial(step_seconds, step) for title, step in contenders.steps.items()
+        }
+        rounds = take_turns(
+            {**timed, **peers},
+            lambda contender, num_steps: contender(num_steps),
+            num_rounds=3 if quick else 21,
+            num_steps=max(1, load.steps_per_round // (5 if quick else 1)),
+        )
+    return rows_of(contenders, rounds, list(peers))
+
+
+def rows_of(contenders: Contenders, rounds: Rounds, peers: list[str]) -> list[Row]:
+    whole, slots = "Replicax, all", "Replicax, optimizer"
+    title = f"{contenders.workload.title}: {whole}"
+    rows = [
+        compare(rounds, title, whole, ["where used"], 1.05),
+        compare(rounds, title, whole, ["jit"], 1.05),
+        compare(rounds, title, whole, ["shard_map"], None),
+        compare(rounds, f"{contenders.workload.title}: {slots}", slots, ["by hand, ZeRO-1"], 1.05),
+        contenders.compare_bytes(whole, "where used"),
+        contenders.compare_bytes(slots, "by hand, ZeRO-1"),
+        contenders.compare_memory(whole, "where used"),
+        contenders.compare_memory(whole, "shard_map"),
+    ]
+    for peer in PEERS:
+        if peer in peers:
+            rows.append(compare(rounds, title, whole, [peer], None))
+        else:
+            rows.append(Row(title, f"- ({peer})", "", math.nan, None))
+    return rows
+
+
+BENCHMARKS = {name: functools.partial(bench, name) for name in NAMES}
+
+if __name__ == "__main__":
+    sys.exit(run("How fast models train whose state is divided.", BENCHMARKS, num_devices=2))
