@@ -1,16 +1,22 @@
-"""Where a Python program is: the line of the user's code, and the stacks of all threads."""
+"""Where a Python program is: the line of the user's code, and the stacks of all threads.
+
+Other threads run on while Python code follows their frames. Eager replicas, which are greenlets, then
+replace frames by others, and following one that is gone crashes. `faulthandler` reads all stacks in one
+operation of the interpreter.
+"""
 
 from __future__ import annotations
 
+import faulthandler
 import functools
 import os
-import sys
+import re
 import sysconfig
+import tempfile
 import threading
-import traceback
-from types import FrameType
+from traceback import FrameSummary, StackSummary
 
-__all__ = ["all_stacks", "is_inside", "main_frame", "user_line"]
+__all__ = ["all_stacks", "is_inside", "main_stack", "user_line"]
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _NOT_THE_USERS = (
@@ -19,20 +25,36 @@ _NOT_THE_USERS = (
     "<frozen",
 )
 _MOST_CHARACTERS = 8000
+_MOST_CALLS = 40
+_THREAD = re.compile(r"(?:Current thread|Thread) 0x([0-9a-f]+)")
+_FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 
 
-def main_frame() -> FrameType | None:
-    """What the main thread is executing."""
-    return sys._current_frames().get(threading.main_thread().ident or 0)
+def main_stack() -> list[FrameSummary]:
+    """What the main thread is executing, the innermost call first."""
+    return _stacks().get(threading.main_thread().ident or 0, [])
 
 
-def user_line(frame: FrameType | None) -> str:
+def _stacks() -> dict[int, list[FrameSummary]]:
+    """The stacks of all threads by identifier, the innermost calls first, up to 100 of each."""
+    with tempfile.TemporaryFile() as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+        file.seek(0)
+        text = file.read().decode(errors="replace")
+    stacks: dict[int, list[FrameSummary]] = {}
+    stack: list[FrameSummary] = []
+    for line in text.splitlines():
+        if thread := _THREAD.match(line):
+            stack = stacks[int(thread[1], 16)] = []
+        elif frame := _FRAME.match(line):
+            stack.append(FrameSummary(frame[1], int(frame[2]), frame[3], lookup_line=False))
+    return stacks
+
+
+def user_line(stack: list[FrameSummary]) -> str:
     """The innermost line of the user's code, such as 'train.py:31 in step'; empty if there is none."""
-    while frame is not None and not _is_users(frame.f_code.co_filename):
-        frame = frame.f_back
-    if frame is None:
-        return ""
-    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno} in {frame.f_code.co_name}"
+    frame = next((frame for frame in stack if _is_users(frame.filename)), None)
+    return "" if frame is None else f"{os.path.basename(frame.filename)}:{frame.lineno} in {frame.name}"
 
 
 @functools.cache
@@ -40,20 +62,23 @@ def _is_users(filename: str) -> bool:
     return not filename.startswith(_NOT_THE_USERS)
 
 
-def is_inside(frame: FrameType | None, folder: str) -> bool:
+def is_inside(stack: list[FrameSummary], folder: str) -> bool:
     """Whether the innermost code of Replicax that is running is in `folder`."""
-    while frame is not None and not frame.f_code.co_filename.startswith(_PACKAGE):
-        frame = frame.f_back
-    return frame is not None and frame.f_code.co_filename.startswith(os.path.join(_PACKAGE, folder))
+    ours = next((frame.filename for frame in stack if frame.filename.startswith(_PACKAGE)), "")
+    return ours.startswith(os.path.join(_PACKAGE, folder))
 
 
 def all_stacks() -> str:
     """The stacks of all threads, the main thread's first."""
-    frames = sys._current_frames()
+    stacks = _stacks()
     threads = sorted(threading.enumerate(), key=lambda thread: thread is not threading.main_thread())
     shown = (
-        f"Thread {thread.name}:\n" + "".join(traceback.format_stack(frames[thread.ident]))
+        f"Thread {thread.name}:\n" + "".join(_innermost_last(stacks[thread.ident]).format())
         for thread in threads
-        if thread.ident in frames and thread is not threading.current_thread()
+        if thread.ident in stacks and thread is not threading.current_thread()
     )
     return "".join(shown)[:_MOST_CHARACTERS]
+
+
+def _innermost_last(stack: list[FrameSummary]) -> StackSummary:
+    return StackSummary.from_list(stack[:_MOST_CALLS][::-1])

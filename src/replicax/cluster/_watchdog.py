@@ -19,7 +19,7 @@ from replicax import errors
 from replicax.cluster._log import collective_log
 from replicax.cluster._options import ClusterOptions
 from replicax.cluster._progress import Progress
-from replicax.cluster._stacks import all_stacks, is_inside, main_frame, user_line
+from replicax.cluster._stacks import all_stacks, is_inside, main_stack, user_line
 from replicax.cluster._stopping import Stopper
 from replicax.cluster._wire import Connection
 
@@ -146,23 +146,23 @@ class Watchdog:
 
     def report_once(self) -> None:
         """Send the progress of this process to the hub."""
-        frame = main_frame()
+        stack = main_stack()
         message = {
             "kind": "progress",
             "step": collective_log().seq,
-            "state": "checkpoint" if is_inside(frame, "checkpoint") else collective_log().state.what,
-            "line": user_line(frame),
+            "state": "checkpoint" if is_inside(stack, "checkpoint") else collective_log().state.what,
+            "line": user_line(stack),
             "collectives": self._collectives.report(),
             "pending": self._collectives.pending(),
-            "waits_for": self._waits_of_program(frame),
+            "waits_for": self._waits_of_program(stack),
         }
         self._connection.send(message)
 
-    def _waits_of_program(self, frame: Any) -> dict[str, Any] | None:
+    def _waits_of_program(self, stack: list[Any]) -> dict[str, Any] | None:
         """The message that the program waits for: in its main thread, or in a thread that it waits for."""
         waits = dict(self._waits)
         main = waits.pop(threading.main_thread(), None)
-        if main is None and waits and (is_inside(frame, "input") or is_inside(frame, "checkpoint")):
+        if main is None and waits and (is_inside(stack, "input") or is_inside(stack, "checkpoint")):
             return next(iter(waits.values()))
         return main
 
