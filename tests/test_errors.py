@@ -1,3 +1,4 @@
+import concurrent.futures
 import inspect
 import json
 
@@ -31,6 +32,7 @@ BUILTINS = {
     errors.WorkerLostError: (RuntimeError, ConnectionError),
     errors.WorkerStuckError: (RuntimeError, TimeoutError),
     errors.WorkerLeftError: (RuntimeError,),
+    errors.CancelledError: [concurrent.futures.CancelledError],
     errors.RunFailedError: [RuntimeError, AssertionError],
     errors.InputError: [ValueError],
     errors.MissingFilesError: [ValueError, FileNotFoundError],

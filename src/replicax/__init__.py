@@ -51,6 +51,14 @@ from replicax.input import (
     from_files,
 )
 from replicax.integrations._keras_import import install_with_keras as _install_with_keras
+from replicax.parameter_server import (
+    ClusterCoordinator,
+    ParameterServerStrategy,
+    PerWorkerValues,
+    RemoteValue,
+    RemoteValueStatus,
+    get_current_worker_index,
+)
 from replicax.planning import Explanation, explain
 from replicax.strategies import (
     CentralStorageStrategy,
@@ -118,6 +126,7 @@ __all__ = [
     "CentralStorageStrategy",
     "Checkpoint",
     "CheckpointManager",
+    "ClusterCoordinator",
     "CollectiveHints",
     "CommunicationImplementation",
     "CommunicationOptions",
@@ -154,14 +163,18 @@ __all__ = [
     "OneDeviceStrategy",
     "Optimizer",
     "OptionalBatch",
+    "ParameterServerStrategy",
     "Partitioner",
     "PerReplica",
     "PerReplicaSpec",
+    "PerWorkerValues",
     "PipelinePlan",
     "PreemptionCheckpointHandler",
     "PreemptionWatcher",
     "ReduceOp",
     "ReductionToOneDevice",
+    "RemoteValue",
+    "RemoteValueStatus",
     "ReplicaContext",
     "RestoreStatus",
     "RunOptions",
@@ -192,6 +205,7 @@ __all__ = [
     "from_arrays",
     "from_files",
     "function",
+    "get_current_worker_index",
     "get_replica_context",
     "get_strategy",
     "get_update_replica_id",

@@ -25,6 +25,7 @@ ported code keeps working, and `except ReplicaxError` catches errors of Replicax
     │   ├── NotInClusterError      (and RuntimeError)            this process was not started as a task
     │   └── OverlappingTasksError  (and KeyError)                two clusters have the same task
     ├── ClusterTimeoutError        (TimeoutError)                a task of the cluster did not join
+    ├── CancelledError             (futures.CancelledError)      a scheduled function did not run
     ├── RunFailedError             (RuntimeError, AssertionError)  a worker that a test started failed
     ├── WorkerFailedError          (RuntimeError)                another worker failed
     │   ├── WorkerLostError        (and ConnectionError)         its process died
@@ -42,6 +43,7 @@ ported code keeps working, and `except ReplicaxError` catches errors of Replicax
 
 from __future__ import annotations
 
+import concurrent.futures
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -49,6 +51,7 @@ from typing import Any
 __all__ = [
     "ArgumentKindError",
     "BackendStartedError",
+    "CancelledError",
     "CheckpointError",
     "CheckpointMismatchError",
     "CheckpointMissingError",
@@ -246,6 +249,14 @@ class OverlappingTasksError(ClusterError, KeyError):
 
 class ClusterTimeoutError(ReplicaxError, TimeoutError):
     """Not all tasks of a cluster joined in time; the message names the others."""
+
+
+class CancelledError(ReplicaxError, concurrent.futures.CancelledError):
+    """A scheduled function did not run, because another one raised an error.
+
+    Raised by `RemoteValue.fetch`. The error itself is raised by the next `schedule` or `join` of the
+    `ClusterCoordinator`.
+    """
 
 
 class RunFailedError(ReplicaxError, RuntimeError, AssertionError):

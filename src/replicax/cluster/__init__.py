@@ -16,6 +16,7 @@ from replicax.cluster._messages import all_published, exchange_between_processes
 from replicax.cluster._open_mpi import OpenMPIClusterResolver
 from replicax.cluster._options import ClusterOptions
 from replicax.cluster._preemption_watcher import PreemptionWatcher
+from replicax.cluster._raised import Raised
 from replicax.cluster._ray_train import RayTrainClusterResolver
 from replicax.cluster._resolver import ClusterResolver
 from replicax.cluster._simple import SimpleClusterResolver
@@ -54,6 +55,7 @@ __all__ = [
     "OpenMPIClusterResolver",
     "Place",
     "PreemptionWatcher",
+    "Raised",
     "RayTrainClusterResolver",
     "SimpleClusterResolver",
     "SlurmClusterResolver",

@@ -55,6 +55,11 @@ class StrategyProtocol(Protocol):
         ...
 
     @property
+    def servers(self) -> Any:
+        """The parameter servers of its variables; None if their values are in this process."""
+        ...
+
+    @property
     def num_replicas_in_sync(self) -> int:
         """The number of replicas in all processes."""
         ...

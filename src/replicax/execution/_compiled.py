@@ -23,6 +23,7 @@ from replicax.contexts import Origins
 from replicax.errors import OutOfMemoryError, TracingError, VariableError
 from replicax.execution._between_processes import BetweenProcesses
 from replicax.execution._debugging import check_numbers, without_debugging
+from replicax.execution._mail import Mail, fetcher
 from replicax.execution._memory import StepMemory
 from replicax.execution._outputs import Outputs, distributed_in, mask_leaves, shared_masks
 from replicax.execution._program import EagerCallNeeded, FreshTraceNeeded, ProgramFrame
@@ -76,6 +77,7 @@ class CompiledStep:
         self._fresh = False
         self._tag = tag
         self._outputs = Outputs()
+        self._mail = Mail()
         self._origins: dict[Any, Origins] = {}
         self.masks = mask_leaves(treedef)
         """Which of the arguments' leaves are masks of padded batches."""
@@ -95,7 +97,14 @@ class CompiledStep:
         self._between: BetweenProcesses | None = None
         if found.mesh is not None and not found.mesh.is_local:
             self._between = BetweenProcesses(found.mesh, fn)
-        self.run = self._make_run() if self._between is None else self._between.ordered(self._make_run())
+        self._fetch = fetcher((*self._state.read, *self._state.written))
+        if self._fetch is not None and repeats > 1:
+            raise TracingError(
+                "step.many() of a step with variables on parameter servers: every step fetches them, which "
+                "one program can't do. Call the step, or schedule it, as often as needed."
+            )
+        run = self._make_run() if self._between is None else self._between.ordered(self._make_run())
+        self.run = run if self._fetch is None else self._after_fetching(self._fetch, run)
         """Runs the step with the leaves of its arguments."""
 
     # Tracing.
@@ -172,7 +181,10 @@ class CompiledStep:
                 tokens.enter_context(traces_of("step", self._tag))
             with explain_traced_values(_NO_VALUES):
                 result = self._fn(*args, **kwargs)
-            return self._outputs.take(result)
+            results = self._outputs.take(result)
+            for_servers = self._mail.pack(frame.sendings)
+            self._outputs.rebuild = self._mail.sending(self._outputs.rebuild)
+            return [*results, *for_servers]
 
     # Placement.
 
@@ -181,6 +193,7 @@ class CompiledStep:
         if mesh is None:
             return None
         results = [mesh.sharded if sharded else mesh.replicated for sharded in self._outputs.sharded]
+        results += [mesh.replicated] * self._mail.num_arrays
         if self._repeats > 1:
             results = [results] * self._repeats
         return results, [v.layout.sharding(mesh) for v in self._state.written]
@@ -259,6 +272,8 @@ class CompiledStep:
     def lower(self, leaves: list[Any]) -> jax.stages.Lowered:
         """The lowered step, for arguments with these `leaves`."""
         arguments = self._arguments(leaves)
+        if self._fetch is not None:
+            self._fetch()
         with self._state.lock:
             read, written = self._state.take()
         return self._jitted.lower(read, written, arguments)
@@ -328,6 +343,16 @@ class CompiledStep:
             return outputs.rebuild(results)  # pyright: ignore[reportPossiblyUnboundVariable]
 
         return run
+
+    @staticmethod
+    def _after_fetching(
+        fetch: Callable[[], None], run: Callable[[list[Any]], Any]
+    ) -> Callable[[list[Any]], Any]:
+        def fetch_and_run(leaves: list[Any]) -> Any:
+            fetch()
+            return run(leaves)
+
+        return fetch_and_run
 
     def _run_generally(self, leaves: list[Any]) -> Any:
         """Run the step if its arrays are not just two slices of one store."""

@@ -12,6 +12,7 @@ import inspect
 import itertools
 import logging
 import threading
+import uuid
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, final, overload
@@ -159,6 +160,13 @@ class Function(Generic[_P, _R]):
 
     def __hash__(self) -> int:
         return hash((Function, id(self.python_function)))
+
+    def __reduce__(self) -> Any:
+        """Another process has one object for each function, however often it is sent."""
+        instance = getattr(self, "_instance", None)
+        if instance is not None:
+            return getattr, (instance, self.python_function.__name__)
+        return _received, (self.token.name, self.python_function, self._signature)
 
     def _bind(self, instance: Any) -> Function[..., _R]:
         key = id(instance)
@@ -383,6 +391,22 @@ class _PaddedRuns:
 @final
 class _Token:
     """Identifies a `Function`, or a method of one instance, as the key of a weak dictionary."""
+
+    @functools.cached_property
+    def name(self) -> str:
+        """A name that no other function has, in any process."""
+        return uuid.uuid4().hex
+
+
+_functions: dict[str, Function[..., Any]] = {}
+"""Functions that were unpickled, by the names of their tokens."""
+
+
+def _received(name: str, fn: Callable[..., Any], signature: Any) -> Function[..., Any]:
+    if name not in _functions:
+        _functions[name] = Function(fn, signature)
+        _functions[name].token.name = name
+    return _functions[name]
 
 
 def in_replicas(strategy: StrategyProtocol, fn: Function[..., Any]) -> Function[..., Any]:

@@ -16,7 +16,7 @@ from replicax._jax import at_trace, current_program, current_trace, is_tracer, u
 from replicax.contexts import Incomplete, Origins, current, enter
 from replicax.errors import ContextError, TracingError, VariableError
 from replicax.topology import ReplicaMesh
-from replicax.variables import Cell, Deferred, Frame, Variable
+from replicax.variables import Cell, Deferred, Frame, Sending, Variable
 
 __all__ = ["EagerCallNeeded", "FreshTraceNeeded", "ProgramFrame", "ReplicaFrame"]
 
@@ -79,6 +79,8 @@ class ProgramFrame(Frame):
         self.written: dict[Any, Variable] = {}
         self.created: list[Variable] = []
         self.mesh: ReplicaMesh | None = None
+        self.sendings: list[Sending] = []
+        """What is sent to servers when the step has run."""
         self._runs_on: ReplicaMesh | None = None
         self.on_write: Callable[[], Any] = lambda: None
 
@@ -158,6 +160,9 @@ class ProgramFrame(Frame):
         self.written[ref] = variable
         self.on_write()
 
+    def send(self, sending: Sending) -> None:
+        self.sendings.append(sending)
+
     def adopt(self, variable: Variable) -> None:
         if not self.is_discovery:
             raise VariableError(
@@ -208,6 +213,15 @@ class ReplicaFrame(Frame):
     def defer(self, update: Deferred) -> bool:
         self.deferred.append(update)
         return True
+
+    def send(self, sending: Sending) -> None:
+        """Arrays leave the replicas as equal copies, and the step when all replicas have finished."""
+
+        def send_from_step(arrays: list[Any]) -> None:
+            self.outer.send(sending._replace(arrays=arrays))
+
+        equal = [None] * len(sending.arrays)
+        self.defer(Deferred(current().strategy, sending.arrays, equal, send_from_step, ()))
 
     def _make_deferred_updates(self, variable: Variable) -> None:
         """Make the deferred updates now if one of them concerns `variable`."""

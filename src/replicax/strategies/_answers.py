@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, Literal, final
 
 from replicax.collectives import Communicator
-from replicax.variables import NO_RULES, Layout, PartitionRules, Sharded, VariableSpec
+from replicax.variables import NO_RULES, Layout, PartitionRules, Servers, Sharded, VariableSpec
 
 __all__ = ["MIN_SHARD_BYTES", "Answers", "ShardSetting"]
 
@@ -33,6 +33,7 @@ class Answers:
         partition_rules: the partitions of variables by name.
         shard: what is divided among the replicas: nothing, the slots of optimizers, or all variables.
         min_shard_bytes: variables smaller than this are not divided.
+        servers: the parameter servers of its variables; None if their values are in this process.
         why_not_assignable: why values can't be assigned to a logical device; None if they can.
     """
 
@@ -46,4 +47,5 @@ class Answers:
     partition_rules: PartitionRules = NO_RULES
     shard: ShardSetting = "mirrored"
     min_shard_bytes: int = MIN_SHARD_BYTES
+    servers: Servers | None = None
     why_not_assignable: str | None = None

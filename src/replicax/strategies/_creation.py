@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import jax.numpy as jnp
-
 from replicax.contexts import current
 from replicax.strategies._initial_values import of_first_process
 from replicax.variables import (
@@ -42,7 +40,7 @@ def create_variable(self: StrategyBase, *args: Any, **kwargs: Any) -> Variable:
             spec, layout = self.answers.choose_layout(spec)
             with creating_state(self, f"the variable '{spec.name}:0'", spec.num_bytes):
                 array = _placed(self, spec, layout, value)
-                if spec.num_bytes >= _LARGE_BYTES:
+                if array is not None and spec.num_bytes >= _LARGE_BYTES:
                     array.block_until_ready()  # where it does not fit, the error comes here
             variable = Variable._make(spec, layout, self, array)
         frame.adopt(variable)
@@ -53,11 +51,11 @@ def create_variable(self: StrategyBase, *args: Any, **kwargs: Any) -> Variable:
 
 
 def _placed(strategy: StrategyBase, spec: VariableSpec, layout: Layout, value: Any) -> Any:
-    """The array of a new variable."""
-    if strategy.mesh.is_local and isinstance(value, TracedValue):
+    """The array of a new variable; None if its value is on servers."""
+    if layout.servers is None and strategy.mesh.is_local and isinstance(value, TracedValue):
         return value.placed(layout)
     if isinstance(value, TracedValue):
         value = value.computed()
     if not strategy.mesh.is_local:
         value = of_first_process(strategy.communicator, spec, value)
-    return jnp.copy(layout.place(value))
+    return layout.initial(spec, value)

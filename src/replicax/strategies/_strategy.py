@@ -76,6 +76,7 @@ class StrategyBase(abc.ABC):
         self.places_values = answers.places_values
         self.find_shards = answers.find_shards
         self.shard = answers.shard
+        self.servers = answers.servers
 
     def __repr__(self) -> str:
         names = [row[0] if len(row) == 1 else list(row) for row in self.mesh.device_names]

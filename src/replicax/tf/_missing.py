@@ -60,13 +60,13 @@ OF_TF = {
 
 OF_DISTRIBUTE = {
     "DistributedDatasetsFromFunction": "`rx.DistributedDataset`, the type of all distributed datasets",
-    "Server": "`MultiWorkerMirroredStrategy`, which connects its processes itself",
-    "experimental.ParameterServerStrategy": "`MultiWorkerMirroredStrategy`",
-    "ParameterServerStrategy": (
-        "`CentralStorageStrategy` to keep variables in one place, or `MultiWorkerMirroredStrategy` to "
-        "train on several machines: asynchronous training on parameter servers is not offered"
+    "Server": (
+        "`ray start` on each machine, and `ParameterServerStrategy(address=...)` in the program of the "
+        "coordinator; `MultiWorkerMirroredStrategy` connects its processes itself"
     ),
-    "coordinator": "a synchronous strategy: there is no ClusterCoordinator",
+    "ParameterServerStrategy": (
+        "`tf.distribute.ParameterServerStrategy` and a `tf.distribute.coordinator.ClusterCoordinator`"
+    ),
 }
 
 OF_COMPAT_V1 = {

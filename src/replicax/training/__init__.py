@@ -16,6 +16,7 @@ from replicax.training._precision import MixedPrecision
 from replicax.training._pytrees import create_variables, read_values
 from replicax.training._random import example_keys
 from replicax.training._tape import GradientTape
+from replicax.training._transformation import Transformation
 
 __all__ = [
     "Accuracy",
@@ -28,6 +29,7 @@ __all__ = [
     "Optimizer",
     "SparseCategoricalAccuracy",
     "Sum",
+    "Transformation",
     "compute_average_loss",
     "compute_weighted_loss",
     "create_variables",

@@ -20,7 +20,7 @@ from replicax.errors import TracingError, VariableError
 from replicax.training._microbatches import is_padding
 from replicax.types import VariableAggregation
 from replicax.values import IndexedSlices
-from replicax.variables import Cell, Frame, RecordingFrame, Variable, Write
+from replicax.variables import Cell, Frame, RecordingFrame, Sending, Variable, Write
 
 __all__ = ["FreshTracesNeeded", "GradientFrame"]
 
@@ -115,6 +115,9 @@ class GradientFrame(RecordingFrame):
 
     def store(self, variable: Variable, cell: Cell) -> None:
         self._outer.store(variable, cell)
+
+    def send(self, sending: Sending) -> None:
+        self._outer.send(sending)
 
     def adopt(self, variable: Variable) -> None:
         self._outer.adopt(variable)

@@ -8,7 +8,7 @@ slots stay equal by construction, whatever the transformation does.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
 from typing import Any, Literal, NoReturn, TypeVar, final, overload
 
@@ -23,7 +23,14 @@ from replicax.training._gradients import value_and_grad
 from replicax.training._loss_scale import DynamicLossScale
 from replicax.training._pairs import Parameters, pair
 from replicax.training._reduction import GradientReduction, dense, is_distributed
-from replicax.training._slots import checkpoint_key, initial_state, slot_names, slot_partition
+from replicax.training._slots import (
+    checkpoint_key,
+    initial_state,
+    slot_names,
+    slot_owners,
+    slot_partition,
+)
+from replicax.training._transformation import Transformation
 from replicax.types import ReduceOp, ReduceOpLike, VariableAggregation
 from replicax.values import IndexedSlices, Mirrored, free
 from replicax.variables import Deferred, Divided, Partitioned, Variable, creating_state
@@ -106,6 +113,47 @@ class Optimizer:
         self._state_structure: Any = None
         self._update = jax.jit(self._new_values, static_argnames=("with_norm", "in_replica"))
 
+    # On parameter servers: a worker has a reference to the optimizer of the coordinator.
+
+    def __reduce__(self) -> Any:
+        servers: Any = self.iterations.layout.servers
+        if servers is None:
+            raise TypeError(
+                f"{self!r} can't be pickled: its state is in variables of this process. Save it with "
+                "`rx.Checkpoint`."
+            )
+        return servers.optimizer_reference(self, self._built_for)
+
+    @property
+    def _built_for(self) -> Any:
+        """The variables that it has slots for, in their structure; None if it is not built."""
+        parameters = self._parameters
+        return None if parameters is None else parameters.structure.unflatten(parameters.variables)
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What `attached` needs."""
+        return {
+            "transformation": self._transformation,
+            "reduction": self._reduction,
+            "name": self._name,
+            "iterations": self.iterations,
+        }
+
+    @classmethod
+    def attached(cls, transformation: Any, reduction: Any, name: str, iterations: Variable) -> Optimizer:
+        """An optimizer whose state another process has created, on parameter servers."""
+        self = cls.__new__(cls)
+        self._transformation, self._reduction, self._name = transformation, reduction, name
+        self.iterations, self.loss_scale, self.slots = iterations, None, []
+        self._parameters = None
+        return self
+
+    def attach(self, variables: Any) -> None:
+        """Another process has created the slots for these variables."""
+        if self._parameters is None:
+            self._parameters = Parameters.of(variables, "build")
+
     def __repr__(self) -> str:
         count = 0 if self._parameters is None else len(self._parameters.variables)
         return f"<rx.Optimizer {self._name!r} of {count} variables>"
@@ -157,6 +205,10 @@ class Optimizer:
             return self._parameters
         strategy = given.strategy
         given.check_updatable()
+        if strategy.servers is not None and strategy.servers.builds_elsewhere:
+            strategy.servers.request_build(self, given.structure.unflatten(given.variables))
+            self._parameters = given
+            return given
         values = [_whole(v) for v in given.variables]
         try:
             with creating_state(strategy, f"the state of {self!r}"):
@@ -164,21 +216,32 @@ class Optimizer:
         except Exception as error:
             _explain_structure(error, given)
             raise
-        names = slot_names([path for path, _ in state], given)
+        paths = [path for path, _ in state]
+        names, owners = slot_names(paths, given), slot_owners(state, given)
+        if strategy.servers is not None:
+            strategy.servers.check_updates(self, given, self._state_structure, state, owners)
         self.slots = [
             self._create_slot(
                 strategy,
                 leaf,
                 f"{self._name}/{name}",
                 slot_partition(path, getattr(leaf, "shape", ()), given),
+                given.variables if owner is None else (owner,),
             )
-            for (path, leaf), name in zip(state, names, strict=True)
+            for (path, leaf), name, owner in zip(state, names, owners, strict=True)
         ]
         self._parameters = given
+        if strategy.servers is not None:
+            strategy.servers.register_optimizer(self, given.variables)
         return given
 
     def _create_slot(
-        self, strategy: StrategyProtocol, value: Any, name: str, partition: tuple[int, ...] | None
+        self,
+        strategy: StrategyProtocol,
+        value: Any,
+        name: str,
+        partition: tuple[int, ...] | None,
+        slot_of: Sequence[Variable],
     ) -> Variable:
         # A checkpoint that was restored earlier may have a value for this slot; see `checkpoint_items`.
         return strategy.create_variable(
@@ -188,6 +251,7 @@ class Optimizer:
             aggregation=VariableAggregation.ONLY_FIRST_REPLICA,
             is_slot=True,
             partition=partition,
+            slot_of=tuple(slot_of),
             beside=(self.iterations, f"slots/{checkpoint_key(name)}"),
         )
 
@@ -340,7 +404,10 @@ class Optimizer:
             arrays = reduction.reduce_to_shards(strategy, gradients, variables, layouts)
             return self._update_all(parameters, arrays, return_norm=return_norm)
         reduce = reduction.reduce_all if from_replicas else reduction.reduce_distributed
-        arrays = [dense(g, v) for g, v in zip(reduce(strategy, gradients), variables, strict=True)]
+        reduced = reduce(strategy, gradients)
+        if parameters.strategy.servers is not None:
+            return self._update_on_servers(parameters, reduced, return_norm=return_norm)
+        arrays = [dense(g, v) for g, v in zip(reduced, variables, strict=True)]
         if not own:  # the replicas may be on other devices
             arrays = list(map(free, arrays))
         return self._update_all(parameters, arrays, return_norm=return_norm)
@@ -359,6 +426,14 @@ class Optimizer:
         own = [*variables, *self.variables]
         current().frame.defer(Deferred(strategy, arrays, layouts, update, own))
         return None if norm is None else Mirrored.from_whole(norm, strategy.mesh)
+
+    def _update_on_servers(self, parameters: Parameters, gradients: list[Any], *, return_norm: bool) -> Any:
+        """Send the reduced gradients to the parameter servers, which have the variables and the slots."""
+        parameters.strategy.servers.apply_gradients(self, parameters.variables, gradients)
+        if not return_norm:
+            return None
+        arrays = [dense(g, v) for g, v in zip(gradients, parameters.variables, strict=True)]
+        return _mirrored(parameters.variables[0], _global_norm(arrays))
 
     def _update_all(self, parameters: Parameters, arrays: list[Any], *, return_norm: bool) -> Any:
         """Update the variables, the slots and the counters from reduced gradients."""
@@ -415,16 +490,9 @@ class Optimizer:
         self, gradients: list[Any], slots: list[Any], values: list[Any]
     ) -> tuple[list[Any], Any]:
         """What optax makes of the parameters and of its state."""
-        import optax
-
         assert self._parameters is not None
-        unflatten = self._parameters.structure.unflatten
-        params = unflatten(values)
         try:
-            updates, state = self._transformation.update(
-                unflatten(gradients), self._state_structure.unflatten(slots), params
-            )
-            new = jax.tree.leaves(optax.apply_updates(params, updates))
+            return self.computation(gradients, slots, values)
         except Exception as error:
             if isinstance(error, TypeError) and "argument" in str(error):
                 error.add_note(
@@ -434,9 +502,14 @@ class Optimizer:
             else:
                 _explain_structure(error, self._parameters)
             raise
+
+    @property
+    def computation(self) -> Transformation:
+        """What optax computes, as a function of arrays; the optimizer is built."""
+        assert self._parameters is not None
         constraints = [variable.constraint for variable in self._parameters.variables]
-        constrained = [x if c is None else c(x) for c, x in zip(constraints, new, strict=True)]
-        return constrained, jax.tree.leaves(state)
+        structure = self._parameters.structure
+        return Transformation(self._transformation, structure, self._state_structure, constraints)
 
     def _divided(self, values: list[Any]) -> list[Any]:
         """The same values, computed in shards if the strategy divides them."""

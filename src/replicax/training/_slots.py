@@ -6,7 +6,7 @@ state. So the names are the same whether optax sees a list or a dict, and checkp
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 import jax
@@ -15,9 +15,9 @@ from replicax._jax import is_tracer
 from replicax.errors import VariableError
 from replicax.training._pairs import Parameters
 from replicax.values import is_key
-from replicax.variables import TracedValue, traced_results
+from replicax.variables import TracedValue, Variable, traced_results
 
-__all__ = ["checkpoint_key", "initial_state", "slot_names", "slot_partition"]
+__all__ = ["checkpoint_key", "initial_state", "slot_names", "slot_owners", "slot_partition"]
 
 
 def initial_state(transformation: Any, parameters: Parameters, values: list[Any]) -> tuple[list[Any], Any]:
@@ -73,13 +73,29 @@ def slot_partition(path: Any, shape: tuple[int, ...], parameters: Parameters) ->
     return found
 
 
+def slot_owners(state: Sequence[tuple[Any, Any]], parameters: Parameters) -> list[Variable | None]:
+    """For each slot the variable that it belongs to; None for state that all of them share."""
+    variables = parameters.variables
+    own = {tuple(map(_token, p)): v for p, v in zip(parameters.paths, variables, strict=True)}
+    if () in own:  # a single variable, without a structure: a slot of its shape is its own
+        return [own[()] if getattr(leaf, "shape", ()) == own[()].shape else None for _, leaf in state]
+    depths = sorted({len(path) for path in own}, reverse=True)
+    ends = [_own_end(tuple(map(_token, path)), own, depths) for path, _ in state]
+    return [None if end is None else own[end] for end in ends]
+
+
+def _own_end(path: tuple[str, ...], own: Container[tuple[str, ...]], depths: list[int]) -> Any:
+    """The end of a slot's path that is the path of a variable; None if there is none."""
+    ends = (path[-depth:] for depth in depths if len(path) > depth)
+    return next((end for end in ends if end in own), None)
+
+
 def _slot_name(path: tuple[str, ...], own: dict[tuple[str, ...], str], depths: list[int]) -> str:
     """A slot's path, with the variable's name for an end that is the path of a variable."""
     name: tuple[str, ...] = ()
-    for depth in depths:
-        if len(path) > depth and path[-depth:] in own:
-            path, name = path[:-depth], (own[path[-depth:]],)
-            break
+    end = _own_end(path, own, depths)
+    if end is not None:
+        path, name = path[: -len(end)], (own[end],)
     return "/".join((*(part.removeprefix(".") for part in path), *name)) or "state"
 
 

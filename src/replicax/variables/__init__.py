@@ -10,6 +10,7 @@ from replicax.variables._frames import (
     EagerFrame,
     Frame,
     RecordingFrame,
+    Sending,
     current_frame,
     journal,
     use_frame,
@@ -22,6 +23,7 @@ from replicax.variables._kinds import (
 )
 from replicax.variables._layout import MAX_SPLIT_AXES, Layout
 from replicax.variables._memory import Memory, VariableKind, bytes_on_device, kind_of
+from replicax.variables._on_servers import OnServers
 from replicax.variables._one_device import Central, OneDevice
 from replicax.variables._out_of_memory import (
     advise,
@@ -42,15 +44,17 @@ from replicax.variables._per_replica import OnePerReplica
 from replicax.variables._readable import is_variable
 from replicax.variables._recorded import watched_by
 from replicax.variables._replicated import Replicated
+from replicax.variables._servers import Servers
 from replicax.variables._sharded import Shard, Sharded, axis_to_shard
 from replicax.variables._spec import VariableSpec
 from replicax.variables._store import Places, Store
 from replicax.variables._traced_value import TracedValue, traced_results
 from replicax.variables._variable import Variable
-from replicax.variables._writes import Write
+from replicax.variables._writes import METHODS, Method, Write
 
 __all__ = [
     "EAGER",
+    "METHODS",
     "MAX_SPLIT_AXES",
     "NO_RULES",
     "AggregatingVariable",
@@ -67,6 +71,8 @@ __all__ = [
     "MinSizePartitioner",
     "MirroredVariable",
     "NewVariable",
+    "Method",
+    "OnServers",
     "OneDevice",
     "OnePerReplica",
     "PartitionRules",
@@ -75,6 +81,8 @@ __all__ = [
     "Places",
     "RecordingFrame",
     "Replicated",
+    "Sending",
+    "Servers",
     "Shard",
     "Sharded",
     "ShardedVariable",

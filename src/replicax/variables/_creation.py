@@ -61,12 +61,14 @@ def prepare_variable(
     is_slot: bool = False,
     partition: Any = None,
     in_parts: bool = False,
+    slot_of: tuple[Any, ...] = (),
 ) -> tuple[VariableSpec, Any]:
     """Check the arguments of `rx.Variable`; returns the spec and the initial value.
 
     `beside` is the place of the variable in a checkpoint, if that is known: see `NewVariable`. A pending
-    restore may have a value for it. `is_slot`: whether it is state of an optimizer. `in_parts`: trace a
-    function that is given with a shape, so that each device can compute its part of the value.
+    restore may have a value for it. `is_slot`: whether it is state of an optimizer; `slot_of`: of which
+    variables. `in_parts`: trace a function that is given with a shape, so that each device can compute its
+    part of the value.
     """
     synchronization = _member(VariableSynchronization, synchronization, "synchronization")
     aggregation = _member(VariableAggregation, aggregation, "aggregation")
@@ -97,6 +99,7 @@ def prepare_variable(
         made_at=user_line(),
         is_slot=is_slot,
         partition=None if partition is None else checked_parts(partition, f"The variable {name!r}"),
+        slot_of=slot_of,
     )
     return spec, value
 

@@ -19,6 +19,7 @@ from replicax.errors import TracingError
 from replicax.values import Mirrored, PerReplica
 
 if TYPE_CHECKING:
+    from replicax.variables._servers import Servers
     from replicax.variables._variable import Variable
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "EagerFrame",
     "Frame",
     "RecordingFrame",
+    "Sending",
     "current_frame",
     "journal",
     "use_frame",
@@ -75,6 +77,10 @@ class Frame(abc.ABC):
     def renew_traces(self) -> None:  # noqa: B027 - only some frames have inner traces that JAX caches
         """Called when traces that read variables and are cached so far must not be used any more."""
 
+    @abc.abstractmethod
+    def send(self, sending: Sending) -> None:
+        """Send arrays to servers: at once, or when the compiled step that computes them has run."""
+
     def require_own_trace(self) -> None:  # noqa: B027 - eager code has no trace
         """Called when something is read that must not become part of a cached trace."""
 
@@ -95,6 +101,20 @@ class Deferred(NamedTuple):
     layouts: Sequence[Any]
     update: Callable[[list[Any]], Any]
     variables: Sequence[Variable]
+
+
+class Sending(NamedTuple):
+    """A write to variables whose values are on servers.
+
+    Args:
+        servers: where it is sent.
+        what: says what the servers do with the arrays.
+        arrays: the operands of the write.
+    """
+
+    servers: Servers
+    what: Any
+    arrays: Sequence[Any]
 
 
 class RecordingFrame(Frame):
@@ -122,6 +142,7 @@ class EagerFrame(Frame):
     def load(self, variable: Variable) -> Cell:
         if is_staging():
             raise TracingError(_baked_in(variable, "read"))
+        variable.layout.refresh([variable])
         return variable._view()
 
     def store(self, variable: Variable, cell: Cell) -> None:
@@ -129,6 +150,21 @@ class EagerFrame(Frame):
             raise TracingError(_baked_in(variable, "written"))
         self.before_write([variable])
         variable._set_view(cell)
+
+    def send(self, sending: Sending) -> None:
+        if is_staging() or any(map(is_tracer, sending.arrays)):
+            raise TracingError(
+                "A variable on parameter servers was written inside a function that JAX traces "
+                "(jit, grad, scan, ...). Compile the step with `rx.function`, or return the value from "
+                "that function and assign it outside."
+            )
+        if self.changes is not None:
+            raise TracingError(
+                "A variable on parameter servers was written in a step that creates variables from traced "
+                "values: the write could not be undone. Create the variables before the first step."
+            )
+        arrays, parcel = sending.servers.pack([sending])
+        sending.servers.push(parcel, arrays, wait=True)
 
     def before_write(self, variables: Iterable[Variable]) -> None:
         """Save the cells of variables that are about to be written, if the writes may be undone."""

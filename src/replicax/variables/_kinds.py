@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from replicax.variables._divided import Divided
 from replicax.variables._layout import Layout
+from replicax.variables._on_servers import OnServers
 from replicax.variables._one_device import Central
 from replicax.variables._per_replica import OnePerReplica
 from replicax.variables._replicated import Replicated
@@ -20,7 +21,7 @@ __all__ = ["AggregatingVariable", "MirroredVariable", "ShardedVariable", "SyncOn
 class _ByLayout(type):
     """Makes `isinstance(v, cls)` true for variables with the layout `cls.layout`."""
 
-    layout: type[Layout]
+    layout: type[Layout] | tuple[type[Layout], ...]
 
     def __instancecheck__(cls, instance: Any) -> bool:
         return isinstance(instance, Variable) and isinstance(instance.layout, cls.layout)
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 else:
 
     class _Kind(metaclass=_ByLayout):
-        layout: type[Layout]
+        layout: type[Layout] | tuple[type[Layout], ...]
 
 
 class MirroredVariable(_Kind):
@@ -88,7 +89,7 @@ class AggregatingVariable(_Kind):
     <rx.Variable 'Variable:0' shape=() dtype=float32, numpy=3.0>
     """
 
-    layout = Central
+    layout = (Central, OnServers)
 
 
 class ShardedVariable(_Kind):

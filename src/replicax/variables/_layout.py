@@ -10,13 +10,16 @@ gradients, the optimizer and checkpoints call it too. A new layout is one file w
     Sharded         _sharded.py       a part of one value on each replica     cell: Mirrored
     Partitioned     _partitioned.py   a copy on each replica, divided         cell: Mirrored
                                       among the replica's devices
+    OnServers       _on_servers.py    on parameter servers; a copy here       cell: Mirrored
 """
 
 from __future__ import annotations
 
 import abc
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import jax.numpy as jnp
 from jax.sharding import Sharding
 
 from replicax._jax import is_tracer
@@ -29,6 +32,7 @@ from replicax.variables._spec import VariableSpec
 from replicax.variables._writes import Write
 
 if TYPE_CHECKING:
+    from replicax.variables._servers import Servers
     from replicax.variables._variable import Variable
 
 __all__ = ["MAX_SPLIT_AXES", "Layout", "OnMesh", "spread_parts", "write_one_copy"]
@@ -70,6 +74,10 @@ class Layout(abc.ABC):
     def place(self, value: Any) -> Any:
         """The array for a variable with this value; it may share memory with `value`."""
 
+    def initial(self, spec: VariableSpec, value: Any) -> Any:
+        """The first array of a new variable; None if there is none in this process yet."""
+        return jnp.copy(self.place(value))
+
     def array_shape(self, spec: VariableSpec) -> tuple[int, ...]:
         """The shape of the array."""
         return spec.shape
@@ -110,6 +118,14 @@ class Layout(abc.ABC):
         return value if value.ndim else value.reshape((1,))
 
     # Reading.
+
+    @property
+    def servers(self) -> Servers | None:
+        """Where the value is, if that is not in this process."""
+        return None
+
+    def refresh(self, variables: Sequence[Variable]) -> None:  # noqa: B027 - most values are here
+        """Fetch the current values of variables with this layout."""
 
     @abc.abstractmethod
     def read_copy(self, variable: Variable, local_index: int) -> Any:

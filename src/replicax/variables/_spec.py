@@ -37,6 +37,8 @@ class VariableSpec:
     """The number of parts along each axis, for the devices of a replica; None if each has a copy."""
     partition_rule: str | None = None
     """The rule that the partition comes from."""
+    slot_of: tuple[Any, ...] = ()
+    """The variables that this state of an optimizer belongs to: one, or all that it updates."""
 
     @property
     def num_bytes(self) -> int:

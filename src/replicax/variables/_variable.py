@@ -157,6 +157,8 @@ class Variable(Readable):
         self._store.remove(self._place)
 
     def __reduce__(self) -> Any:
+        if self._layout.servers is not None:
+            return self._layout.servers.reference(self)
         raise TypeError(
             f"The variable {self.name!r} can't be pickled: its value belongs to the devices of a strategy. "
             "Pickle `v.numpy()`, or save it with `rx.Checkpoint`."
@@ -274,6 +276,19 @@ class Variable(Readable):
                 f"The variable {self.name!r} was copied while a step is traced: the copy would have no "
                 "value after the trace. Copy it outside of the step, or use its value, `v.read_value()`."
             )
+        if self._layout.servers is not None:
+            spec = self._spec
+            memo[id(self)] = copied = self._strategy.create_variable(
+                array,
+                spec.trainable,
+                spec.name,
+                None,
+                spec.synchronization,
+                spec.aggregation,
+                None,
+                spec.constraint,
+            )
+            return copied
         memo[id(self)] = copied = self._make(self._spec, self._layout, self._strategy, jnp.copy(array))
         return copied
 
@@ -313,6 +328,7 @@ class Variable(Readable):
 
     def _stored_array(self) -> jax.Array:
         """The array, placed as the layout says; a step may donate it unless the store is locked."""
+        self._layout.refresh([self])
         return self._store.arrays[self._place]
 
     def _replace_array(self, array: jax.Array) -> None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, final
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = ["ADD", "REPLACE", "SCATTER", "SUBTRACT", "SUMMABLE_SCATTER", "Method", "Write"]
+__all__ = ["ADD", "METHODS", "REPLACE", "SCATTER", "SUBTRACT", "SUMMABLE_SCATTER", "Method", "Write"]
 
 
 @final
@@ -72,3 +72,6 @@ SCATTER = {
     }.items()
 }
 SUMMABLE_SCATTER = ("scatter_add", "scatter_sub", "scatter_mul", "scatter_div")
+
+METHODS = {method.name: method for method in (REPLACE, ADD, SUBTRACT, *SCATTER.values())}
+"""All methods by name, under which another process finds them."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import pickle
-import traceback
 from dataclasses import dataclass
 from typing import final
 
 import jax
 
+from replicax.cluster import Raised
 from replicax.errors import (
     ClusterTimeoutError,
     CollectiveMismatchError,
@@ -26,26 +25,6 @@ _CONSEQUENCES = (
     CollectiveTimeoutError,
     WorkerFailedError,
 )
-
-
-@final
-@dataclass(frozen=True)
-class Raised:
-    """An exception of the training function, and its traceback as text, on the way to the driver."""
-
-    error: Exception
-    traceback: str
-
-    @classmethod
-    def catch(cls, error: Exception) -> Raised:
-        """Leave our own frame out; an exception that can't travel is replaced by a `RuntimeError`."""
-        frames = error.__traceback__.tb_next if error.__traceback__ else None
-        text = "".join(traceback.format_exception(type(error), error, frames))
-        try:
-            pickle.loads(pickle.dumps(error))  # many exceptions can be pickled, but not unpickled
-        except Exception:
-            error = RuntimeError("".join(traceback.format_exception_only(error)).strip())
-        return cls(error, text)
 
 
 @final

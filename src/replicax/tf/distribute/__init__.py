@@ -21,6 +21,7 @@ from replicax.input import (
     InputOptions,
     InputReplicationMode,
 )
+from replicax.parameter_server import ParameterServerStrategy
 from replicax.strategies import (
     MirroredStrategy,
     MultiWorkerMirroredStrategy,
@@ -32,7 +33,7 @@ from replicax.strategies import (
     ValueContext,
 )
 from replicax.tf._missing import OF_DISTRIBUTE, refuse
-from replicax.tf.distribute import cluster_resolver, experimental
+from replicax.tf.distribute import cluster_resolver, coordinator, experimental
 from replicax.types import ReduceOp
 from replicax.values import DistributedValues
 
@@ -49,6 +50,7 @@ __all__ = [
     "MultiWorkerMirroredStrategy",
     "NcclAllReduce",
     "OneDeviceStrategy",
+    "ParameterServerStrategy",
     "ReduceOp",
     "ReductionToOneDevice",
     "ReplicaContext",
@@ -58,6 +60,7 @@ __all__ = [
     "TPUStrategy",
     "ValueContext",
     "cluster_resolver",
+    "coordinator",
     "experimental",
     "experimental_set_strategy",
     "get_replica_context",

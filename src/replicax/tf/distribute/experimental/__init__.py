@@ -8,10 +8,12 @@ from replicax.checkpoint import PreemptionCheckpointHandler, TerminationConfig
 from replicax.cluster import PreemptionWatcher
 from replicax.collectives import CollectiveHints, CommunicationImplementation, CommunicationOptions
 from replicax.input import InputContext
+from replicax.parameter_server import ParameterServerStrategy
 from replicax.strategies import CentralStorageStrategy, ValueContext
 from replicax.strategies import MultiWorkerMirroredStrategy as _MultiWorkerMirroredStrategy
 from replicax.strategies import TPUStrategy as _TPUStrategy
 from replicax.tf._missing import OF_DISTRIBUTE, refuse
+from replicax.tf.distribute import coordinator
 from replicax.tf.distribute.experimental import partitioners
 
 __all__ = [
@@ -22,11 +24,13 @@ __all__ = [
     "CommunicationOptions",
     "InputContext",
     "MultiWorkerMirroredStrategy",
+    "ParameterServerStrategy",
     "PreemptionCheckpointHandler",
     "PreemptionWatcher",
     "TPUStrategy",
     "TerminationConfig",
     "ValueContext",
+    "coordinator",
     "partitioners",
 ]
 

@@ -1,0 +1,150 @@
+"""The writes of one step, as one message for each server.
+
+Dense operands are divided and packed in the step's own program. Rows are divided on the host, where it is
+known which server has them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any, final
+
+import jax.numpy as jnp
+import numpy as np
+
+from replicax.parameter_server._packing import Packing
+from replicax.parameter_server._placement import Part, Placement, placement_of
+from replicax.parameter_server._plans import Operand, Plan, Update, WriteOne, plan_number
+from replicax.variables import METHODS, Sending, Variable
+
+__all__ = ["Parcel", "make_parcel"]
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Parcel:
+    """What the arrays of a push are: the buffers of each server, in order, then rows."""
+
+    number: str
+    plans: dict[int, Plan]
+    rows: tuple[Placement, ...]
+    """For each pair of values and row numbers, where the variable is."""
+    row_numbers: dict[int, tuple[int, ...]]
+    """For each server the pairs that it needs."""
+
+    def messages(self, arrays: Sequence[np.ndarray]) -> Iterator[tuple[int, list[Any], list[Any]]]:
+        """For each server its buffers and its rows."""
+        rest = iter(arrays)
+        buffers = {
+            server: [next(rest) for _ in range(plan.packing.num_buffers)]
+            for server, plan in self.plans.items()
+        }
+        pairs = [(next(rest), next(rest)) for _ in self.rows]
+        for server in self.plans:
+            numbers = self.row_numbers.get(server, ())
+            rows = [_rows_on(self.rows[n].on(server), self.rows[n], *pairs[n]) for n in numbers]
+            yield server, buffers[server], rows
+
+
+def _rows_on(
+    part: Part | None, placement: Placement, values: np.ndarray, indices: np.ndarray
+) -> tuple[Any, Any]:
+    """The rows that belong to a part, filled up to a power of two; the server drops the others."""
+    assert part is not None
+    values = np.reshape(values, (indices.size, *values.shape[indices.ndim :]))
+    indices = np.reshape(indices, -1)
+    own = np.flatnonzero((indices >= part.start) & (indices < part.stop))
+    size = 1 << max(4, (len(own) - 1).bit_length() if len(own) else 0)
+    numbers = np.full(size, part.stop - part.start, np.int32)
+    numbers[: len(own)] = indices[own] - part.start
+    rows = np.zeros((size, *values.shape[1:]), values.dtype)
+    rows[: len(own)] = values[own]
+    return rows, numbers
+
+
+def make_parcel(sendings: Sequence[Sending]) -> tuple[list[Any], Parcel]:
+    """The arrays to transfer, and the parcel that they make up."""
+    maker = _Maker()
+    for sending in sendings:
+        if isinstance(sending.what[0], Variable):
+            variable, method = sending.what
+            maker.add_write(variable, method, sending.arrays)
+        else:
+            key, variables, kinds, counter = sending.what
+            maker.add_update(key, variables, kinds, counter, sending.arrays)
+    return maker.finish()
+
+
+@final
+class _Maker:
+    """Collects the operations and operands of each server."""
+
+    def __init__(self) -> None:
+        self._dense: dict[int, list[Any]] = {}
+        self._operations: dict[int, list[Any]] = {}
+        self._rows: list[tuple[Placement, Any, Any]] = []
+        self._row_numbers: dict[int, list[int]] = {}
+
+    def add_write(self, variable: Variable, method: Any, arrays: Sequence[Any]) -> None:
+        """A write of one variable."""
+        placement = placement_of(variable)
+        operands = self._operands(variable, arrays)
+        for server, operand in operands.items():
+            self._on(server).append(WriteOne(placement.key, method.name, operand))
+
+    def add_update(
+        self, key: str, variables: Sequence[Variable], kinds: Any, counter: Variable, arrays: Sequence[Any]
+    ) -> None:
+        """An update by an optimizer, which also counts it."""
+        rest, operands = iter(arrays), []
+        for variable, is_rows in zip(variables, kinds, strict=True):
+            own = [next(rest) for _ in range(2 if is_rows else 1)]
+            operands.append(self._operands(variable, own))
+        for server in sorted({server for own in operands for server in own}):
+            gradients = tuple(own.get(server) for own in operands)
+            self._on(server).append(Update(key, gradients))
+        self.add_write(counter, METHODS["assign_add"], [jnp.int32(1)])
+
+    def _operands(self, variable: Variable, arrays: Sequence[Any]) -> dict[int, Operand]:
+        """The operand of each server that has a part of the variable."""
+        placement = placement_of(variable)
+        if len(arrays) == 2:
+            return self._row_operands(placement, *arrays)
+        operands, (array,) = {}, arrays
+        by_rows = placement.is_divided and np.shape(array)[:1] == variable.shape[:1]
+        by_rows = by_rows and np.ndim(array) == len(variable.shape)
+        for part in placement.parts:
+            own = self._dense.setdefault(part.server, [])
+            operands[part.server] = Operand(len(own))
+            own.append(array[part.start : part.stop] if by_rows else array)
+        return operands
+
+    def _row_operands(self, placement: Placement, values: Any, indices: Any) -> dict[int, Operand]:
+        operands = {}
+        indices = jnp.asarray(indices)
+        indices = jnp.where(indices < 0, indices + placement.parts[-1].stop, indices)
+        values = jnp.broadcast_to(values, (*indices.shape, *np.shape(values)[indices.ndim :]))
+        for part in placement.parts:
+            numbers = self._row_numbers.setdefault(part.server, [])
+            operands[part.server] = Operand(len(numbers), is_rows=True)
+            numbers.append(len(self._rows))
+        self._rows.append((placement, values, indices))
+        return operands
+
+    def _on(self, server: int) -> list[Any]:
+        return self._operations.setdefault(server, [])
+
+    def finish(self) -> tuple[list[Any], Parcel]:
+        """The arrays and the parcel."""
+        arrays, plans = [], {}
+        for server in sorted(self._operations):
+            dense = [jnp.asarray(array) for array in self._dense.get(server, [])]
+            packing = Packing([(array.shape, array.dtype) for array in dense])
+            plans[server] = Plan(packing, tuple(self._operations[server]))
+            arrays += packing.pack(dense)
+        for _, values, indices in self._rows:
+            arrays += [values, indices]
+        rows = tuple(placement for placement, *_ in self._rows)
+        numbers = {server: tuple(own) for server, own in self._row_numbers.items()}
+        return arrays, Parcel(plan_number(plans), plans, rows, numbers)

@@ -1,0 +1,118 @@
+"""The actor that one parameter server runs in: arrays, and what is done to them.
+
+Calls are executed one after the other, so a push is one operation. Ray keeps the order of the calls of one
+process: a worker that has sent a push sees it in its next pull.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from replicax.parameter_server._packing import Packing
+from replicax.parameter_server._plans import Plan, ServerOptimizer
+
+__all__ = ["UNKNOWN", "ParameterServer", "Snapshot"]
+
+UNKNOWN = "unknown"
+"""The answer to a call that refers to something which this server was not told, or has lost."""
+
+Snapshot = dict[str, Any]
+
+
+@final
+class ParameterServer:
+    """The state of one server.
+
+    Args:
+        snapshot: the state to continue from. It is there before the first call, also of a worker that waits
+            for this server.
+        calls: what the server was told after the snapshot.
+    """
+
+    def __init__(self, snapshot: Snapshot | None = None, calls: Sequence[tuple[str, Any]] = ()) -> None:
+        jax.config.update("jax_platforms", "cpu")
+        self._arrays: dict[str, Any] = {}
+        self._optimizers: dict[str, ServerOptimizer] = {}
+        self._requests: dict[str, tuple[list[str], Any]] = {}
+        self._plans: dict[str, tuple[list[str], Any]] = {}
+        self._version = 0
+        self._staleness: dict[int, int] = {}
+        self._changes = 0
+        if snapshot is not None:
+            self._arrays = {key: jnp.array(value) for key, value in snapshot["arrays"].items()}
+            self._optimizers.update(snapshot["optimizers"])
+            self._version = snapshot["version"]
+        for method, arguments in calls:
+            getattr(self, method)(*arguments)
+
+    def ping(self) -> int:
+        """The process id; answered while other calls are executed."""
+        return os.getpid()
+
+    def create(self, values: Mapping[str, np.ndarray]) -> None:
+        """Add variables; those that exist keep their values."""
+        for key, value in values.items():
+            self._arrays.setdefault(key, jnp.array(value))
+        self._changes += 1
+
+    def remove(self, keys: Sequence[str]) -> None:
+        """Remove variables."""
+        for key in keys:
+            self._arrays.pop(key, None)
+        self._changes += 1
+
+    def register_optimizer(self, key: str, optimizer: ServerOptimizer) -> None:
+        """Add an optimizer."""
+        self._optimizers[key] = optimizer
+        self._changes += 1
+
+    def register_request(self, number: str, keys: Sequence[str], packing: Packing) -> None:
+        """Add a request: the variables that `pull` returns together."""
+        self._requests[number] = (
+            list(keys),
+            jax.jit(lambda arrays: [jnp.copy(x) for x in packing.pack(arrays)]),
+        )
+
+    def register_plan(self, number: str, plan: Plan) -> None:
+        """Add a plan: what `push` does."""
+        apply = jax.jit(functools.partial(plan.apply, self._optimizers), donate_argnums=0)
+        self._plans[number] = plan.keys(self._optimizers, self._arrays), apply
+
+    def pull(self, number: str) -> Any:
+        """The number of updates so far, and the values of a request."""
+        if number not in self._requests:
+            return UNKNOWN
+        keys, pack = self._requests[number]
+        return self._version, [np.asarray(x) for x in pack([self._arrays[key] for key in keys])]
+
+    def push(self, number: str, buffers: Sequence[Any], rows: Sequence[Any], version: int) -> Any:
+        """Do what the plan says; returns how many updates were made since the sender's last pull."""
+        if number not in self._plans:
+            return UNKNOWN
+        keys, apply = self._plans[number]
+        # After an error the old arrays may be gone: compile first, which is where errors come from.
+        self._arrays.update(apply({key: self._arrays[key] for key in keys}, list(buffers), list(rows)))
+        staleness = self._version - version
+        self._staleness[staleness] = self._staleness.get(staleness, 0) + 1
+        self._version += 1
+        self._changes += 1
+        return staleness
+
+    def statistics(self) -> dict[str, Any]:
+        """The number of updates, and how many of them were how stale."""
+        return {"updates": self._version, "staleness": dict(self._staleness)}
+
+    def snapshot(self, changes: int) -> tuple[int, Snapshot | None]:
+        """The number of changes so far, and the state, or None if that number is `changes`."""
+        if self._changes == changes:
+            return changes, None
+        arrays = {key: np.asarray(jnp.copy(value)) for key, value in self._arrays.items()}
+        state = {"arrays": arrays, "optimizers": self._optimizers, "version": self._version}
+        return self._changes, state

@@ -1,0 +1,299 @@
+"""A cluster of two servers and two workers; prints one line of JSON for each scenario.
+
+A program of its own: Ray leaves threads behind in the process that starts it.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import replicax as rx
+
+# Silence is no failure here: the machine may be slow.
+OPTIONS = {"snapshot_seconds": 0.5, "heartbeat_timeout_seconds": 250.0}
+
+
+def start(num_ps=2, num_workers=2, **kwargs):
+    strategy = rx.ParameterServerStrategy(num_ps=num_ps, num_workers=num_workers, **{**OPTIONS, **kwargs})
+    return strategy, rx.ClusterCoordinator(strategy)
+
+
+def regression(seed=0):
+    rng = np.random.default_rng(seed)
+    x, y = rng.normal(size=(32, 6)), rng.normal(size=(32, 3))
+    w, b = rng.normal(size=(6, 3)), np.zeros(3)
+    return [jnp.asarray(array, jnp.float32) for array in (x, y, w, b)]
+
+
+def as_plain_optax(strategy, coordinator, folder):
+    """Steps one after the other, on two servers with a divided matrix, equal those of plain optax."""
+    x, y, w0, b0 = regression()
+    with strategy.scope():
+        params = {"w": rx.Variable(w0, name="w"), "b": rx.Variable(b0, name="b")}
+        optimizer = rx.Optimizer(optax.adam(0.05))
+        seen = rx.Variable(0.0, aggregation=rx.VariableAggregation.SUM, name="seen")
+        mean = rx.Mean("loss")
+
+    @rx.function
+    def step(batch):
+        def replica_step(batch):
+            x, y = batch
+
+            def loss_fn():
+                return rx.compute_average_loss(jnp.sum((x @ params["w"] + params["b"] - y) ** 2, -1))
+
+            loss = optimizer.minimize(loss_fn, params)
+            mean.update_state(loss)
+            seen.assign_add(float(len(x)))
+            return loss
+
+        return strategy.reduce("SUM", strategy.run(replica_step, args=(batch,)), axis=None)
+
+    def train(batch):
+        return step(strategy.distribute_batch(batch))
+
+    plain = {"w": w0, "b": b0}
+    transformation = optax.adam(0.05)
+    state = transformation.init(plain)
+
+    @jax.jit
+    def plain_step(params, state):
+        loss, gradients = jax.value_and_grad(
+            lambda p: jnp.mean(jnp.sum((x @ p["w"] + p["b"] - y) ** 2, -1))
+        )(params)
+        updates, state = transformation.update(gradients, state, params)
+        return optax.apply_updates(params, updates), state, loss
+
+    off = 0.0
+    for _ in range(5):
+        value = coordinator.schedule(train, args=((np.asarray(x), np.asarray(y)),))
+        coordinator.join()
+        plain, state, loss = plain_step(plain, state)
+        off = max(off, abs(float(loss) - float(value.fetch())))
+        off = max(off, *(float(np.abs(plain[k] - params[k].numpy()).max()) for k in plain))
+    slots = {slot.name: slot.numpy() for slot in optimizer.slots}
+    off = max(off, float(np.abs(slots["optimizer/0/mu/w:0"] - state[0].mu["w"]).max()))
+    parts = len(params["w"].layout.placement.parts)
+    servers = sorted({part.server for v in params.values() for part in v.layout.placement.parts})
+    checkpoint = rx.Checkpoint(params=params, optimizer=optimizer)
+    path = checkpoint.save(f"{folder}/checkpoint")
+    with rx.MirroredStrategy(["CPU:0"]).scope():
+        other = {"w": rx.Variable(w0, name="w"), "b": rx.Variable(b0, name="b")}
+        other_optimizer = rx.Optimizer(optax.adam(0.05))
+        other_optimizer.build(other)
+    rx.Checkpoint(params=other, optimizer=other_optimizer).restore(path)
+    same = np.array_equal(other["w"].numpy(), params["w"].numpy())
+    other["w"].assign(jnp.ones((6, 3)))
+    path = rx.Checkpoint(params=other, optimizer=other_optimizer).save(f"{folder}/back")
+    checkpoint.restore(path)
+    return {
+        "off": off,
+        "parts": parts,
+        "servers": servers,
+        "count": int(slots["optimizer/0/count:0"]),
+        "iterations": int(optimizer.iterations.numpy()),
+        "seen": float(seen.numpy()),
+        "mean": float(mean.result()) > 0,
+        "checkpoint": [same, float(params["w"].numpy().sum())],
+    }
+
+
+def digits(strategy, coordinator, folder):
+    """Both workers train on their own shuffled dataset, without waiting for each other."""
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    images, labels = (images / 16).astype(np.float32), labels.astype(np.int32)
+    order = np.random.default_rng(0).permutation(len(images))
+    train, test = order[:1400], order[1400:]
+    keys = jax.random.split(jax.random.key(4), 2)
+    with strategy.scope():
+        params = {
+            "w1": rx.Variable(jax.random.normal(keys[0], (64, 64)) * 0.15),
+            "b1": rx.Variable(jnp.zeros(64)),
+            "w2": rx.Variable(jax.random.normal(keys[1], (64, 10)) * 0.15),
+            "b2": rx.Variable(jnp.zeros(10)),
+        }
+        optimizer = rx.Optimizer(optax.adam(optax.cosine_decay_schedule(8e-3, 300)))
+        accuracy = rx.SparseCategoricalAccuracy("accuracy")
+
+    def logits(x):
+        return jax.nn.relu(x @ params["w1"] + params["b1"]) @ params["w2"] + params["b2"]
+
+    def dataset_fn():
+        seed = 1 + rx.get_current_worker_index()
+        dataset = rx.from_arrays((images[train], labels[train]))
+        return dataset.shuffle(seed=seed).repeat().batch(100)
+
+    @rx.function
+    def step(iterator):
+        def replica_step(batch):
+            x, y = batch
+
+            def loss_fn():
+                return rx.compute_average_loss(
+                    optax.softmax_cross_entropy_with_integer_labels(logits(x), y)
+                )
+
+            loss = optimizer.minimize(loss_fn, params)
+            accuracy.update_state(y, logits(x))
+            return loss
+
+        losses = strategy.run(replica_step, args=(next(iterator),))
+        return strategy.reduce("SUM", losses, axis=None)
+
+    iterator = iter(coordinator.create_per_worker_dataset(dataset_fn))
+    values = [coordinator.schedule(step, args=(iterator,)) for _ in range(300)]
+    coordinator.join()
+    losses = [float(x) for x in coordinator.fetch(values)]
+    values = rx.read_values(params)
+    hidden = jax.nn.relu(images[test] @ values["w1"] + values["b1"])
+    found = jnp.argmax(hidden @ values["w2"] + values["b2"], -1)
+    return {
+        "accuracy": float((found == labels[test]).mean()),
+        "training": float(accuracy.result()),
+        "losses": [losses[0], losses[-1]],
+        "updates": [int(optimizer.iterations.numpy())],
+    }
+
+
+def failing_function(strategy, coordinator, folder):
+    """An error is raised at the next call, with the worker's traceback; what waits is cancelled."""
+
+    def fail():
+        raise ValueError("no such file: weights.npz")
+
+    def slow():
+        time.sleep(0.2)
+
+    running = [coordinator.schedule(slow) for _ in range(2)]
+    failing = coordinator.schedule(fail)
+    waiting = [coordinator.schedule(slow) for _ in range(30)]
+    result = {}
+    try:
+        coordinator.join()
+    except ValueError as error:
+        result["error"] = [str(error), *error.__notes__]
+    result["failing"] = failing.status.name
+    result["running"] = [value.status.name for value in running]
+    result["cancelled"] = sum(value.status.name == "ABORTED" for value in waiting)
+    try:
+        waiting[-1].fetch()
+    except rx.errors.CancelledError as error:
+        result["message"] = str(error)
+    result["after"] = coordinator.schedule(lambda: rx.get_current_worker_index() in (0, 1)).fetch()
+    coordinator.join()
+    result["done"] = coordinator.done()
+    return result
+
+
+def mistakes(strategy, coordinator, folder):
+    """What newcomers get wrong."""
+    with strategy.scope():
+        table = rx.Variable(jnp.ones((4, 2)), name="table")
+        biases = [rx.Variable(jnp.ones(3), name=f"bias{i}") for i in range(2)]
+        clipping = rx.Optimizer(optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.1)))
+        rows = rx.Optimizer(optax.scale_by_trust_ratio())
+
+    def create():
+        with strategy.scope():
+            rx.Variable(1.0)
+
+    remote = coordinator.schedule(lambda: 1)
+    attempts = {
+        "global norm": lambda: clipping.build(biases),
+        "divided": lambda: rows.build([table]),
+        "creates": lambda: coordinator.schedule(create).fetch(),
+        "remote value": lambda: coordinator.schedule(lambda x: x, args=(remote,)),
+        "second": lambda: rx.ClusterCoordinator(strategy),
+        "strategy": lambda: rx.ClusterCoordinator(rx.OneDeviceStrategy("CPU:0")),
+        "next": lambda: next(coordinator.create_per_worker_resource(list)),
+    }
+    messages = {}
+    for name, attempt in attempts.items():
+        try:
+            attempt()
+        except Exception as error:
+            messages[name] = f"{type(error).__name__}: {error}"
+        with contextlib.suppress(rx.errors.ContextError):
+            coordinator.join()
+    return messages
+
+
+def killed_worker(strategy, coordinator, folder):
+    """A worker dies in a function, which runs again."""
+    with strategy.scope():
+        total = rx.Variable(0.0, aggregation=rx.VariableAggregation.SUM)
+
+    def once(name, number):
+        file = Path(folder, name)
+        if not file.exists():
+            file.touch()
+            os.kill(os.getpid(), number)
+        total.assign_add(1.0)
+        return os.getpid()
+
+    value = coordinator.schedule(once, args=("killed", signal.SIGKILL))
+    coordinator.join()
+    return {"total": float(total.numpy()), "ran": value.status.name}
+
+
+def killed_server(strategy, coordinator, folder):
+    """A server dies; it continues from its snapshot, and functions that need it wait."""
+    with strategy.scope():
+        variables = [rx.Variable(jnp.zeros(3), name=f"v{i}") for i in range(4)]
+
+    @rx.function
+    def add():
+        for variable in variables:
+            variable.assign_add(jnp.ones(3))
+
+    for _ in range(3):
+        coordinator.schedule(add)
+    coordinator.join()
+    start = time.monotonic()
+    while min(saved.time for saved in strategy.cluster._snapshots) < start + 1.0:
+        time.sleep(0.1)  # until each server was saved after the last update
+    pids = [int(strategy.cluster.ping(actor)) for actor in strategy.cluster._servers]
+    os.kill(pids[0], signal.SIGKILL)
+    start = time.monotonic()
+    for _ in range(5):
+        coordinator.schedule(add)
+    coordinator.join()
+    seconds = time.monotonic() - start
+    return {"values": sorted({float(v.numpy()[0]) for v in variables}), "seconds": round(seconds, 1)}
+
+
+def survivors(strategy, coordinator, folder):
+    """The processes that run some seconds after the strategy has ended."""
+    actors = [*strategy.cluster._servers, *strategy.workers]
+    pids = [strategy.cluster.ping(actor) for actor in actors]
+    strategy.shutdown()
+    deadline = time.monotonic() + 10
+    while (alive := [pid for pid in pids if Path(f"/proc/{pid}").exists()]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return {"started": len(pids), "alive": alive}
+
+
+def main(folder, *scenarios):
+    logging.basicConfig(level=logging.WARNING)
+    strategy, coordinator = start(variable_partitioner=rx.MinSizePartitioner(16, max_shards=2))
+    for name in scenarios:
+        begin = time.monotonic()
+        result = globals()[name](strategy, coordinator, folder)
+        seconds = round(time.monotonic() - begin, 1)
+        print("RESULT", json.dumps({"scenario": name, "result": result, "seconds": seconds}), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,101 @@
+"""Two servers and two workers on a local Ray cluster, in a process of its own (`program.py`)."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("ray")
+
+PROGRAM = Path(__file__).parent / "program.py"
+LIMIT_SECONDS = 280
+
+
+def play(tmp_path_factory, *scenarios):
+    """What the program prints about each scenario."""
+    folder = tmp_path_factory.mktemp("parameter_server")
+    environment = {
+        **os.environ,
+        "JAX_PLATFORMS": "cpu",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_AUTH_MODE": "disabled",
+        "XLA_FLAGS": "--xla_backend_optimization_level=0",
+    }
+    for name in ("JAX_NUM_CPU_DEVICES", "PJRT_NPROC", "RAY_ADDRESS", "TF_CONFIG"):
+        environment.pop(name, None)
+    command = [sys.executable, str(PROGRAM), str(folder), *scenarios]
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [x.removeprefix("RESULT ") for x in done.stdout.splitlines() if x.startswith("RESULT ")]
+    return {entry["scenario"]: entry["result"] for entry in map(json.loads, lines)}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    return play(
+        tmp_path_factory,
+        "as_plain_optax",
+        "digits",
+        "failing_function",
+        "mistakes",
+        "killed_worker",
+        "killed_server",
+        "survivors",
+    )
+
+
+def test_steps_equal_those_of_plain_optax(results):
+    """Step by step, with a divided matrix, slots and a metric on the servers; checkpoints fit both ways."""
+    found = results["as_plain_optax"]
+    assert found["off"] < 1e-6
+    assert (found["parts"], found["servers"]) == (2, [0, 1])
+    assert (found["count"], found["iterations"], found["seen"]) == (5, 5, 160.0)
+    assert found["mean"]
+    assert found["checkpoint"] == [True, 18.0]
+
+
+def test_two_workers_learn_digits_without_waiting_for_each_other(results):
+    found = results["digits"]
+    assert found["accuracy"] >= 0.97
+    assert found["updates"] == [300]
+    assert found["losses"][1] < found["losses"][0] / 5
+
+
+def test_an_error_is_raised_at_the_next_call_and_cancels_what_waits(results):
+    found = results["failing_function"]
+    message, note = found["error"]
+    assert message == "no such file: weights.npz"
+    assert note.startswith("Raised in worker ") and 'raise ValueError("no such file' in note
+    assert (found["failing"], found["running"]) == ("ABORTED", ["READY", "READY"])
+    assert found["cancelled"] >= 28
+    assert "was cancelled: a function that was scheduled before it raised an error" in found["message"]
+    assert found["after"] is True and found["done"] is True
+
+
+def test_mistakes_are_explained(results):
+    found = results["mistakes"]
+    assert found["global norm"].startswith("VariableError: The transformation of <rx.Optimizer")
+    assert "optax.clip_by_global_norm(1.0).update(gradients" in found["global norm"]
+    assert "does not update the elements of 'table:0' one by one" in found["divided"]
+    assert "Create variables in the coordinator" in found["creates"]
+    assert "Pass `value.fetch()`" in found["remote value"]
+    assert "has a ClusterCoordinator already" in found["second"]
+    assert "takes an rx.ParameterServerStrategy, got OneDeviceStrategy" in found["strategy"]
+    assert "write `next(iterator)` in `step`" in found["next"]
+
+
+def test_the_function_of_a_worker_that_died_runs_again(results):
+    assert results["killed_worker"] == {"total": 1.0, "ran": "READY"}
+
+
+def test_a_server_that_died_continues_from_its_snapshot(results):
+    assert results["killed_server"]["values"] == [8.0]
+
+
+def test_no_process_is_left_behind(results):
+    assert results["survivors"] == {"started": 4, "alive": []}
