@@ -638,6 +638,30 @@ def test_gloo_listens_where_it_is_told(monkeypatch):
 # Explaining a step.
 
 
+def test_the_inputs_of_a_scan():
+    def loop(c, init, xs):
+        return jax.lax.scan(lambda carry, x: ((carry[0] + c * x, carry[1]), x), init, xs)
+
+    arguments = jnp.float32(2), (jnp.float32(0), jnp.int32(1)), jnp.ones(3)
+    (scan,) = [e for e in jax.make_jaxpr(loop)(*arguments).eqns if e.primitive.name == "scan"]
+    num_consts, num_carry = _jax.num_consts_and_carry(scan.params)
+    assert len(scan.invars) == num_consts + num_carry + 1
+    assert num_consts >= 1
+    with pytest.raises(UnsupportedJaxError, match="scan"):
+        _jax.num_consts_and_carry({})
+
+
+def test_a_traced_program_is_run():
+    program = jax.make_jaxpr(lambda x, y: [x + y, x * y])(1.0, 2.0)
+    assert _jax.run_program(program.jaxpr, [jnp.float32(3), jnp.float32(4)]) == [7, 12]
+
+
+def test_an_array_without_a_value():
+    shape = jax.eval_shape(lambda x: x + _jax.unknown((2, 3), np.dtype("float32")).sum(), jnp.float32(1))
+    assert shape.shape == ()
+    assert jax.eval_shape(lambda: _jax.unknown((2, 3), np.dtype("int8"))).dtype == jnp.int8
+
+
 def test_planned_devices_are_devices_to_compile_for():
     devices = _jax.planned_cpu_devices(12)
     assert len(devices) == 12

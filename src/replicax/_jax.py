@@ -117,6 +117,7 @@ __all__ = [
     "is_mapped_over",
     "is_staging",
     "is_tracer",
+    "num_consts_and_carry",
     "open_mpi_coordinator",
     "operations_of",
     "outside_of_traces",
@@ -278,6 +279,17 @@ def planned_cpu_devices(count: int) -> tuple[Any, ...]:
 def run_program(jaxpr: Any, inputs: Sequence[Any]) -> list[Any]:
     """The results of a program without constants."""
     return _eval_jaxpr(jaxpr, (), *inputs)
+
+
+def num_consts_and_carry(scan_params: dict[str, Any]) -> tuple[int, int]:
+    """How many inputs of a scan are constants of its loop, and how many are carried."""
+    if "num_consts" in scan_params:  # JAX 0.10
+        return scan_params["num_consts"], scan_params["num_carry"]
+    try:
+        consts, carry, _ = scan_params["ft_in"].unpack()
+        return len(consts), len(carry)
+    except (KeyError, AttributeError) as error:
+        raise _unsupported("the parameters of a scan in a jaxpr") from error
 
 
 def current_trace() -> Any:

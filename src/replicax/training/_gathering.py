@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from replicax._jax import at_source_of, run_equation
+from replicax._jax import at_source_of, num_consts_and_carry, run_equation
 from replicax.values import is_array
 from replicax.variables import Shard, Sharded
 
@@ -146,7 +146,7 @@ class Evaluation:
 
     def _scan(self, params: dict[str, Any], run: _Operation, inputs: list[Any]) -> Sequence[Any]:
         """A scan, which gathers a slice of a variable in each iteration if it goes through the variable."""
-        num_consts, num_carry = params["num_consts"], params["num_carry"]
+        num_consts, num_carry = num_consts_and_carry(params)
         first = num_consts + num_carry
         stacks = {i: x for i, x in enumerate(inputs[first:]) if isinstance(x, Whole) and x.has_slices}
         if not stacks:
