@@ -3,7 +3,6 @@
 A failure here means that JAX has changed a part that `_jax.py` wraps. Fix the wrapper, not the test.
 """
 
-import concurrent.futures
 import contextlib
 import inspect
 import subprocess
@@ -249,14 +248,22 @@ def test_collectives_take_the_name_of_an_axis(name):
 def test_collectives_have_the_line_of_their_caller():
     """register_exclusion"""
 
-    def trace():
-        return jax.make_jaxpr(lambda x: jax.lax.psum(x, "rows"), axis_env=[("rows", 2)])(1.0)
-
-    # In a thread of its own: a replica that was abandoned inside of JAX may have left its line in this one.
-    with concurrent.futures.ThreadPoolExecutor(1) as thread:
-        program = thread.submit(trace).result()
+    program = jax.make_jaxpr(lambda x: jax.lax.psum(x, "rows"), axis_env=[("rows", 2)])(1.0)
     summarize = _jax._private("source_info_util", "summarize")
     assert "test_jax_internals.py" in summarize(program.eqns[-1].source_info)
+
+
+def test_replicas_leave_no_source_lines_behind():
+    """They wait in the middle of JAX's backward pass, which notes the line that it differentiates."""
+    strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+    context = _jax._private("source_info_util", "_source_info_context")
+    before = context.context
+
+    def replica_fn(x):
+        return jax.grad(lambda x: rx.get_replica_context().all_reduce("SUM", jnp.sin(x) * x).sum())(x)
+
+    strategy.run(replica_fn, args=(jnp.ones(3),))
+    assert context.context is before
 
 
 def test_axes_are_settings_of_a_thread():

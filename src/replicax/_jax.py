@@ -475,7 +475,23 @@ def _thread_settings() -> tuple[Any, ...]:
         candidates.append(_trace_token._obj)
     except AttributeError as error:
         raise _unsupported("jax.make_user_context(...)._obj") from error
-    return tuple({id(state): state for state in candidates if isinstance(state, kind)}.values())
+    states = {id(state): state for state in candidates if isinstance(state, kind)}
+    return (*states.values(), _SourceInfo())
+
+
+class _SourceInfo:
+    """The user's line that JAX is working on, which it notes in operations, in the form of a setting."""
+
+    def __init__(self) -> None:
+        self._thread_local = _private("source_info_util", "_source_info_context")
+        self._unset = _private("config", "config_ext.unset")
+        self._new = _private("source_info_util", "new_source_info")
+
+    def get_local(self) -> Any:
+        return self._thread_local.context
+
+    def set_local(self, value: Any) -> None:
+        self._thread_local.context = self._new() if value is self._unset else value
 
 
 thread_settings = _thread_settings()

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, final
 
 import jax
+import jax.numpy as jnp
 
 from replicax._jax import at_trace, current_program, current_trace, is_tracer, unknown
 from replicax.contexts import Incomplete, Origins, current, enter
@@ -259,7 +260,7 @@ class ReplicaFrame(Frame):
         if not self.outer.is_discovery:
             raise TracingError(f"The variable {variable.name!r} was not found by the first trace.")
         spec = variable._spec
-        return variable.layout.part_cell(unknown(variable.layout.part_shape(spec), spec.dtype), spec)
+        return variable.layout.part_cell(jnp.zeros(variable.layout.part_shape(spec), spec.dtype), spec)
 
     def store(self, variable: Variable, cell: Cell) -> None:
         _check_trace(self._trace, variable)

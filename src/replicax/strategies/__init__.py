@@ -1,6 +1,6 @@
 """One file for each strategy: the listing of this folder is the list of them."""
 
-from replicax.strategies._answers import Answers, ShardSetting
+from replicax.strategies._answers import MIN_SHARD_BYTES, Answers, ShardSetting
 from replicax.strategies._central_storage import CentralStorageStrategy
 from replicax.strategies._default import DefaultStrategy
 from replicax.strategies._extended import StrategyExtended
@@ -8,11 +8,12 @@ from replicax.strategies._mirrored import MirroredStrategy
 from replicax.strategies._multi_worker import MultiWorkerMirroredStrategy
 from replicax.strategies._one_device import OneDeviceStrategy
 from replicax.strategies._run_options import RunOptions, ValueContext
-from replicax.strategies._sharded import ShardedStrategy, sharded_answers
+from replicax.strategies._sharded import Setting, ShardedStrategy, sharded_answers
 from replicax.strategies._strategy import Strategy, StrategyBase
 from replicax.strategies._tpu import TPUStrategy
 
 __all__ = [
+    "MIN_SHARD_BYTES",
     "Answers",
     "CentralStorageStrategy",
     "DefaultStrategy",
@@ -20,6 +21,7 @@ __all__ = [
     "MultiWorkerMirroredStrategy",
     "OneDeviceStrategy",
     "RunOptions",
+    "Setting",
     "ShardSetting",
     "ShardedStrategy",
     "Strategy",

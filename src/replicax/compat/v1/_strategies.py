@@ -6,7 +6,7 @@ Each one has the answers of a core strategy (its devices, layouts, collectives) 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, final
 
@@ -18,6 +18,7 @@ from replicax.compat.v1._deprecation import deprecated
 from replicax.compat.v1._extended import StrategyExtended, numpy_dataset
 from replicax.compat.v1._iterators import InputIterator
 from replicax.input import ArrayDataset, InputContext, InputReplicationMode
+from replicax.strategies import MIN_SHARD_BYTES, Setting
 from replicax.topology import REPLICA_AXIS
 from replicax.tpu import DeviceAssignment
 from replicax.types import Device, ReduceOpLike
@@ -161,10 +162,20 @@ class MirroredStrategy(Strategy):
         devices: Sequence[str | Device] | None = None,
         cross_device_ops: CrossDeviceOps | None = None,
         *,
+        logical_devices: int = 1,
+        partition_rules: Mapping[str, Sequence[int]] | None = None,
         axis_name: str = REPLICA_AXIS,
     ) -> None:
         """Take the arguments of `rx.MirroredStrategy`."""
-        super().__init__(core.MirroredStrategy(devices, cross_device_ops, axis_name=axis_name))
+        super().__init__(
+            core.MirroredStrategy(
+                devices,
+                cross_device_ops,
+                logical_devices=logical_devices,
+                partition_rules=partition_rules,
+                axis_name=axis_name,
+            )
+        )
 
 
 @core.OneDeviceStrategy.register
@@ -220,6 +231,10 @@ class MultiWorkerMirroredStrategy(Strategy):
         cluster_resolver: ClusterResolver | None = None,
         communication_options: CommunicationOptions | None = None,
         *,
+        shard: Setting | None = None,
+        min_shard_bytes: int = MIN_SHARD_BYTES,
+        logical_devices: int = 1,
+        partition_rules: Mapping[str, Sequence[int]] | None = None,
         axis_name: str = REPLICA_AXIS,
         cluster_options: ClusterOptions | None = None,
     ) -> None:
@@ -228,6 +243,10 @@ class MultiWorkerMirroredStrategy(Strategy):
             core.MultiWorkerMirroredStrategy(
                 cluster_resolver,
                 communication_options,
+                shard=shard,
+                min_shard_bytes=min_shard_bytes,
+                logical_devices=logical_devices,
+                partition_rules=partition_rules,
                 axis_name=axis_name,
                 cluster_options=cluster_options,
             )
@@ -250,6 +269,7 @@ class TPUStrategy(Strategy):
         experimental_device_assignment: DeviceAssignment | None = None,
         experimental_spmd_xla_partitioning: bool = False,
         *,
+        partition_rules: Mapping[str, Sequence[int]] | None = None,
         axis_name: str = REPLICA_AXIS,
     ) -> None:
         """Take the arguments of `rx.TPUStrategy`."""
@@ -257,6 +277,7 @@ class TPUStrategy(Strategy):
             tpu_cluster_resolver,
             experimental_device_assignment,
             experimental_spmd_xla_partitioning,
+            partition_rules=partition_rules,
             axis_name=axis_name,
         )
         super().__init__(strategy)
