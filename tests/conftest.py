@@ -47,7 +47,7 @@ def _no_leaked_thread():
     yield
     started = [t for t in threading.enumerate() if t not in before]
     if started:
-        gc.collect()  # an interrupted `fit` leaves Keras' callbacks, and a thread of theirs, to the collector
+        gc.collect()  # an interrupted `fit` leaves a thread of Keras' callbacks to the collector
     for thread in started:
         thread.join(timeout=5)  # asyncio, which Orbax uses, does not wait for the threads of a closed loop
     leaked = [t.name for t in started if t.is_alive()]

@@ -8,7 +8,6 @@ from tests.planning.helpers import batch_for, make_step
 import replicax as rx
 from replicax.errors import OutOfMemoryError
 from replicax.execution import _compiled, _memory
-from replicax.strategies import _creation
 from replicax.variables import Memory, Replicated, _out_of_memory, advise
 
 DEVICES = ["CPU:0", "CPU:1"]
@@ -97,8 +96,9 @@ def test_other_errors_stay_as_they_are(monkeypatch):
     def fail(*_):
         raise jax.errors.JaxRuntimeError("INTERNAL: something else")
 
-    monkeypatch.setattr(_creation.jnp, "copy", fail)
-    with pytest.raises(jax.errors.JaxRuntimeError, match="something else"):
+    monkeypatch.setattr(Replicated, "place", fail)
+    strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope(), pytest.raises(jax.errors.JaxRuntimeError, match="something else"):
         rx.Variable(1.0)
 
 
