@@ -249,7 +249,7 @@ def _connect(size: ClusterSize, address: str | None) -> bool:
     needed = size.num_ps * size.resources_per_ps.get("CPU", 0)
     needed += size.num_workers * size.resources_per_worker.get("CPU", 0)
     cpus = max(os.cpu_count() or 1, int(needed + 0.999))
-    # On loopback only: nobody else can reach the cluster.
+    # On loopback: other machines can't reach the cluster.
     ray.init("local", num_cpus=cpus, include_dashboard=False, _node_ip_address="127.0.0.1")
     return True
 

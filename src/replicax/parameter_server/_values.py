@@ -1,4 +1,4 @@
-"""What scheduled functions return, and what every worker has its own of."""
+"""What scheduled functions return, and objects that each worker has a copy of."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class RemoteValue:
 
 @final
 class PerWorkerValues:
-    """An object of which every worker has its own; a scheduled function gets that of its worker.
+    """An object that each worker has a copy of; a scheduled function gets its worker's.
 
     Made by `ClusterCoordinator.create_per_worker_dataset` and `create_per_worker_resource`. `iter` of a
     per-worker dataset makes an iterator in every worker.
