@@ -1,6 +1,6 @@
 """How fast networks train on two replicas, beside hand-written JAX, TensorFlow and PyTorch.
 
-    python benchmarks/training.py [--quick] [--only tiny,many] [--markdown FILE] [--no-check]
+    python benchmarks/training.py [--quick] [--only tiny,many] [--peers PYTHON] [--markdown FILE]
 
     tiny           a 784-128-10 network, batch 64
     medium         a 784-2048-2048-10 network, batch 512
@@ -17,15 +17,14 @@ filled in one of two ways (`--quick` leaves out the one that takes long to compi
 The tiny network's step is also shown beside one whose buffer has the loss at its end, where it moves no
 gradient off the alignment of the buffer.
 TensorFlow (`MirroredStrategy`, `tf.function`, a Keras optimizer) and PyTorch (`DistributedDataParallel`,
-gloo) run in processes beside, if they are installed. On a machine with GPUs, one or two of those are used,
-and only JAX is compared.
+gloo) run in processes beside, if the Python that `--peers` names has them. On a machine with GPUs, one or
+two of those are used, and only JAX is compared.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.util
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -40,6 +39,8 @@ from harness import (
     Row,
     Step,
     compare,
+    is_installed,
+    peers_python,
     program_beside,
     run,
     step_seconds,
@@ -215,9 +216,9 @@ def bench(name: str, quick: bool) -> list[Row]:
     workload = work.WORKLOADS[name]
     with contextlib.ExitStack() as stack:
         peers = {
-            peer: stack.enter_context(program_beside(program, workload=np.array(name)))
+            peer: stack.enter_context(program_beside(program, peers_python(), workload=np.array(name)))
             for peer, (module, program) in PEERS.items()
-            if importlib.util.find_spec(module) is not None and jax.default_backend() == "cpu"
+            if jax.default_backend() == "cpu" and is_installed(module, peers_python())
         }
         variants = [title for title in BY_HAND if not (quick and title == SLOW_TO_COMPILE)]
         steps = {title: train_by_hand(workload, BY_HAND[title]) for title in variants}

@@ -24,13 +24,15 @@ from replicax.types import ReduceOp
 
 __all__ = ["STACK_AXIS", "AllGather", "AllReduce", "FirstReplica", "OneDeviceReduce", "Recipe", "Spread"]
 
-# On CPU XLA runs a rendezvous for each all-reduce, so values below _ALONE_BYTES are reduced together in
-# packs of up to _PACK_BYTES. Larger values are bound by memory: copying them into a pack would cost more
-# than it saves.
-_ALONE_BYTES = 1 << 19
-_PACK_BYTES = 1 << 22
-# Parts up to this size are concatenated into a pack; a pack with larger parts is filled part by part.
+# On CPU XLA runs a rendezvous for each all-reduce, and Gloo sends several messages, so values below
+# _ALONE_BYTES are reduced together in packs of up to _PACK_BYTES. Larger values are bound by memory:
+# copying them into a pack would cost more than it saves.
+_ALONE_BYTES = 1 << 22
+_PACK_BYTES = 1 << 26
+# A pack of many parts, or of parts up to this size, is concatenated; one of a few large parts is filled
+# part by part. XLA on CPU fuses the computation of up to eight parts into the copy, where it is slow.
 _SMALL_BYTES = 1 << 18
+_MAX_FUSED_PARTS = 8
 
 # The axis of a recipe that is mapped over a stack of components instead of devices. Its name differs from
 # the replicas' axis, because such a stack may be reduced inside a program that maps the replicas' axis.
@@ -177,7 +179,7 @@ def _opaque_offsets(sizes: Sequence[int]) -> list[Any]:
 
 def _join(parts: Sequence[Any], offsets: Sequence[Any]) -> Any:
     """Concatenate `parts`; keeps XLA on CPU from fusing their computation into the copy, which is slow."""
-    if all(_num_bytes(part) <= _SMALL_BYTES for part in parts):
+    if len(parts) > _MAX_FUSED_PARTS or all(_num_bytes(part) <= _SMALL_BYTES for part in parts):
         return jnp.concatenate(lax.optimization_barrier(parts))
     # A barrier before large parts costs more than it saves, so update a buffer in place.
     buffer = jnp.zeros((sum(part.size for part in parts),), parts[0].dtype)
