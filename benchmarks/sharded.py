@@ -5,8 +5,8 @@
 The models, and what every side does, are those of `training.py`, with state of 64 KiB or more divided. The
 hand-written sides are in `sharded_by_hand.py`. The first row of a model is the target: the same collectives
 as hand-written FSDP, which the rows of bytes show, in at most 1.05 of its time. XLA on CPU lets the second
-version by hand gather only once and keep the whole parameters for the backward pass: that takes less time,
-and memory for all of them.
+version by hand gather only once and keep the whole parameters for the backward pass; so does
+`gather_again=False`, which is compared with it.
 
 Keras (`ModelParallel` on JAX) and PyTorch (FSDP2 on two processes, gloo) run beside. `--peers` is the
 Python of an environment with PyTorch; what is not installed has a dash.
@@ -17,6 +17,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
+import itertools
 import math
 import re
 import sys
@@ -49,6 +50,12 @@ PEERS = {
     "Keras ModelParallel": ("keras", "sharded_keras.py", lambda: sys.executable),
     "PyTorch FSDP2": ("torch", "sharded_torch.py", peers_python),
 }
+WHOLE, ONCE, SLOTS = "Replicax, all", "Replicax, all, gathered once", "Replicax, optimizer"
+REPLICAX: dict[str, Any] = {
+    WHOLE: {"shard": "all"},
+    ONCE: {"shard": "all", "gather_again": False},
+    SLOTS: {"shard": "optimizer"},
+}
 Collectives = dict[str, tuple[int, int]]
 
 
@@ -78,9 +85,9 @@ class Contenders:
         for title, make in by_hand.BY_HAND.items():
             self._add_by_hand(title, make, slots_only=False)
         self._add_by_hand("by hand, ZeRO-1", by_hand.with_divided_slots, slots_only=True)
-        for shard in ("all", "optimizer"):
-            step = training.train_with_replicax(self.workload, rx.ShardedStrategy(shard=shard))
-            self._add(f"Replicax, {shard}", step, step.func.lower(*step.args))
+        for title, options in REPLICAX.items():
+            step = training.train_with_replicax(self.workload, rx.ShardedStrategy(**options))
+            self._add(title, step, step.func.lower(*step.args))
 
     def _add_by_hand(self, title: str, make: Any, *, slots_only: bool) -> None:
         load = self.workload
@@ -140,23 +147,24 @@ def bench(name: str, quick: bool) -> list[Row]:
 
 
 def rows_of(contenders: Contenders, rounds: Rounds, peers: list[str]) -> list[Row]:
-    whole, slots = "Replicax, all", "Replicax, optimizer"
-    title = f"{contenders.workload.title}: {whole}"
+    def timed(ours: str, theirs: str, at_most: float | None = None) -> Row:
+        return compare(rounds, f"{contenders.workload.title}: {ours}", ours, [theirs], at_most)
+
     rows = [
-        compare(rounds, title, whole, ["where used"], 1.05),
-        compare(rounds, title, whole, ["jit"], 1.05),
-        compare(rounds, title, whole, ["shard_map"], None),
-        compare(rounds, f"{contenders.workload.title}: {slots}", slots, ["by hand, ZeRO-1"], 1.05),
-        contenders.compare_bytes(whole, "where used"),
-        contenders.compare_bytes(slots, "by hand, ZeRO-1"),
-        contenders.compare_memory(whole, "where used"),
-        contenders.compare_memory(whole, "shard_map"),
+        timed(WHOLE, "where used", 1.05),
+        timed(WHOLE, "jit", 1.05),
+        timed(WHOLE, "shard_map"),
+        timed(ONCE, "shard_map", 1.05),
+        timed(SLOTS, "by hand, ZeRO-1", 1.05),
+        contenders.compare_bytes(WHOLE, "where used"),
+        contenders.compare_bytes(ONCE, "shard_map"),
+        contenders.compare_bytes(SLOTS, "by hand, ZeRO-1"),
+        contenders.compare_memory(WHOLE, "where used"),
+        contenders.compare_memory(ONCE, "shard_map"),
     ]
-    for peer in PEERS:
-        if peer in peers:
-            rows.append(compare(rounds, title, whole, [peer], None))
-        else:
-            rows.append(Row(title, f"- ({peer})", "", math.nan, None))
+    for ours, peer in itertools.product((WHOLE, ONCE), PEERS):
+        missing = Row(f"{contenders.workload.title}: {ours}", f"- ({peer})", "", math.nan, None)
+        rows.append(timed(ours, peer) if peer in peers else missing)
     return rows
 
 

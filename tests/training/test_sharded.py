@@ -22,9 +22,9 @@ from replicax.variables._traced_value import TracedValue, trace_value
 SHARD = ["optimizer", "all"]
 
 
-def sharded(n, shard="all", min_shard_bytes=1):
+def sharded(n, shard="all", min_shard_bytes=1, **options):
     devices = [f"CPU:{i}" for i in range(n)]
-    return rx.ShardedStrategy(devices, shard, min_shard_bytes=min_shard_bytes)
+    return rx.ShardedStrategy(devices, shard, min_shard_bytes=min_shard_bytes, **options)
 
 
 @pytest.fixture(autouse=True)
@@ -40,6 +40,11 @@ def test_training_has_the_losses_of_one_device_at_every_step(name, shard, n):
     training = networks.Training(name, sharded(n, shard), rx.function)
     networks.agrees(name, training.run("pad"))
     networks.end_as_on_one_device(name, training)
+
+
+def test_training_that_gathers_once_has_the_losses_of_one_device():
+    training = networks.Training("transformer", sharded(3, gather_again=False), rx.function)
+    networks.agrees("transformer", training.run("exact", epochs=1))
 
 
 @pytest.mark.parametrize(("name", "mode"), [("mlp", networks.eager), ("transformer", rx.function)])
@@ -239,6 +244,16 @@ def test_parameters_are_gathered_one_by_one():
     assert program.memory_analysis().temp_size_in_bytes < 0.5 * PARAMETER_BYTES
 
 
+def test_parameters_can_be_gathered_once():
+    program = deep_step(sharded(DEVICES, gather_again=False))
+    assert collectives(program) == {"all-gather": LAYERS, "reduce-scatter": LAYERS, "all-reduce": 1}
+
+
+def test_gather_again_is_true_or_false():
+    with pytest.raises(TypeError, match="gather_again='no': pass True or False"):
+        sharded(2, gather_again="no")
+
+
 def test_gradients_are_reduced_to_shards():
     program = deep_step(sharded(DEVICES, "optimizer"))
     assert collectives(program) == {"all-gather": LAYERS, "reduce-scatter": LAYERS, "all-reduce": 1}
@@ -349,13 +364,14 @@ def test_a_scan_gathers_one_layer_at_a_time():
     assert memory.temp_size_in_bytes < 0.6 * PARAMETER_BYTES
 
 
+@pytest.mark.parametrize("gather_again", [True, False])
 @pytest.mark.parametrize("how", [{}, {"again": True}, {"change": lambda gradient: 2 * gradient}])
-def test_scans_have_the_numbers_of_mirrored_training(how):
+def test_scans_have_the_numbers_of_mirrored_training(how, gather_again):
     def train(strategy):
         step, batch, stack = stacked_step(strategy, **how)
         return [float(step(batch)) for _ in range(3)], stack.numpy()
 
-    losses, values = train(sharded(DEVICES))
+    losses, values = train(sharded(DEVICES, gather_again=gather_again))
     wanted, expected = train(networks.mirrored(DEVICES))
     np.testing.assert_allclose(losses, wanted, rtol=1e-5)
     np.testing.assert_allclose(values, expected, atol=1e-6)

@@ -131,7 +131,7 @@ def _choices(
                 "MirroredStrategy or ShardedStrategy, and this step has none."
             )
         return _Choice(None, None, "mirrored"), []
-    now = (strategy.num_replicas_in_sync, strategy.answers.shard)
+    now = (strategy.num_replicas_in_sync, strategy.answers.shards.shard)
     count, chosen = num_replicas or now[0], shard or now[1]
     if count != now[0] and not strategy.mesh.is_local:
         raise ContextError(

@@ -8,6 +8,7 @@ Nothing is computed or moved: the arrays in the store stay where they are, and t
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator, Sequence
 
 import jax
@@ -27,7 +28,8 @@ def plan(strategy: Strategy, num_replicas: int, shard: ShardSetting) -> Answers:
     if num_replicas != mesh.num_replicas:
         mesh = _planned_mesh(mesh, num_replicas)
     now = strategy.answers
-    return sharded_answers(strategy.communicator.on(mesh), shard, now.min_shard_bytes, now.partition_rules)
+    shards = dataclasses.replace(now.shards, shard=shard)
+    return sharded_answers(strategy.communicator.on(mesh), shards, now.partition_rules)
 
 
 def _planned_mesh(mesh: ReplicaMesh, num_replicas: int) -> ReplicaMesh:

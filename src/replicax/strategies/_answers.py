@@ -4,15 +4,42 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal, final
+from typing import Any, Literal, final, get_args
 
 from replicax.collectives import Communicator
 from replicax.variables import NO_RULES, Layout, PartitionRules, Servers, Sharded, VariableSpec
 
-__all__ = ["MIN_SHARD_BYTES", "Answers", "ShardSetting"]
+__all__ = ["MIN_SHARD_BYTES", "Answers", "ShardOptions", "ShardSetting"]
 
 ShardSetting = Literal["mirrored", "optimizer", "all"]
 MIN_SHARD_BYTES = 64 * 1024
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class ShardOptions:
+    """What a strategy divides among its replicas.
+
+    Args:
+        shard: nothing, the slots of optimizers, or all variables.
+        min_bytes: variables smaller than this are not divided.
+        gather_again: whether parameters are gathered again for their gradients.
+    """
+
+    shard: ShardSetting = "mirrored"
+    min_bytes: int = MIN_SHARD_BYTES
+    gather_again: bool = True
+
+    def __post_init__(self) -> None:
+        if self.shard not in get_args(ShardSetting):
+            raise ValueError(f"shard={self.shard!r}: pass 'optimizer' or 'all'.")
+        if isinstance(self.min_bytes, bool) or not isinstance(self.min_bytes, int) or self.min_bytes < 0:
+            raise ValueError(
+                f"min_shard_bytes={self.min_bytes!r}: pass a number of bytes, 0 or more; smaller variables "
+                "are copied to each device."
+            )
+        if not isinstance(self.gather_again, bool):
+            raise TypeError(f"gather_again={self.gather_again!r}: pass True or False.")
 
 
 @final
@@ -31,8 +58,7 @@ class Answers:
         find_shards: returns how the update of a variable is divided among the replicas, or None if it is
             too small for that. None if the strategy divides nothing.
         partition_rules: the partitions of variables by name.
-        shard: what is divided among the replicas: nothing, the slots of optimizers, or all variables.
-        min_shard_bytes: variables smaller than this are not divided.
+        shards: what is divided among the replicas.
         servers: the parameter servers of its variables; None if their values are in this process.
         why_not_assignable: why values can't be assigned to a logical device; None if they can.
     """
@@ -45,7 +71,6 @@ class Answers:
     cluster_resolver: Any = None
     find_shards: Callable[[VariableSpec], Sharded | None] | None = None
     partition_rules: PartitionRules = NO_RULES
-    shard: ShardSetting = "mirrored"
-    min_shard_bytes: int = MIN_SHARD_BYTES
+    shards: ShardOptions = ShardOptions()
     servers: Servers | None = None
     why_not_assignable: str | None = None

@@ -6,6 +6,7 @@ the cluster, joins the other processes, and agrees with them on the devices that
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -29,9 +30,8 @@ from replicax.collectives import (
     merge_options,
 )
 from replicax.errors import CollectiveError, DeviceError
-from replicax.strategies._answers import MIN_SHARD_BYTES, Answers
-from replicax.strategies._mirrored import mirrored_layouts
-from replicax.strategies._sharded import Setting, sharded_layouts
+from replicax.strategies._answers import MIN_SHARD_BYTES, ShardOptions
+from replicax.strategies._sharded import Setting, sharded_answers
 from replicax.strategies._strategy import Strategy
 from replicax.topology import (
     REPLICA_AXIS,
@@ -68,6 +68,8 @@ class MultiWorkerMirroredStrategy(Strategy):
             how long the workers wait for each other here.
         shard: "optimizer" or "all" divides optimizer state or all variables among the replicas of all
             workers, as `ShardedStrategy` does on one machine; None gives each replica a copy.
+        gather_again: whether replicas gather a divided parameter again for its gradient; see
+            `ShardedStrategy`.
         min_shard_bytes: variables smaller than this are not divided.
         logical_devices: the number of devices of each replica; see `MirroredStrategy`.
         partition_rules: partitions of variables by name; see `MirroredStrategy`.
@@ -96,6 +98,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         communication_options: CommunicationOptions | None = None,
         *,
         shard: Setting | None = None,
+        gather_again: bool = True,
         min_shard_bytes: int = MIN_SHARD_BYTES,
         logical_devices: int = 1,
         partition_rules: Mapping[str, Sequence[int]] | None = None,
@@ -104,6 +107,7 @@ class MultiWorkerMirroredStrategy(Strategy):
     ) -> None:
         """Join the cluster and find its devices."""
         options = merge_options(communication_options, None)
+        shards = ShardOptions(shard or "mirrored", min_shard_bytes, gather_again)
         resolver = cluster_resolver
         if resolver is None:
             resolver = detect_cluster() or TFConfigClusterResolver()
@@ -117,19 +121,9 @@ class MultiWorkerMirroredStrategy(Strategy):
         mesh = ReplicaMesh(_group_by_worker(devices, logical_devices), axis_name)
         _refuse_missing_nccl(options, mesh)
         communicator = Communicator(mesh, DefaultAllReduce(), options)
-        choose, find_shards = mirrored_layouts(communicator), None
-        if shard is not None:
-            choose, find_shards = sharded_layouts(communicator, shard, min_shard_bytes)
+        rules = PartitionRules(partition_rules)
         super().__init__(
-            Answers(
-                communicator,
-                choose,
-                find_shards=find_shards,
-                cluster_resolver=resolver,
-                partition_rules=PartitionRules(partition_rules),
-                shard=shard or "mirrored",
-                min_shard_bytes=min_shard_bytes,
-            )
+            dataclasses.replace(sharded_answers(communicator, shards, rules), cluster_resolver=resolver)
         )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, get_args
 
 from replicax.collectives import Communicator, DefaultAllReduce
-from replicax.strategies._answers import MIN_SHARD_BYTES, Answers, ShardSetting
+from replicax.strategies._answers import MIN_SHARD_BYTES, Answers, ShardOptions
 from replicax.strategies._mirrored import mirrored_layouts
 from replicax.strategies._strategy import Strategy
 from replicax.topology import REPLICA_AXIS, ReplicaMesh, group_devices, resolve_devices
@@ -23,7 +23,7 @@ from replicax.variables import (
     axis_to_shard,
 )
 
-__all__ = ["Setting", "ShardedStrategy", "sharded_answers", "sharded_layouts"]
+__all__ = ["Setting", "ShardedStrategy", "sharded_answers"]
 
 Setting = Literal["optimizer", "all"]
 
@@ -39,6 +39,9 @@ class ShardedStrategy(Strategy):
         shard: "optimizer" divides the slots of `rx.Optimizer` (ZeRO-1): each device updates its part of the
             parameters. "all" divides the parameters too (ZeRO-3, FSDP): replicas gather a parameter where
             they read it, and again for its gradient.
+        gather_again: with "all", whether replicas gather a parameter again for its gradient. False keeps it
+            from where it was read until its gradient is computed: fewer bytes are sent, but at the end of
+            the forward pass each device has all parameters.
         min_shard_bytes: variables smaller than this are copied to each device.
         logical_devices: the number of devices of each replica, its logical devices. Variables with a
             partition are divided among them, and XLA divides the computation; see `rx.Variable`.
@@ -61,6 +64,7 @@ class ShardedStrategy(Strategy):
         devices: Sequence[str | Device] | None = None,
         shard: Setting = "all",
         *,
+        gather_again: bool = True,
         min_shard_bytes: int = MIN_SHARD_BYTES,
         logical_devices: int = 1,
         partition_rules: Mapping[str, Sequence[int]] | None = None,
@@ -72,61 +76,40 @@ class ShardedStrategy(Strategy):
         rules = PartitionRules(partition_rules)
         if shard not in get_args(Setting):
             raise ValueError(f"ShardedStrategy(shard={shard!r}): pass 'optimizer' or 'all'.")
-        super().__init__(sharded_answers(communicator, shard, min_shard_bytes, rules))
+        shards = ShardOptions(shard, min_shard_bytes, gather_again)
+        super().__init__(sharded_answers(communicator, shards, rules))
 
 
-def sharded_answers(
-    communicator: Communicator, shard: ShardSetting, min_shard_bytes: int, rules: PartitionRules
-) -> Answers:
-    """The answers of a strategy that divides what `shard` says among its replicas."""
-    choose, find_shards = mirrored_layouts(communicator), None
-    if shard != "mirrored":
-        choose, find_shards = sharded_layouts(communicator, shard, min_shard_bytes)
-    return Answers(
-        communicator,
-        choose,
-        find_shards=find_shards,
-        partition_rules=rules,
-        shard=shard,
-        min_shard_bytes=min_shard_bytes,
-    )
-
-
-def sharded_layouts(
-    communicator: Communicator, shard: Setting, min_shard_bytes: int
-) -> tuple[Callable[[VariableSpec], tuple[VariableSpec, Layout]], Callable[[VariableSpec], Sharded | None]]:
-    """The `choose_layout` and `find_shards` of strategies that divide variables among their replicas."""
-    if shard not in get_args(Setting):
-        raise ValueError(f"shard={shard!r}: pass 'optimizer' or 'all'.")
-    if isinstance(min_shard_bytes, bool) or not isinstance(min_shard_bytes, int) or min_shard_bytes < 0:
-        raise ValueError(
-            f"min_shard_bytes={min_shard_bytes!r}: pass a number of bytes, 0 or more; smaller variables "
-            "are copied to each device."
-        )
+def sharded_answers(communicator: Communicator, shards: ShardOptions, rules: PartitionRules) -> Answers:
+    """The answers of a strategy that divides what `shards` says among its replicas."""
     choose_mirrored = mirrored_layouts(communicator)
-    find_shards = _shard_finder(communicator, min_shard_bytes)
+    if shards.shard == "mirrored":
+        return Answers(communicator, choose_mirrored, partition_rules=rules, shards=shards)
+    find_shards = _shard_finder(communicator, shards)
 
     def choose(spec: VariableSpec) -> tuple[VariableSpec, Layout]:
         spec, layout = choose_mirrored(spec)
-        whole = shard == "optimizer" and not spec.is_slot
+        whole = shards.shard == "optimizer" and not spec.is_slot
         if whole or not isinstance(layout, Replicated | Partitioned):
             return spec, layout
         return spec, find_shards(spec) or layout
 
-    return choose, find_shards
+    return Answers(communicator, choose, find_shards=find_shards, partition_rules=rules, shards=shards)
 
 
-def _shard_finder(communicator: Communicator, min_bytes: int) -> Callable[[VariableSpec], Sharded | None]:
+def _shard_finder(
+    communicator: Communicator, shards: ShardOptions
+) -> Callable[[VariableSpec], Sharded | None]:
     """A function that returns how a variable is divided among replicas.
 
     None if what a device would have of it is too small, or if its partition divides every axis.
     """
-    layout = functools.cache(functools.partial(Sharded, communicator))
+    layout = functools.cache(functools.partial(Sharded, communicator, gather_again=shards.gather_again))
     count = communicator.num_replicas
 
     def find(spec: VariableSpec) -> Sharded | None:
         parts = 1 if spec.partition is None else math.prod(spec.partition)
-        if count == 1 or not spec.shape or spec.num_bytes // parts < max(min_bytes, 1):
+        if count == 1 or not spec.shape or spec.num_bytes // parts < max(shards.min_bytes, 1):
             return None
         axis = axis_to_shard(spec.shape, count, spec.partition)
         partition = spec.partition if parts > 1 else None

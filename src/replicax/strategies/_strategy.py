@@ -75,7 +75,7 @@ class StrategyBase(abc.ABC):
         self.parameter_device = answers.parameter_device
         self.places_values = answers.places_values
         self.find_shards = answers.find_shards
-        self.shard = answers.shard
+        self.shard = answers.shards.shard
         self.servers = answers.servers
 
     def __repr__(self) -> str:

@@ -1,7 +1,8 @@
 """Evaluates a program whose sharded arguments are gathered where they are used.
 
 An operation that uses a variable, such as a matrix product, gathers the shards first. For the backward pass
-JAX keeps only the shards, and the gradient of the operation gathers them again. Operations that only
+JAX keeps only the shards, and the gradient of the operation gathers them again, unless the layout says to
+keep the whole value. Operations that only
 rearrange a variable (a transpose, a cast) become part of the operation that uses the result. A scan over
 the first axis of a variable, such as a stack of layers, gathers one slice in each iteration.
 """
@@ -191,6 +192,11 @@ class _Step(NamedTuple):
     layouts: tuple[Sharded, ...]
     in_loop: bool
 
+    @property
+    def gathers_again(self) -> bool:
+        """Whether the backward pass gathers the values again."""
+        return self.layouts[0].gather_again
+
     def gathered(self, shards: list[Any], ready: Any) -> list[Any]:
         """The whole values, which XLA does not gather before it has computed `ready`.
 
@@ -200,6 +206,8 @@ class _Step(NamedTuple):
         ready = [x for x in jax.tree.leaves(ready) if x.size and x.dtype != jax.dtypes.float0]
         mesh = self.layouts[0].mesh
         in_branches = mesh.platform == "cpu" and mesh.num_logical_devices == 1
+        if not self.gathers_again:
+            ready = []
         if ready and not in_branches:
             shards, _ = jax.lax.optimization_barrier((shards, ready))
         pairs = zip(self.layouts, shards, strict=True)
@@ -220,15 +228,18 @@ def _using_gathered(
 
 
 def _forward(step: _Step, ready: Any, shards: Any, probes: Any, sum_probes: Any, others: Any) -> Any:
-    results = _using_gathered(step, ready, shards, probes, sum_probes, others)
-    return results, (jax.tree.map(lambda _: None, ready), shards, others)
+    wholes = step.gathered(shards, ready)
+    kept = (shards, None) if step.gathers_again else (None, wholes)
+    return step.compute(wholes, others), (jax.tree.map(lambda _: None, ready), *kept, others)
 
 
 def _backward(step: _Step, kept: Any, gradients: Any) -> Any:
-    nothing_for_ready, shards, others = kept
-    _, transposed = jax.vjp(step.compute, step.gathered(shards, gradients), others)
+    nothing_for_ready, shards, wholes, others = kept
+    if step.gathers_again:
+        wholes = step.gathered(shards, gradients)
+    _, transposed = jax.vjp(step.compute, wholes, others)
     of_wholes, of_others = transposed(gradients)
-    nothing = [None] * len(shards)
+    nothing = [None] * len(step.layouts)
     sums = nothing
     if step.in_loop:
         sums = [layout.summed(x) for layout, x in zip(step.layouts, of_wholes, strict=True)]

@@ -52,15 +52,22 @@ class Sharded(Divided):
         axis: the axis that is split.
         size: the size of that axis.
         partition: the number of parts along each axis for the devices of a replica; None for copies.
+        gather_again: whether the value is gathered again for its gradient.
     """
 
     is_split = True
 
     def __init__(
-        self, communicator: Communicator, axis: int, size: int, partition: tuple[int, ...] | None = None
+        self,
+        communicator: Communicator,
+        axis: int,
+        size: int,
+        partition: tuple[int, ...] | None = None,
+        *,
+        gather_again: bool = True,
     ) -> None:
         super().__init__(communicator)
-        self._partition = partition
+        self._partition, self.gather_again = partition, gather_again
         self._parts = PartitionSpec() if partition is None else self.mesh.partition_spec(partition)
         self.split_axis, self._size = axis, size
         self._padding = -size % communicator.num_replicas
@@ -127,7 +134,13 @@ class Sharded(Divided):
         """The layout of one index of the first axis, if it is whole."""
         assert self.has_slices
         partition = self._partition and self._partition[1:]
-        return Sharded(self._communicator, self.split_axis - 1, self._size, partition)
+        return Sharded(
+            self._communicator,
+            self.split_axis - 1,
+            self._size,
+            partition,
+            gather_again=self.gather_again,
+        )
 
     def summed(self, value: Any) -> Any:
         scatter = functools.partial(
