@@ -34,7 +34,7 @@ import importlib
 import importlib.util
 import itertools
 import operator
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from types import FunctionType
 from typing import Any
 
@@ -68,6 +68,7 @@ _set_current_trace = _private("core", "set_current_trace")
 trace_state, eval_trace = _private("core", "trace_ctx"), _private("core", "eval_trace")
 """`trace_state.trace is eval_trace` where operations are run rather than traced."""
 
+_without_dead_code = _private("interpreters.partial_eval", "dce_jaxpr")
 _JaxprTrace = _private("interpreters.partial_eval", "DynamicJaxprTrace")
 _BatchTrace = _private("interpreters.batching", "BatchTrace")
 # Their operations run at once, so no other trace encloses them.
@@ -123,6 +124,7 @@ __all__ = [
     "outside_of_traces",
     "plain",
     "planned_cpu_devices",
+    "program_of",
     "put_parts",
     "run_equation",
     "run_program",
@@ -279,6 +281,19 @@ def planned_cpu_devices(count: int) -> tuple[Any, ...]:
 def run_program(jaxpr: Any, inputs: Sequence[Any]) -> list[Any]:
     """The results of a program without constants."""
     return _eval_jaxpr(jaxpr, (), *inputs)
+
+
+def program_of(traced: Any, results: Sequence[bool]) -> Callable[..., list[Any]] | None:
+    """The part of a traced program (`jax.make_jaxpr`) that computes some of its results.
+
+    None if these depend on a value that is `unknown`.
+    """
+    jaxpr = traced.jaxpr
+    pure = jaxpr.replace(eqns=[equation for equation in jaxpr.eqns if equation.outvars])
+    needed, _ = _without_dead_code(pure, list(results), instantiate=True)
+    if any(equation.primitive is _unknown_p for equation in needed.eqns):
+        return None
+    return functools.partial(_eval_jaxpr, needed, traced.consts)
 
 
 def num_consts_and_carry(scan_params: dict[str, Any]) -> tuple[int, int]:

@@ -18,6 +18,7 @@ import numpy as np
 import optax
 
 import replicax as rx
+from replicax.parameter_server._staleness import StalenessLimit
 
 # Silence is no failure here: the machine may be slow.
 OPTIONS = {"snapshot_seconds": 0.5, "heartbeat_timeout_seconds": 250.0}
@@ -165,6 +166,68 @@ def digits(strategy, coordinator, folder):
         "losses": [losses[0], losses[-1]],
         "updates": [int(optimizer.iterations.numpy())],
     }
+
+
+def embedding(strategy, coordinator, folder):
+    """Steps with a divided table equal those of plain JAX, and move only the rows that they look up."""
+    rng = np.random.default_rng(0)
+    table0, w0 = (rng.normal(size=shape).astype(np.float32) for shape in ((1000, 8), 8))
+    with strategy.scope():
+        table, w = rx.Variable(table0, name="table"), rx.Variable(w0, name="w")
+        optimizer = rx.Optimizer(optax.adagrad(0.1))
+    optimizer.build([table, w])
+
+    @rx.function
+    def step(ids):
+        def replica_step(ids):
+            return optimizer.minimize(lambda: jnp.mean((table[ids] @ w.value - 1.0) ** 2), [table, w])
+
+        return strategy.run(replica_step, args=(ids,))
+
+    transformation = optax.adagrad(0.1)
+    plain = [jnp.asarray(table0), jnp.asarray(w0)]
+    state = transformation.init(plain)
+
+    def moved():
+        return sum(server["bytes_pulled"] + server["bytes_pushed"] for server in strategy.statistics())
+
+    before, off = moved(), 0.0
+    for _ in range(4):
+        ids = rng.integers(0, 1000, 10)
+        coordinator.schedule(step, args=(ids,))
+        coordinator.join()
+        gradients = jax.grad(lambda p, ids=ids: jnp.mean((p[0][ids] @ p[1] - 1.0) ** 2))(plain)
+        updates, state = transformation.update(gradients, state, plain)
+        plain = optax.apply_updates(plain, updates)
+    total = moved() - before
+    for mine, expected in zip((table, w), plain, strict=True):
+        off = max(off, float(np.abs(mine.numpy() - expected).max()))
+    return {"off": off, "bytes": total, "parts": len(table.layout.placement.parts)}
+
+
+def staleness(strategy, coordinator, folder):
+    """The staleness of updates by both workers, without a limit and with limits."""
+    with strategy.scope():
+        total = rx.Variable(0.0, aggregation=rx.VariableAggregation.SUM)
+
+    @rx.function
+    def step(x):
+        total.assign_add(x)
+
+    def histogram():
+        counts = [dict(server["staleness"]) for server in strategy.statistics()]
+        return counts[total.layout.placement.parts[0].server]
+
+    found = {}
+    for most in (None, 0, 1):
+        coordinator._limit = StalenessLimit(most)
+        before = histogram()
+        for _ in range(40):
+            coordinator.schedule(step, args=(np.float32(1.0),))
+        coordinator.join()
+        found[str(most)] = [n for n, count in histogram().items() if count > before.get(n, 0)]
+    coordinator._limit = StalenessLimit(None)
+    return {"staleness": found, "total": float(total.numpy())}
 
 
 def failing_function(strategy, coordinator, folder):

@@ -41,6 +41,8 @@ def results(tmp_path_factory):
         tmp_path_factory,
         "as_plain_optax",
         "digits",
+        "embedding",
+        "staleness",
         "failing_function",
         "mistakes",
         "killed_worker",
@@ -64,6 +66,19 @@ def test_two_workers_learn_digits_without_waiting_for_each_other(results):
     assert found["accuracy"] >= 0.97
     assert found["updates"] == [300]
     assert found["losses"][1] < found["losses"][0] / 5
+
+
+def test_steps_move_only_the_rows_that_they_look_up(results):
+    found = results["embedding"]
+    assert found["off"] < 1e-6 and found["parts"] == 2
+    assert found["bytes"] < 6 * 1000 < 1000 * 8 * 4
+
+
+def test_max_staleness_limits_staleness(results):
+    found = results["staleness"]
+    assert found["total"] == 120.0
+    assert max(found["staleness"]["0"]) == 0
+    assert max(found["staleness"]["1"]) <= 1
 
 
 def test_an_error_is_raised_at_the_next_call_and_cancels_what_waits(results):

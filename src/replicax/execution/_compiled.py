@@ -23,6 +23,7 @@ from replicax.contexts import Origins
 from replicax.errors import OutOfMemoryError, TracingError, VariableError
 from replicax.execution._between_processes import BetweenProcesses
 from replicax.execution._debugging import check_numbers, without_debugging
+from replicax.execution._lookups import Lookups, looked_up, obstacles, warn_of_whole_tables
 from replicax.execution._mail import Mail, fetcher
 from replicax.execution._memory import StepMemory
 from replicax.execution._outputs import Outputs, distributed_in, mask_leaves, shared_masks
@@ -83,6 +84,7 @@ class CompiledStep:
         """Which of the arguments' leaves are masks of padded batches."""
         self._same = dict(zip(self.masks, shared_masks(self.masks, leaves), strict=True))
         self._apart = self._components_apart()
+        self._lookups: Lookups | None = None
         found = self._discover(leaves)
         for node in (*distributed_in(treedef), *distributed_in(self._outputs.treedef)):
             found.use_mesh(node.mesh)
@@ -91,31 +93,51 @@ class CompiledStep:
         self._state = StepState(in_store_order(read), in_store_order(found.written.values()), found.mesh)
         distributed = {i for node in distributed_in(treedef) for i in jax.tree.leaves(node)}
         self._plain = [i for i in self._dynamic if i not in distributed]
+        self._num_arguments = len(self._dynamic)
+        if self._lookups is not None:  # further arguments, which the step fetches itself
+            self._lookups.mesh = found.mesh
+            self._dynamic += range(len(leaves), len(leaves) + self._lookups.num_arrays)
+            self._static += [None] * self._lookups.num_arrays
         self._program = self._step if repeats == 1 else self._steps
         self._jitted = jax.jit(self._program, donate_argnums=1, out_shardings=self._shardings())
         self._memory: StepMemory | None = None
         self._between: BetweenProcesses | None = None
         if found.mesh is not None and not found.mesh.is_local:
             self._between = BetweenProcesses(found.mesh, fn)
-        self._fetch = fetcher((*self._state.read, *self._state.written))
+        self._fetch = fetcher((*self._state.read, *self._state.written), self._lookups)
         if self._fetch is not None and repeats > 1:
             raise TracingError(
                 "step.many() of a step with variables on parameter servers: every step fetches them, which "
                 "one program can't do. Call the step, or schedule it, as often as needed."
             )
         run = self._make_run() if self._between is None else self._between.ordered(self._make_run())
-        self.run = run if self._fetch is None else self._after_fetching(self._fetch, run)
+        self.run = run if self._fetch is None else lambda leaves: run(self._with_fetched(leaves))
         """Runs the step with the leaves of its arguments."""
 
     # Tracing.
 
     def _discover(self, leaves: list[Any]) -> ProgramFrame:
         """Trace the step to find the variables that it uses; new ones are created here."""
+        frame, _ = self._trace_until_complete(leaves, [])
+        tables = looked_up(frame)
+        while tables:
+            frame, traced = self._trace_until_complete(leaves, tables)
+            reasons = obstacles(tables, frame, traced)
+            if not reasons:
+                self._lookups = Lookups(tables, traced, frame.lookups)
+                return frame
+            warn_of_whole_tables(reasons)
+            tables = [table for table in tables if table.ref() not in reasons]
+            if not tables:
+                frame, _ = self._trace_until_complete(leaves, [])
+        return frame
+
+    def _trace_until_complete(self, leaves: list[Any], tables: list[Variable]) -> tuple[ProgramFrame, Any]:
         arrays = [_abstract(leaves[i]) for i in self._dynamic]
         for _ in range(4):
             try:
                 with collect_step_timeouts() as limits:
-                    frame = self._trace_abstractly(arrays)
+                    frame, traced = self._trace_abstractly(arrays, tables)
             except FreshTraceNeeded:
                 self._fresh = True
             except EagerCallNeeded:
@@ -130,28 +152,35 @@ class CompiledStep:
             else:
                 if not frame.created:
                     self._timeout = min(limits, default=None)
-                    return frame
+                    return frame, traced
         raise VariableError(
             "The function creates variables on every call. A compiled step may create variables only "
             "once: store them, and create them only if they do not exist yet."
         )
 
-    def _trace_abstractly(self, arrays: list[Any]) -> ProgramFrame:
+    def _trace_abstractly(self, arrays: list[Any], tables: list[Variable]) -> tuple[ProgramFrame, Any]:
+        """The frame of a trace that looks rows up in `tables`, and the program that finds their numbers."""
         frames: list[ProgramFrame] = []
 
-        def trace(arrays: list[Any]) -> Any:
-            frame = ProgramFrame(None, fresh=self._fresh, origins=self._origins, tag=self._tag)
+        def trace(*arrays: Any) -> Any:
+            frame = self._frame(None, dict.fromkeys(table.ref() for table in tables))
             frames.append(frame)
-            return self._call(frame, arrays)
+            results = self._call(frame, list(arrays))
+            return [numbers for _, numbers in frame.lookups] if tables else results
 
-        jax.eval_shape(trace, arrays)
-        return frames[-1]
+        traced = jax.make_jaxpr(trace)(*arrays) if tables else jax.eval_shape(trace, *arrays)
+        return frames[-1], traced
+
+    def _frame(self, inputs: Any, tables: Any) -> ProgramFrame:
+        return ProgramFrame(inputs, fresh=self._fresh, origins=self._origins, tag=self._tag, tables=tables)
 
     def _step(self, read: list[Any], written: list[Any], arrays: list[Any]) -> Any:
         variables = (*self._state.read, *self._state.written)
         values = (*read, *written)
         inputs = {v.ref(): plain(x) for v, x in zip(variables, values, strict=True)}
-        frame = ProgramFrame(inputs, fresh=self._fresh, origins=self._origins, tag=self._tag)
+        fetched = list(map(plain, arrays[self._num_arguments :]))
+        tables = self._lookups and self._lookups.tables(fetched)
+        frame = self._frame(inputs, tables)
         results = self._call(frame, arrays)
         return results, [frame.array(variable) for variable in self._state.written]
 
@@ -172,7 +201,7 @@ class CompiledStep:
             leaves[i] = plain(array)
         for i, first in self._same.items():
             leaves[i] = leaves[first]  # by which the arrays of one batch know each other
-        args, kwargs = self._treedef.unflatten(leaves)
+        args, kwargs = self._treedef.unflatten(leaves[: self._treedef.num_leaves])
         with use_frame(frame), contextlib.ExitStack() as tokens:
             if self._fresh:
                 frame.on_write = lambda: tokens.enter_context(fresh_traces())
@@ -271,9 +300,7 @@ class CompiledStep:
 
     def lower(self, leaves: list[Any]) -> jax.stages.Lowered:
         """The lowered step, for arguments with these `leaves`."""
-        arguments = self._arguments(leaves)
-        if self._fetch is not None:
-            self._fetch()
+        arguments = self._arguments(self._with_fetched(leaves))
         with self._state.lock:
             read, written = self._state.take()
         return self._jitted.lower(read, written, arguments)
@@ -284,7 +311,19 @@ class CompiledStep:
             list(map(self._state.shape_of, variables))
             for variables in (self._state.read, self._state.written)
         )
-        return self._jitted.lower(read, written, [leaves[i] for i in self._dynamic])
+        arguments = leaves if self._lookups is None else [*leaves, *self._lookups.empty()]
+        return self._jitted.lower(read, written, [arguments[i] for i in self._dynamic])
+
+    def _with_fetched(self, leaves: list[Any]) -> list[Any]:
+        """Fetch the variables of the step that are on servers; returns the arguments with fetched rows."""
+        if self._fetch is None:
+            return leaves
+        if self._lookups is None:
+            self._fetch([])
+            return leaves
+        place = [*leaves, *[None] * self._lookups.num_arrays]
+        arguments = self._arguments_of_call(place)[: self._num_arguments]
+        return [*leaves, *self._fetch(arguments)]
 
     def _arguments(self, leaves: list[Any]) -> list[Any]:
         """The arrays among `leaves`, placed as the program expects them."""
@@ -343,16 +382,6 @@ class CompiledStep:
             return outputs.rebuild(results)  # pyright: ignore[reportPossiblyUnboundVariable]
 
         return run
-
-    @staticmethod
-    def _after_fetching(
-        fetch: Callable[[], None], run: Callable[[list[Any]], Any]
-    ) -> Callable[[list[Any]], Any]:
-        def fetch_and_run(leaves: list[Any]) -> Any:
-            fetch()
-            return run(leaves)
-
-        return fetch_and_run
 
     def _run_generally(self, leaves: list[Any]) -> Any:
         """Run the step if its arrays are not just two slices of one store."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, final
 
+from replicax.execution._lookups import Lookups
 from replicax.variables import Sending, Servers, Variable
 
 __all__ = ["Mail", "fetcher"]
@@ -45,15 +46,41 @@ class Mail:
         return send_and_rebuild
 
 
-def fetcher(variables: Iterable[Variable]) -> Callable[[], None] | None:
-    """Fetches the current values of those `variables` that are on servers; None if there are none."""
+def fetcher(
+    variables: Iterable[Variable], lookups: Lookups | None
+) -> Callable[[list[Any]], list[Any]] | None:
+    """Fetches what a step needs from servers; None if that is nothing.
+
+    The function takes the arguments of the step, stores the values of `variables` that are on servers, and
+    returns further arguments: the rows that the step looks up.
+    """
     away: dict[Servers, list[Variable]] = {}
+    tables = [] if lookups is None else lookups.variables
     for variable in variables:
         if variable.layout.servers is not None:
             away.setdefault(variable.layout.servers, []).append(variable)
+    for table in tables:
+        assert table.layout.servers is not None
+        away.setdefault(table.layout.servers, [])
 
-    def fetch() -> None:
-        for servers, own in away.items():
-            servers.pull(own)
+    def fetch(arguments: list[Any]) -> list[Any]:
+        if lookups is None:
+            for servers, own in away.items():
+                servers.pull(own)
+            return []
+        return lookups.arrays(_pull_with_rows(away, tables, lookups.numbers(arguments)))
 
     return fetch if away else None
+
+
+def _pull_with_rows(
+    away: Mapping[Servers, Sequence[Variable]], tables: Sequence[Variable], numbers: Sequence[Any]
+) -> list[Any]:
+    """Fetch variables and rows, with one message to each server."""
+    found: list[Any] = [None] * len(tables)
+    for servers, own in away.items():
+        places = [i for i, table in enumerate(tables) if table.layout.servers is servers]
+        rows = servers.pull(own, [(tables[i], numbers[i]) for i in places])
+        for i, pair in zip(places, rows, strict=True):
+            found[i] = pair
+    return found

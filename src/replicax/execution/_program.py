@@ -13,11 +13,11 @@ from typing import Any, final
 import jax
 import jax.numpy as jnp
 
-from replicax._jax import at_trace, current_program, current_trace, is_tracer, unknown
+from replicax._jax import at_trace, current_program, current_trace, is_tracer, trace_of, unknown
 from replicax.contexts import Incomplete, Origins, current, enter
 from replicax.errors import ContextError, TracingError, VariableError
 from replicax.topology import ReplicaMesh
-from replicax.variables import Cell, Deferred, Frame, Sending, Variable
+from replicax.variables import Cell, Deferred, Frame, Sending, Table, Variable, row_numbers
 
 __all__ = ["EagerCallNeeded", "FreshTraceNeeded", "ProgramFrame", "ReplicaFrame"]
 
@@ -61,8 +61,12 @@ class ProgramFrame(Frame):
         origins: dict[Any, Origins] | None = None,
         is_scratch: bool = False,
         tag: Any = None,
+        tables: Mapping[Any, Table | None] | None = None,
     ) -> None:
         """Trace with `inputs`, the tracers of the variables; None to find the variables first.
+
+        `tables` are the variables that the step looks up rows in and does not need as a whole; None for
+        those whose rows are not known yet.
 
         `origins` is what earlier traces of the step have found out about padded batches. A scratch frame
         is for a trace that finds out shapes: it must not create variables. Traces of inner functions are
@@ -82,6 +86,11 @@ class ProgramFrame(Frame):
         self.mesh: ReplicaMesh | None = None
         self.sendings: list[Sending] = []
         """What is sent to servers when the step has run."""
+        self._tables = dict(tables or {})
+        self.lookups: list[tuple[Variable, Any]] = []
+        """The row numbers of each lookup in a variable on servers, as one list, if this is a discovery."""
+        self.hidden_lookups: list[Variable] = []
+        """Variables whose row numbers exist only inside a function that JAX traces by itself."""
         self._runs_on: ReplicaMesh | None = None
         self.on_write: Callable[[], Any] = lambda: None
 
@@ -164,6 +173,34 @@ class ProgramFrame(Frame):
     def send(self, sending: Sending) -> None:
         self.sendings.append(sending)
 
+    def table(self, variable: Variable) -> Table | None:
+        found = self.table_anywhere(variable)
+        if found is not None:
+            self.require_own_trace()
+        return found
+
+    def table_anywhere(self, variable: Variable) -> Table | None:
+        """The rows that the step has of `variable`, also for its replicas."""
+        ref = variable.ref()
+        if ref in self._tables and self._tables[ref] is None:
+            self._tables[ref] = self._unknown_table(variable)
+        return self._tables.get(ref)
+
+    def _unknown_table(self, variable: Variable) -> Table:
+        self.use_mesh(variable.mesh)
+        with at_trace(self._trace):
+            numbers, rows = unknown((1,), jnp.int32), unknown((1, *variable.shape[1:]), variable.dtype)
+        return Table(numbers, rows, variable.shape)
+
+    def note_lookup(self, variable: Variable, indices: Any) -> None:
+        if not self.is_discovery:
+            return
+        if is_tracer(indices) and trace_of(indices) is not self._trace:
+            self.hidden_lookups.append(variable)
+            return
+        with at_trace(self._trace):
+            self.lookups.append((variable, row_numbers(indices, variable.shape[0]).reshape(-1)))
+
     def adopt(self, variable: Variable) -> None:
         if not self.is_discovery:
             raise VariableError(
@@ -223,6 +260,25 @@ class ReplicaFrame(Frame):
 
         equal = [None] * len(sending.arrays)
         self.defer(Deferred(current().strategy, sending.arrays, equal, send_from_step, ()))
+
+    def table(self, variable: Variable) -> Table | None:
+        found = self.outer.table_anywhere(variable)
+        if found is not None:
+            self.require_own_trace()
+        return found
+
+    def note_lookup(self, variable: Variable, indices: Any) -> None:
+        """The row numbers of all replicas leave them together."""
+        if trace_of(indices) is not self._trace or not self.outer.is_discovery:
+            self.outer.note_lookup(variable, indices)
+            return
+
+        def note_all(arrays: list[Any]) -> None:
+            self.outer.note_lookup(variable, arrays[0])
+
+        with at_trace(self._trace):
+            numbers = jax.lax.all_gather(jnp.reshape(indices, -1), self._mesh.axis_name, tiled=True)
+        self.defer(Deferred(current().strategy, [numbers], [None], note_all, ()))
 
     def _make_deferred_updates(self, variable: Variable) -> None:
         """Make the deferred updates now if one of them concerns `variable`."""

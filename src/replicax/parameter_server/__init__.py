@@ -5,8 +5,10 @@
     a server                   _server.py         arrays, and what is done to them (`_plans.py`)
     a worker                   _worker.py         calls functions
 
-Between them: `_servers.py` is the servers as a process sees them, `_parcels.py` and `_packing.py` what is
-sent, `_references.py` how variables travel, `_cluster.py` and `_handles.py` what happens if a task fails.
+Between them: `_servers.py` is the servers as a process sees them; `_pulls.py`, `_parcels.py` and
+`_packing.py` are what is sent, `_rows.py` rows of variables; `_references.py` says how variables travel,
+`_cluster.py` and `_handles.py` what happens if a task fails, `_staleness.py` who may run at the same time,
+`_separable.py` and `_row_updates.py` how an optimizer may be divided.
 """
 
 from replicax.parameter_server._coordinator import ClusterCoordinator

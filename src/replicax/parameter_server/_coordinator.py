@@ -17,6 +17,7 @@ from replicax.execution import Function
 from replicax.input import DistributedDataset
 from replicax.parameter_server._cluster import is_dead
 from replicax.parameter_server._ray import cloudpickle, library
+from replicax.parameter_server._staleness import StalenessLimit
 from replicax.parameter_server._strategy import ParameterServerStrategy
 from replicax.parameter_server._values import PerWorkerValues, RemoteValue
 from replicax.training import Optimizer
@@ -80,6 +81,7 @@ class ClusterCoordinator:
         self._state = threading.Condition()
         self._queue: collections.deque[_Call] = collections.deque()
         self._running = 0
+        self._limit = StalenessLimit(strategy.max_staleness)
         self._error: BaseException | None = None
         self._numbers = itertools.count()
         self._functions: dict[str, bytes] = {}
@@ -206,18 +208,21 @@ class ClusterCoordinator:
     def next_call(self) -> _Call | None:
         """The next function to run; None if the cluster was closed."""
         with self._state:
-            while not self._queue:
+            while not self._queue or not self._limit.may_start():
                 if self._cluster.is_closed:
                     return None
                 self._state.wait(1.0)
             self._running += 1
+            call = self._queue.popleft()
+            self._limit.start(call)
             self._state.notify_all()
-            return self._queue.popleft()
+            return call
 
     def give_back(self, call: _Call) -> None:
         """The worker has failed: another one will run the function."""
         with self._state:
             self._running -= 1
+            self._limit.end(call)
             self._queue.appendleft(call)
             self._state.notify_all()
 
@@ -225,6 +230,7 @@ class ClusterCoordinator:
         """A function has run."""
         with self._state:
             self._running -= 1
+            self._limit.end(call)
             if isinstance(result, Raised):
                 self._fail(call, _with_note(result, index))
             else:

@@ -14,8 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax.parameter_server._packing import Packing
-from replicax.parameter_server._placement import Part, Placement, placement_of
+from replicax.parameter_server._placement import Placement, placement_of
 from replicax.parameter_server._plans import Operand, Plan, Update, WriteOne, plan_number
+from replicax.parameter_server._rows import rows_on
 from replicax.variables import METHODS, Sending, Variable
 
 __all__ = ["Parcel", "make_parcel"]
@@ -28,8 +29,8 @@ class Parcel:
 
     number: str
     plans: dict[int, Plan]
-    rows: tuple[Placement, ...]
-    """For each pair of values and row numbers, where the variable is."""
+    rows: tuple[tuple[Placement, bool], ...]
+    """For each pair of values and row numbers, where the variable is and whether equal rows add up."""
     row_numbers: dict[int, tuple[int, ...]]
     """For each server the pairs that it needs."""
 
@@ -42,25 +43,14 @@ class Parcel:
         }
         pairs = [(next(rest), next(rest)) for _ in self.rows]
         for server in self.plans:
-            numbers = self.row_numbers.get(server, ())
-            rows = [_rows_on(self.rows[n].on(server), self.rows[n], *pairs[n]) for n in numbers]
+            rows = [self._rows_on(server, n, *pairs[n]) for n in self.row_numbers.get(server, ())]
             yield server, buffers[server], rows
 
-
-def _rows_on(
-    part: Part | None, placement: Placement, values: np.ndarray, indices: np.ndarray
-) -> tuple[Any, Any]:
-    """The rows that belong to a part, filled up to a power of two; the server drops the others."""
-    assert part is not None
-    values = np.reshape(values, (indices.size, *values.shape[indices.ndim :]))
-    indices = np.reshape(indices, -1)
-    own = np.flatnonzero((indices >= part.start) & (indices < part.stop))
-    size = 1 << max(4, (len(own) - 1).bit_length() if len(own) else 0)
-    numbers = np.full(size, part.stop - part.start, np.int32)
-    numbers[: len(own)] = indices[own] - part.start
-    rows = np.zeros((size, *values.shape[1:]), values.dtype)
-    rows[: len(own)] = values[own]
-    return rows, numbers
+    def _rows_on(self, server: int, number: int, values: np.ndarray, indices: np.ndarray) -> Any:
+        placement, adds = self.rows[number]
+        part = placement.on(server)
+        assert part is not None
+        return rows_on(part, values, indices, adds=adds)
 
 
 def make_parcel(sendings: Sequence[Sending]) -> tuple[list[Any], Parcel]:
@@ -83,13 +73,13 @@ class _Maker:
     def __init__(self) -> None:
         self._dense: dict[int, list[Any]] = {}
         self._operations: dict[int, list[Any]] = {}
-        self._rows: list[tuple[Placement, Any, Any]] = []
+        self._rows: list[tuple[Placement, bool, Any, Any]] = []
         self._row_numbers: dict[int, list[int]] = {}
 
     def add_write(self, variable: Variable, method: Any, arrays: Sequence[Any]) -> None:
         """A write of one variable."""
         placement = placement_of(variable)
-        operands = self._operands(variable, arrays)
+        operands = self._operands(variable, arrays, adds=method.name in ("scatter_add", "scatter_sub"))
         for server, operand in operands.items():
             self._on(server).append(WriteOne(placement.key, method.name, operand))
 
@@ -100,17 +90,17 @@ class _Maker:
         rest, operands = iter(arrays), []
         for variable, is_rows in zip(variables, kinds, strict=True):
             own = [next(rest) for _ in range(2 if is_rows else 1)]
-            operands.append(self._operands(variable, own))
+            operands.append(self._operands(variable, own, adds=True))
         for server in sorted({server for own in operands for server in own}):
             gradients = tuple(own.get(server) for own in operands)
             self._on(server).append(Update(key, gradients))
         self.add_write(counter, METHODS["assign_add"], [jnp.int32(1)])
 
-    def _operands(self, variable: Variable, arrays: Sequence[Any]) -> dict[int, Operand]:
+    def _operands(self, variable: Variable, arrays: Sequence[Any], *, adds: bool) -> dict[int, Operand]:
         """The operand of each server that has a part of the variable."""
         placement = placement_of(variable)
         if len(arrays) == 2:
-            return self._row_operands(placement, *arrays)
+            return self._row_operands(placement, *arrays, adds=adds)
         operands, (array,) = {}, arrays
         by_rows = placement.is_divided and np.shape(array)[:1] == variable.shape[:1]
         by_rows = by_rows and np.ndim(array) == len(variable.shape)
@@ -120,7 +110,9 @@ class _Maker:
             own.append(array[part.start : part.stop] if by_rows else array)
         return operands
 
-    def _row_operands(self, placement: Placement, values: Any, indices: Any) -> dict[int, Operand]:
+    def _row_operands(
+        self, placement: Placement, values: Any, indices: Any, *, adds: bool
+    ) -> dict[int, Operand]:
         operands = {}
         indices = jnp.asarray(indices)
         indices = jnp.where(indices < 0, indices + placement.parts[-1].stop, indices)
@@ -129,7 +121,7 @@ class _Maker:
             numbers = self._row_numbers.setdefault(part.server, [])
             operands[part.server] = Operand(len(numbers), is_rows=True)
             numbers.append(len(self._rows))
-        self._rows.append((placement, values, indices))
+        self._rows.append((placement, adds, values, indices))
         return operands
 
     def _on(self, server: int) -> list[Any]:
@@ -143,8 +135,8 @@ class _Maker:
             packing = Packing([(array.shape, array.dtype) for array in dense])
             plans[server] = Plan(packing, tuple(self._operations[server]))
             arrays += packing.pack(dense)
-        for _, values, indices in self._rows:
+        for _, _, values, indices in self._rows:
             arrays += [values, indices]
-        rows = tuple(placement for placement, *_ in self._rows)
+        rows = tuple((placement, adds) for placement, adds, *_ in self._rows)
         numbers = {server: tuple(own) for server, own in self._row_numbers.items()}
         return arrays, Parcel(plan_number(plans), plans, rows, numbers)

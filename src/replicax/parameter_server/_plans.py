@@ -56,12 +56,16 @@ class ServerOptimizer:
         keys: the variables.
         slot_keys: the slots.
         absent: the shapes and dtypes that stand for those that the server does not have.
+        owners: for each slot the number of the variable that it belongs to; None if that is not one.
+        by_rows: the numbers of the variables whose rows without a gradient stay as they are.
     """
 
     transformation: Transformation
     keys: tuple[str, ...]
     slot_keys: tuple[str, ...]
     absent: Mapping[str, Any]
+    owners: tuple[int | None, ...]
+    by_rows: frozenset[int]
 
 
 @final
@@ -121,14 +125,30 @@ def _operand(operand: Operand, dense: Sequence[Any], rows: Sequence[Any]) -> Any
 def _updated(
     optimizer: ServerOptimizer, state: Mapping[str, Any], gradients: Sequence[Any]
 ) -> dict[str, Any]:
-    """The new values and slots of an update, as far as this server has them."""
-    values = [_present(key, optimizer, state) for key in optimizer.keys]
-    slots = [_present(key, optimizer, state) for key in optimizer.slot_keys]
-    whole = [_dense(g, value) for g, value in zip(gradients, values, strict=True)]
-    new, new_slots = optimizer.transformation(whole, slots, values)
-    old = dict(zip((*optimizer.keys, *optimizer.slot_keys), (*values, *slots), strict=True))
-    both = zip(old, (*new, *new_slots), strict=True)
-    return {key: array.astype(old[key].dtype) for key, array in both if key in state}
+    """The new values and slots of an update, as far as this server has them.
+
+    Of a variable whose gradient is rows, only these are updated, if that is exact.
+    """
+    rows = {
+        i: gradient.indices
+        for i, gradient in enumerate(gradients)
+        if isinstance(gradient, IndexedSlices) and i in optimizer.by_rows
+    }
+    keys, owners = (*optimizer.keys, *optimizer.slot_keys), (*range(len(gradients)), *optimizer.owners)
+    old = [_present(key, optimizer, state) for key in keys]
+    part = [x if owner not in rows else x[rows[owner]] for x, owner in zip(old, owners, strict=True)]
+    values, slots = part[: len(gradients)], part[len(gradients) :]
+    given = [
+        gradient.values.astype(value.dtype) if i in rows else _dense(gradient, value)
+        for i, (gradient, value) in enumerate(zip(gradients, values, strict=True))
+    ]
+    new, new_slots = optimizer.transformation(given, slots, values)
+    results = {}
+    for key, owner, before, after in zip(keys, owners, old, (*new, *new_slots), strict=True):
+        if key in state:
+            after = after.astype(before.dtype)
+            results[key] = after if owner not in rows else before.at[rows[owner]].set(after)
+    return results
 
 
 def _present(key: str, optimizer: ServerOptimizer, state: Mapping[str, Any]) -> Any:

@@ -19,10 +19,11 @@ from replicax.parameter_server._placement import placement_of
 from replicax.training import Transformation
 from replicax.variables import Variable
 
-__all__ = ["check_separable"]
+__all__ = ["INDEPENDENT", "Flow", "check_separable"]
 
 _SHARED = "shared"  # the same number for all variables
 _FIXED = "fixed"  # an array that no variable determines, such as a mask
+INDEPENDENT = (_SHARED, _FIXED)
 _MIXED = "mixed"  # depends on several variables, or on several elements of a divided one
 
 # fmt: off
@@ -60,12 +61,12 @@ def check_separable(
             )
     labels = _labels_of_update(optimizer, parameters, state_structure, state, owners, divided)
     for i, (variable, label) in enumerate(zip(variables, labels, strict=False)):
-        if label not in (i, _SHARED, _FIXED):
+        if label not in (i, *INDEPENDENT):
             raise VariableError(_message(optimizer, variable, i in divided))
     numbers = {variable.ref(): i for i, variable in enumerate(variables)}
     for owner, label in zip(owners, labels[len(variables) :], strict=True):
         own = None if owner is None else numbers[owner.ref()]
-        if label not in (own, _SHARED, _FIXED):
+        if label not in (own, *INDEPENDENT):
             raise VariableError(_message(optimizer, variables[own or 0], own in divided))
 
 
@@ -106,11 +107,11 @@ def _labels_of_update(
     of_slots = [_SHARED if owner is None else numbers[owner.ref()] for owner in owners]
     own = list(range(len(variables)))
     shapes = {i: variables[i].shape for i in divided}
-    return _Flow(shapes).outputs(closed.jaxpr, [*own, *of_slots, *own])
+    return Flow(shapes).outputs(closed.jaxpr, [*own, *of_slots, *own])
 
 
 @final
-class _Flow:
+class Flow:
     """Follows through a program which variable each value depends on."""
 
     def __init__(self, divided: Mapping[int, tuple[int, ...]]) -> None:
@@ -136,7 +137,7 @@ class _Flow:
         inner = equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
         if inner is not None and len(getattr(inner, "jaxpr", inner).invars) == len(labels):
             return self.outputs(getattr(inner, "jaxpr", inner), labels)
-        variables = {x for x in labels if x not in (_SHARED, _FIXED)}
+        variables = {x for x in labels if x not in INDEPENDENT}
         if not variables:
             return [self._constant(equation, labels, out) for out in equation.outvars]
         if len(variables) > 1 or _MIXED in variables:

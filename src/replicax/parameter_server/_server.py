@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Mapping, Sequence
+from itertools import starmap
 from typing import Any, final
 
 import jax
@@ -17,6 +18,7 @@ import numpy as np
 
 from replicax.parameter_server._packing import Packing
 from replicax.parameter_server._plans import Plan, ServerOptimizer
+from replicax.parameter_server._rows import filled, filled_pair
 
 __all__ = ["UNKNOWN", "ParameterServer", "Snapshot"]
 
@@ -24,6 +26,8 @@ UNKNOWN = "unknown"
 """The answer to a call that refers to something which this server was not told, or has lost."""
 
 Snapshot = dict[str, Any]
+
+_take = jax.jit(lambda array, numbers: array[numbers])
 
 
 @final
@@ -44,6 +48,7 @@ class ParameterServer:
         self._plans: dict[str, tuple[list[str], Any]] = {}
         self._version = 0
         self._staleness: dict[int, int] = {}
+        self._moved = {"pulled": 0, "pushed": 0}
         self._changes = 0
         if snapshot is not None:
             self._arrays = {key: jnp.array(value) for key, value in snapshot["arrays"].items()}
@@ -85,20 +90,30 @@ class ParameterServer:
         apply = jax.jit(functools.partial(plan.apply, self._optimizers), donate_argnums=0)
         self._plans[number] = plan.keys(self._optimizers, self._arrays), apply
 
-    def pull(self, number: str) -> Any:
-        """The number of updates so far, and the values of a request."""
-        if number not in self._requests:
+    def pull(self, number: str | None, rows: Sequence[tuple[str, np.ndarray]] = ()) -> Any:
+        """The number of updates so far, the values of a request, and rows: a key and numbers for each."""
+        if number is not None and number not in self._requests:
             return UNKNOWN
-        keys, pack = self._requests[number]
-        return self._version, [np.asarray(x) for x in pack([self._arrays[key] for key in keys])]
+        buffers = [] if number is None else self._packed(*self._requests[number])
+        found = [self._rows(key, numbers) for key, numbers in rows]
+        self._moved["pulled"] += sum(array.nbytes for array in (*buffers, *found))
+        self._moved["pushed"] += sum(numbers.nbytes for _, numbers in rows)
+        return self._version, buffers, found
+
+    def _packed(self, keys: Sequence[str], pack: Any) -> list[np.ndarray]:
+        return [np.asarray(x) for x in pack([self._arrays[key] for key in keys])]
+
+    def _rows(self, key: str, numbers: np.ndarray) -> np.ndarray:
+        return np.asarray(_take(self._arrays[key], filled(numbers)))[: len(numbers)]
 
     def push(self, number: str, buffers: Sequence[Any], rows: Sequence[Any], version: int) -> Any:
         """Do what the plan says; returns how many updates were made since the sender's last pull."""
         if number not in self._plans:
             return UNKNOWN
         keys, apply = self._plans[number]
-        # After an error the old arrays may be gone: compile first, which is where errors come from.
-        self._arrays.update(apply({key: self._arrays[key] for key in keys}, list(buffers), list(rows)))
+        old = {key: self._arrays[key] for key in keys}
+        self._arrays.update(apply(old, list(buffers), list(starmap(filled_pair, rows))))
+        self._moved["pushed"] += sum(x.nbytes for x in (*buffers, *(y for pair in rows for y in pair)))
         staleness = self._version - version
         self._staleness[staleness] = self._staleness.get(staleness, 0) + 1
         self._version += 1
@@ -106,8 +121,13 @@ class ParameterServer:
         return staleness
 
     def statistics(self) -> dict[str, Any]:
-        """The number of updates, and how many of them were how stale."""
-        return {"updates": self._version, "staleness": dict(self._staleness)}
+        """The number of updates, how many of them were how stale, and the bytes that were moved."""
+        return {
+            "updates": self._version,
+            "staleness": dict(self._staleness),
+            "bytes_pulled": self._moved["pulled"],
+            "bytes_pushed": self._moved["pushed"],
+        }
 
     def snapshot(self, changes: int) -> tuple[int, Snapshot | None]:
         """The number of changes so far, and the state, or None if that number is `changes`."""

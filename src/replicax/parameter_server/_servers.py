@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import hashlib
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, final
@@ -17,10 +16,12 @@ from replicax.contexts import current
 from replicax.errors import VariableError
 from replicax.parameter_server import _references
 from replicax.parameter_server._handles import Call, ServerHandle
-from replicax.parameter_server._packing import Packing
 from replicax.parameter_server._parcels import Parcel, make_parcel
 from replicax.parameter_server._placement import Placement, placement_of
 from replicax.parameter_server._plans import ServerOptimizer
+from replicax.parameter_server._pulls import Pull, Request
+from replicax.parameter_server._row_updates import updated_by_rows
+from replicax.parameter_server._rows import RowsToPull
 from replicax.parameter_server._separable import check_separable
 from replicax.values import IndexedSlices, Mirrored
 from replicax.variables import Sending, Servers, Variable, VariableSpec
@@ -50,10 +51,9 @@ class RayServers(Servers):
         self._handles = list(handles)
         self._requests_build = requests_build
         self._lock = threading.RLock()
-        self._pulls: dict[tuple[str, ...], _Pull] = {}
+        self._requests: dict[tuple[str, ...], Request] = {}
         self._pushes: list[tuple[Call, Any]] = []
         self._versions = [0] * len(handles)
-        self.bytes_pulled = self.bytes_pushed = 0
         self._record = record
         self._removed: collections.deque[Placement] = collections.deque()
 
@@ -86,26 +86,27 @@ class RayServers(Servers):
 
     # Reading.
 
-    def pull(self, variables: Sequence[Variable]) -> None:
+    def pull(
+        self, variables: Sequence[Variable], lookups: Sequence[tuple[Variable, np.ndarray]] = ()
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
+        rows = [RowsToPull(variable, numbers) for variable, numbers in lookups]
         with self._lock:
             self._remove_all()
-            keys = tuple(placement_of(variable).key for variable in variables)
-            if keys not in self._pulls:
-                self._pulls[keys] = _Pull(variables)
-            request = self._pulls[keys]
-            calls = [self._handles[i].call("pull", request.number) for i in request.servers]
-            buffers = []
-            for i, call in zip(request.servers, calls, strict=True):
-                self._versions[i], own = call.result(lambda i=i: self._register_request(request, i))
-                buffers.append(own)
-                self.bytes_pulled += sum(buffer.nbytes for buffer in own)
-            stores = {variable._store for variable in variables}
-            (store,) = stores
-            with store.exclusive():
-                for variable, array in zip(variables, request.join(buffers), strict=True):
-                    store.replace(variable._place, array)
+            request = self._request(variables)
+            pull = Pull(request, rows)
+            calls = {i: self._handles[i].call("pull", *pull.message(i)) for i in pull.servers}
+            for i, call in calls.items():
+                self._versions[i], *answer = call.result(lambda i=i: self._register_request(request, i))
+                pull.receive(i, *answer)
+            return pull.finish(variables)
 
-    def _register_request(self, request: _Pull, server: int) -> None:
+    def _request(self, variables: Sequence[Variable]) -> Request:
+        keys = tuple(placement_of(variable).key for variable in variables)
+        if keys not in self._requests:
+            self._requests[keys] = Request(variables)
+        return self._requests[keys]
+
+    def _register_request(self, request: Request, server: int) -> None:
         arguments = request.number, request.keys_on(server), request.packings[server]
         self._handles[server].call("register_request", *arguments).result()
 
@@ -118,7 +119,6 @@ class RayServers(Servers):
         host = [np.asarray(array) for array in arrays]
         with self._lock:
             for server, buffers, rows in parcel.messages(host):
-                self.bytes_pushed += sum(x.nbytes for x in (*buffers, *(y for pair in rows for y in pair)))
                 call = self._handles[server].call(
                     "push", parcel.number, buffers, rows, self._versions[server]
                 )
@@ -163,7 +163,11 @@ class RayServers(Servers):
         """Tell the servers how to apply gradients."""
         keys, slot_keys = ([placement_of(v).key for v in own] for own in (variables, optimizer.slots))
         absent = {placement_of(v).key: _stand_in(v) for v in (*variables, *optimizer.slots)}
-        told = ServerOptimizer(optimizer.computation, tuple(keys), tuple(slot_keys), absent)
+        owners = _owners(optimizer.slots, variables)
+        by_rows = updated_by_rows(optimizer.computation, variables, optimizer.slots, owners)
+        told = ServerOptimizer(
+            optimizer.computation, tuple(keys), tuple(slot_keys), absent, owners, by_rows
+        )
         key = _references.optimizer_key(optimizer)
         for server in range(len(self)):
             self._tell(server, "register_optimizer", key, told)
@@ -205,38 +209,16 @@ def _stand_in(variable: Variable) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, variable.dtype)
 
 
+def _owners(slots: Sequence[Variable], variables: Sequence[Variable]) -> tuple[int | None, ...]:
+    """For each slot the number of the variable that it has an element for each element of, or None."""
+    numbers = {variable.ref(): i for i, variable in enumerate(variables)}
+
+    def owner(slot: Variable) -> int | None:
+        of = slot._spec.slot_of
+        return numbers[of[0].ref()] if len(of) == 1 and of[0].shape == slot.shape else None
+
+    return tuple(map(owner, slots))
+
+
 def _plain(value: Any) -> Any:
     return jnp.asarray(value.whole if isinstance(value, Mirrored) else value)
-
-
-@final
-class _Pull:
-    """Variables that are pulled together: what each server sends, and how the values are put together."""
-
-    def __init__(self, variables: Sequence[Variable]) -> None:
-        self._parts: dict[int, list[tuple[str, tuple[int, ...], Any]]] = {}
-        places: list[list[tuple[int, int]]] = []
-        for variable in variables:
-            placement, own = placement_of(variable), []
-            for part in placement.to_read:
-                shape = (part.stop - part.start, *variable.shape[1:]) if variable.shape else ()
-                there = self._parts.setdefault(part.server, [])
-                own.append((part.server, len(there)))
-                there.append((placement.key, shape, variable.dtype))
-            places.append(own)
-        self.servers = sorted(self._parts)
-        self.number = hashlib.sha256(repr(self._parts).encode()).hexdigest()
-        self.packings = {i: Packing([entry[1:] for entry in self._parts[i]]) for i in self.servers}
-
-        def join(buffers: list[list[Any]]) -> list[Any]:
-            parts = {i: self.packings[i].unpack(own) for i, own in zip(self.servers, buffers, strict=True)}
-            found = [[parts[server][n] for server, n in own] for own in places]
-            return [own[0] if len(own) == 1 else jnp.concatenate(own) for own in found]
-
-        mesh = variables[0].mesh
-        assert mesh is not None
-        self.join = jax.jit(join, out_shardings=mesh.replicated)
-
-    def keys_on(self, server: int) -> list[str]:
-        """What a server sends."""
-        return [key for key, *_ in self._parts[server]]

@@ -46,6 +46,9 @@ class ParameterServerStrategy(Strategy):
         snapshot_seconds: how often the state of the servers is copied to the coordinator. A server that
             fails continues from there.
         heartbeat_timeout_seconds: a task that is silent for so long is replaced.
+        max_staleness: how many other functions may end while a function runs, so that it does not see what
+            they write; further ones wait. If each function is one step, no gradient is older than that many
+            updates. 0 runs one function after the other. None for no limit.
 
     Raises:
         ClusterError: the cluster has no servers or no workers, or the numbers contradict each other.
@@ -87,9 +90,11 @@ class ParameterServerStrategy(Strategy):
         resources_per_ps: Mapping[str, float] | None = None,
         snapshot_seconds: float = 30.0,
         heartbeat_timeout_seconds: float = 30.0,
+        max_staleness: int | None = None,
     ) -> None:
         """Start the servers and the workers."""
         _refuse_in_worker()
+        self.max_staleness = _checked_staleness(max_staleness)
         if variable_partitioner is not None and not callable(variable_partitioner):
             raise TypeError(
                 f"variable_partitioner={variable_partitioner!r}: pass a partitioner, such as "
@@ -146,10 +151,11 @@ class ParameterServerStrategy(Strategy):
         return f"ParameterServerStrategy(num_ps={len(self.servers)})"
 
     def statistics(self) -> list[dict[str, Any]]:
-        """For each server: the number of updates, and how many of them were how stale.
+        """For each server: the number of updates, how many of them were how stale, and the bytes moved.
 
         The staleness of an update is the number of updates that the server made between the moment when the
-        worker fetched its variables and the moment when its gradients arrived.
+        worker fetched its variables and the moment when its gradients arrived. The bytes are those of
+        values, rows and gradients that were fetched from the server and sent to it.
         """
         assert isinstance(self.servers, RayServers)
         return self.servers.statistics()
@@ -170,6 +176,15 @@ def _refuse_in_worker() -> None:
             "needs was imported. Create the strategy only in the main program, under "
             '`if __name__ == "__main__":`.'
         )
+
+
+def _checked_staleness(value: Any) -> int | None:
+    if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
+        return value
+    raise ValueError(
+        f"max_staleness={value!r}: pass how many updates a gradient may miss, 0 or more, or None for no "
+        "limit."
+    )
 
 
 def _created_in_worker(spec: VariableSpec) -> str:

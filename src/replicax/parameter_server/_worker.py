@@ -96,10 +96,6 @@ class Worker:
         if error is not None:
             raise error
 
-    def statistics(self) -> dict[str, int]:
-        """The bytes that this worker has moved."""
-        return {"pulled": self._servers.bytes_pulled, "pushed": self._servers.bytes_pushed}
-
 
 def _on_host(leaf: Any) -> Any:
     """Arrays travel as NumPy arrays, and per-replica values as tuples of them."""

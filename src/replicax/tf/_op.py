@@ -10,12 +10,21 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-__all__ = ["array", "op"]
+from replicax.variables import Variable
+
+__all__ = ["array", "op", "rows_of"]
 
 
 def array(value: Any) -> jax.Array:
     """`value`, which may be a variable, as an array."""
     return jnp.asarray(value)
+
+
+def rows_of(params: Any, indices: Any) -> jax.Array:
+    """The rows of an array or a variable; of one on parameter servers, steps fetch these rows only."""
+    if isinstance(params, Variable):
+        return params.sparse_read(array(indices))
+    return jnp.take(array(params), array(indices), axis=0)
 
 
 def op(fn: Callable[..., Any]) -> Callable[..., Any]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from replicax._jax import add_array_method, is_staging
 from replicax.tf import dtypes
-from replicax.tf._op import array, op
+from replicax.tf._op import array, op, rows_of
 
 __all__ = [
     "boolean_mask",
@@ -272,7 +272,7 @@ def gather(params: Any, indices: Any, axis: int = 0, batch_dims: int = 0) -> jax
     """The rows of `params` at `indices`."""
     if batch_dims:
         raise NotImplementedError("tf.gather(batch_dims=...): use jnp.take_along_axis or jax.vmap.")
-    return jnp.take(array(params), array(indices), axis=axis)
+    return jnp.take(array(params), array(indices), axis=axis) if axis else rows_of(params, indices)
 
 
 @op

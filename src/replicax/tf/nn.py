@@ -11,7 +11,7 @@ import numpy as np
 
 from replicax.tf._math import l2_normalize, sigmoid, softmax, tanh, top_k
 from replicax.tf._missing import refuse
-from replicax.tf._op import array, op
+from replicax.tf._op import array, op, rows_of
 from replicax.training import compute_average_loss, scale_regularization_loss
 
 __all__ = [
@@ -148,7 +148,7 @@ def bias_add(value: Any, bias: Any, data_format: str | None = None) -> jax.Array
 @op
 def embedding_lookup(params: Any, ids: Any, max_norm: float | None = None) -> jax.Array:
     """The rows of an embedding."""
-    rows = jnp.take(array(params), array(ids), axis=0)
+    rows = rows_of(params, ids)
     if max_norm is None:
         return rows
     length = jnp.linalg.norm(rows, axis=-1, keepdims=True)

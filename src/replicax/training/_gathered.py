@@ -22,20 +22,24 @@ import jax.numpy as jnp
 from replicax.collectives import offer_sum_in_shards
 from replicax.training._gathering import Evaluation, Source, Whole
 from replicax.values import is_array
-from replicax.variables import Frame, Shard, Variable
+from replicax.variables import Frame, Shard, Table, Variable
 
 __all__ = ["GatheredValues"]
 
 
 class GatheredValues:
-    """What a loss function is differentiated with respect to: values of variables, or probes of them."""
+    """What a loss function is differentiated with respect to: values of variables, or probes of them.
+
+    Of a variable that the step only looks up rows in, it is those rows.
+    """
 
     def __init__(self, frame: Frame, variables: Sequence[Variable]) -> None:
         cells = [frame.load(v) if v.layout.is_split and frame.is_one_replica else None for v in variables]
         self._shards = [cell if isinstance(cell, Shard) else None for cell in cells]
+        self._tables = [frame.table(v) for v in variables]
         values = [
-            v.read_value() if shard is None else jnp.zeros(v.shape, v.dtype)
-            for v, shard in zip(variables, self._shards, strict=True)
+            _input(v, shard, table)
+            for v, shard, table in zip(variables, self._shards, self._tables, strict=True)
         ]
         self.inputs = (values, [shard and jnp.zeros_like(shard.array) for shard in self._shards])
         """What JAX differentiates with respect to."""
@@ -80,4 +84,12 @@ class GatheredValues:
         own, sums = gradients
         for i in self._summed:
             offer_sum_in_shards(own[i], sums[i])
-        return own
+        both = zip(own, self._tables, strict=True)
+        return [gradient if table is None else table.whole_gradient(gradient) for gradient, table in both]
+
+
+def _input(variable: Variable, shard: Shard | None, table: Table | None) -> Any:
+    """What JAX differentiates with respect to, in place of a variable."""
+    if table is not None:
+        return table.rows
+    return variable.read_value() if shard is None else jnp.zeros(variable.shape, variable.dtype)

@@ -20,7 +20,7 @@ from replicax.errors import TracingError, VariableError
 from replicax.training._microbatches import is_padding
 from replicax.types import VariableAggregation
 from replicax.values import IndexedSlices
-from replicax.variables import Cell, Frame, RecordingFrame, Sending, Variable, Write
+from replicax.variables import Cell, Frame, RecordingFrame, Sending, Table, Variable, Write
 
 __all__ = ["FreshTracesNeeded", "GradientFrame"]
 
@@ -44,7 +44,14 @@ class GradientFrame(RecordingFrame):
         self._outer, self._fresh, self._program = outer, fresh, current_program()
         self._replica = current().replica
         self.is_one_replica = outer.is_one_replica
-        self._cells = {v.ref(): _as_cell(v, value) for v, value in zip(variables, values, strict=True)}
+        self._cells: dict[Any, Cell] = {}
+        self._tables: dict[Any, Table] = {}
+        for variable, value in zip(variables, values, strict=True):
+            table = outer.table(variable)
+            if table is None:
+                self._cells[variable.ref()] = _as_cell(variable, value)
+            else:
+                self._tables[variable.ref()] = table.with_rows(value)
         self._unknown: dict[Any, str] = {}
         self._writes: list[tuple[Variable, Write]] = []
 
@@ -60,6 +67,15 @@ class GradientFrame(RecordingFrame):
             return self._outer.load(variable)
         self._check_program()
         return self._cells[ref]
+
+    def table(self, variable: Variable) -> Table | None:
+        if variable.ref() not in self._tables:
+            return self._outer.table(variable)
+        self._check_program()
+        return self._tables[variable.ref()]
+
+    def note_lookup(self, variable: Variable, indices: Any) -> None:
+        self._outer.note_lookup(variable, indices)
 
     def _check_program(self) -> None:
         if not self._fresh and current_program() is not self._program:

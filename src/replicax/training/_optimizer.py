@@ -22,7 +22,7 @@ from replicax.errors import ContextError, TracingError, VariableError
 from replicax.training._gradients import value_and_grad
 from replicax.training._loss_scale import DynamicLossScale
 from replicax.training._pairs import Parameters, pair
-from replicax.training._reduction import GradientReduction, dense, is_distributed
+from replicax.training._reduction import GradientReduction, as_rows, dense, is_distributed
 from replicax.training._slots import (
     checkpoint_key,
     initial_state,
@@ -305,6 +305,7 @@ class Optimizer:
         """
         gradients, parameters = pair(grads_and_vars, variables)
         gradients = list(map(unrecorded, gradients))  # an update is not differentiated
+        gradients = [as_rows(g, v) for g, v in zip(gradients, parameters.variables, strict=True)]
         apply = functools.partial(self._apply, parameters, return_norm=return_norm)
         here = current()
         named = zip(gradients, parameters.variables, strict=True)
@@ -397,7 +398,8 @@ class Optimizer:
         gradients = parameters.ordered(gradients, given.variables)
         reduction, variables = self._reduction, parameters.variables
         own = variables[0].distribute_strategy is strategy
-        if own and from_replicas and current().frame.is_one_replica:
+        on_servers = parameters.strategy.servers is not None
+        if own and from_replicas and current().frame.is_one_replica and not on_servers:
             if strategy.find_shards is not None:
                 return self._update_later(parameters, strategy, gradients, return_norm=return_norm)
             layouts = _reduced_layouts(gradients, variables)
@@ -405,7 +407,7 @@ class Optimizer:
             return self._update_all(parameters, arrays, return_norm=return_norm)
         reduce = reduction.reduce_all if from_replicas else reduction.reduce_distributed
         reduced = reduce(strategy, gradients)
-        if parameters.strategy.servers is not None:
+        if on_servers:
             return self._update_on_servers(parameters, reduced, return_norm=return_norm)
         arrays = [dense(g, v) for g, v in zip(reduced, variables, strict=True)]
         if not own:  # the replicas may be on other devices

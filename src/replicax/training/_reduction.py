@@ -9,12 +9,12 @@ from typing import Any, final
 import jax.numpy as jnp
 
 from replicax.collectives import CommunicationOptions, map_each, reduce_leaves, sum_in_shards
-from replicax.contexts import StrategyProtocol
+from replicax.contexts import StrategyProtocol, current
 from replicax.types import ReduceOp
 from replicax.values import IndexedSlices, Mirrored, PerReplica
 from replicax.variables import Divided, Variable
 
-__all__ = ["GradientReduction", "dense", "is_distributed"]
+__all__ = ["GradientReduction", "as_rows", "dense", "is_distributed"]
 
 
 @final
@@ -88,6 +88,12 @@ class GradientReduction:
 def is_distributed(gradient: Any) -> bool:
     """Whether the gradients of all replicas come as one value."""
     return isinstance(gradient.values if isinstance(gradient, IndexedSlices) else gradient, PerReplica)
+
+
+def as_rows(gradient: Any, variable: Variable) -> Any:
+    """The rows that a gradient stands for, if a compiled step has looked up these only."""
+    table = current().frame.table(variable)
+    return gradient if table is None else table.as_rows(gradient)
 
 
 def dense(gradient: Any, variable: Variable) -> Any:

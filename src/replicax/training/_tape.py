@@ -270,6 +270,7 @@ class GradientTape:
             self._of_the_block |= {id(gradient): gradient for gradient in gradients}
         for value, _ in targets:
             offer_early_sum(unrecorded(value))
+        gradients = [_of_whole_variable(g, leaf) for g, leaf in zip(gradients, leaves, strict=True)]
         return rebuild([unconnected(g, leaf) for g, leaf in zip(gradients, leaves, strict=True)])
 
     def jacobian(
@@ -382,3 +383,9 @@ class GradientTape:
             return self._reads[id(value)][1]
         recorded = recording.find(value)
         return [] if recorded is None else [recorded]
+
+
+def _of_whole_variable(gradient: Any, source: Any) -> Any:
+    """The gradient of a variable, of which a compiled step may have read some rows only."""
+    table = current().frame.table(source) if isinstance(source, Variable) else None
+    return gradient if table is None or gradient is None else table.whole_gradient(gradient)

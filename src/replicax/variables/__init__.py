@@ -48,6 +48,7 @@ from replicax.variables._servers import Servers
 from replicax.variables._sharded import Shard, Sharded, axis_to_shard
 from replicax.variables._spec import VariableSpec
 from replicax.variables._store import Places, Store
+from replicax.variables._table import Table, padded_rows, row_numbers
 from replicax.variables._traced_value import TracedValue, traced_results
 from replicax.variables._variable import Variable
 from replicax.variables._writes import METHODS, Method, Write
@@ -88,6 +89,7 @@ __all__ = [
     "ShardedVariable",
     "Store",
     "SyncOnReadVariable",
+    "Table",
     "TracedValue",
     "Variable",
     "VariableCopy",
@@ -107,7 +109,9 @@ __all__ = [
     "kind_of",
     "memory_text",
     "out_of_memory_in_step",
+    "padded_rows",
     "prepare_variable",
+    "row_numbers",
     "traced_results",
     "use_frame",
     "watched_by",

@@ -20,6 +20,7 @@ from replicax.values import Mirrored, PerReplica
 
 if TYPE_CHECKING:
     from replicax.variables._servers import Servers
+    from replicax.variables._table import Table
     from replicax.variables._variable import Variable
 
 __all__ = [
@@ -80,6 +81,13 @@ class Frame(abc.ABC):
     @abc.abstractmethod
     def send(self, sending: Sending) -> None:
         """Send arrays to servers: at once, or when the compiled step that computes them has run."""
+
+    def table(self, variable: Variable) -> Table | None:
+        """The rows of `variable` that a compiled step has, if it does not have all of them."""
+        return None
+
+    def note_lookup(self, variable: Variable, indices: Any) -> None:  # noqa: B027 - eager code looks up at once
+        """Called when rows of a variable on servers are looked up."""
 
     def require_own_trace(self) -> None:  # noqa: B027 - eager code has no trace
         """Called when something is read that must not become part of a cached trace."""

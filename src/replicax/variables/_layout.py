@@ -135,6 +135,10 @@ class Layout(abc.ABC):
     def read(self, variable: Variable) -> Any:
         """The value outside of replicas, combined if the replicas' parts differ."""
 
+    def look_up(self, variable: Variable, indices: Any) -> Any:
+        """The rows at `indices`."""
+        return jnp.take(variable.read_value(), indices, axis=0)
+
     def held(self, variable: Variable) -> Any:
         """What each replica holds, as a distributed value that can be reduced."""
         return current().frame.load(variable)

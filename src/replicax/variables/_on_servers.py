@@ -1,8 +1,9 @@
 """The layout of variables whose values are on parameter servers.
 
 This process has a copy, on all of its devices, that is fetched before each use: a compiled step fetches all
-of its variables together, before it runs. Writes are sent to the servers, which apply them to the value
-that they have by then. Until the next fetch, this process sees its own writes applied to its own copy.
+of its variables together, before it runs. Of a variable in which it only looks up rows, it fetches those
+rows. Writes are sent to the servers, which apply them to the value that they have by then. Until the next
+fetch, this process sees its own writes applied to its own copy.
 """
 
 from __future__ import annotations
@@ -10,19 +11,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, final
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 
-from replicax._jax import is_tracer
+from replicax._jax import is_staging, is_tracer
+from replicax._recording import unrecorded
 from replicax.collectives import Communicator
 from replicax.contexts import current
 from replicax.errors import VariableError
-from replicax.types import VariableAggregation, VariableSynchronization
 from replicax.values import IndexedSlices, Mirrored, PerReplica
-from replicax.variables._aggregation import check_scatter, write_combined
+from replicax.variables._aggregation import write_combined
 from replicax.variables._frames import EagerFrame, Sending
-from replicax.variables._layout import OnMesh, spread_parts
+from replicax.variables._recorded import watched_by
 from replicax.variables._servers import Servers
+from replicax.variables._shared import SharedValue
 from replicax.variables._spec import VariableSpec
+from replicax.variables._table import Table, padded_rows, row_numbers
 from replicax.variables._writes import Write
 
 if TYPE_CHECKING:
@@ -32,7 +37,7 @@ __all__ = ["OnServers"]
 
 
 @final
-class OnServers(OnMesh):
+class OnServers(SharedValue):
     """On parameter servers, whole or in parts.
 
     Args:
@@ -41,12 +46,16 @@ class OnServers(OnMesh):
         placement: which of them have which part; `servers` knows what it means.
     """
 
-    type_name = "AggregatingVariable"
+    on_mesh = True
 
     def __init__(self, communicator: Communicator, servers: Servers, placement: Any) -> None:
         super().__init__(communicator)
         self._servers = servers
         self.placement = placement
+
+    @property
+    def device(self) -> Any:
+        return self.mesh.local_devices[0]
 
     @property
     def servers(self) -> Servers:
@@ -61,29 +70,29 @@ class OnServers(OnMesh):
     def wrap(self, array: Any, scalar: bool) -> Mirrored:
         return Mirrored.from_whole(array, self.mesh)
 
-    def unwrap(self, cell: Any) -> Any:
-        return cell.whole
-
     def refresh(self, variables: Sequence[Variable]) -> None:
         self._servers.pull(variables)
 
     def read_copy(self, variable: Variable, local_index: int) -> Any:
         return current().frame.load(variable).select(local_index)
 
-    def read(self, variable: Variable) -> Any:
-        return current().frame.load(variable).to_plain()
+    def look_up(self, variable: Variable, indices: Any) -> Any:
+        here, indices = current(), unrecorded(indices)
+        here.frame.note_lookup(variable, indices)
+        table = here.frame.table(variable)
+        if table is None and here.frame.is_eager and not here.tapes and not is_staging():
+            table = self._fetched(variable, indices)
+        if table is None:
+            return super().look_up(variable, indices)
+        return table.with_rows(watched_by(here.tapes, variable, table.rows)).take(indices)
 
-    def held(self, variable: Variable) -> Any:
-        """The value; an ON_READ total is divided, so that the replicas' parts add up to it."""
-        cell = current().frame.load(variable)
-        total = variable.aggregation is VariableAggregation.SUM
-        if not total or variable.synchronization is not VariableSynchronization.ON_READ:
-            return cell
-        return spread_parts(cell.whole, self.mesh, divide=True)
-
-    def check_method(self, variable: Variable, method: str) -> None:
-        if current().replica is not None:
-            check_scatter(variable, method)
+    def _fetched(self, variable: Variable, indices: Any) -> Table:
+        """The rows at `indices`, from the servers."""
+        numbers = np.asarray(row_numbers(indices, variable.shape[0]))
+        ((found, rows),) = self._servers.pull((), [(variable, numbers)])
+        arrays = padded_rows(found, rows, max(1, len(found)), variable.shape[0])
+        numbers, rows = jax.device_put(arrays, self.device)
+        return Table(numbers, rows, variable.shape)
 
     def write_in_replica(self, variable: Variable, replica: Any, write: Write) -> Any:
         if self.mesh.num_replicas == 1:

@@ -11,10 +11,10 @@ from replicax.collectives import Communicator
 from replicax.contexts import current
 from replicax.errors import VariableError
 from replicax.topology import ReplicaMesh
-from replicax.types import VariableAggregation, VariableSynchronization
 from replicax.values import IndexedSlices, Mirrored, PerReplica, free
-from replicax.variables._aggregation import check_scatter, write_combined
-from replicax.variables._layout import Layout, spread_parts
+from replicax.variables._aggregation import write_combined
+from replicax.variables._layout import Layout
+from replicax.variables._shared import SharedValue
 from replicax.variables._writes import Write
 
 if TYPE_CHECKING:
@@ -72,22 +72,14 @@ class OneDevice(Layout):
 
 
 @final
-class Central(Layout):
-    """One copy on the parameter device, which all replicas read and write.
+class Central(SharedValue):
+    """One copy on the parameter device. Compiled steps copy the value to their devices and back."""
 
-    What replicas write is combined first, as the aggregation says, whatever the synchronization. Compiled
-    steps copy the value to their devices and back.
-    """
-
-    type_name = "AggregatingVariable"
     on_mesh = False
 
     def __init__(self, communicator: Communicator, device: Any) -> None:
-        self._device, self._mesh = device, communicator.mesh
-
-    @property
-    def mesh(self) -> ReplicaMesh:
-        return self._mesh
+        super().__init__(communicator)
+        self._device = device
 
     @property
     def device(self) -> Any:
@@ -99,27 +91,9 @@ class Central(Layout):
     def wrap(self, array: Any, scalar: bool) -> Mirrored:
         return Mirrored.from_whole(array)
 
-    def unwrap(self, cell: Any) -> Any:
-        return cell.whole
-
     def read_copy(self, variable: Variable, local_index: int) -> Any:
         whole = current().frame.load(variable).whole
         return whole if is_tracer(whole) else self.mesh.place(whole, local_index)
-
-    def read(self, variable: Variable) -> Any:
-        return current().frame.load(variable).to_plain()
-
-    def held(self, variable: Variable) -> Any:
-        """The shared value; an ON_READ total is divided, so that the replicas' parts add up to it."""
-        cell = current().frame.load(variable)
-        total = variable.aggregation is VariableAggregation.SUM
-        if not total or variable.synchronization is not VariableSynchronization.ON_READ:
-            return cell
-        return spread_parts(cell.whole, self.mesh, divide=True)
-
-    def check_method(self, variable: Variable, method: str) -> None:
-        if current().replica is not None:
-            check_scatter(variable, method)
 
     def write_in_replica(self, variable: Variable, replica: Any, write: Write) -> Any:
         return write_combined(variable, replica, write)

@@ -6,6 +6,8 @@ import abc
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 if TYPE_CHECKING:
     from replicax.variables._frames import Sending
     from replicax.variables._spec import VariableSpec
@@ -22,8 +24,18 @@ class Servers(abc.ABC):
         """Give a new variable its value."""
 
     @abc.abstractmethod
-    def pull(self, variables: Sequence[Variable]) -> None:
-        """Fetch the current values into the stores of `variables`."""
+    def pull(
+        self, variables: Sequence[Variable], lookups: Sequence[tuple[Variable, np.ndarray]] = ()
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Fetch the current values of `variables` into their stores, and rows of other variables.
+
+        Args:
+            variables: those to fetch as a whole.
+            lookups: variables with the numbers of the rows to fetch; there are none for other numbers.
+
+        Returns:
+            For each of `lookups` the numbers of the rows in ascending order, each once, and the rows.
+        """
 
     @abc.abstractmethod
     def pack(self, sendings: Sequence[Sending]) -> tuple[list[Any], Any]:

@@ -35,6 +35,7 @@ from replicax.variables._readable import Readable, describe, seen_by_jax
 from replicax.variables._recorded import read_recorded, write_unrecorded
 from replicax.variables._spec import VariableSpec
 from replicax.variables._store import Store
+from replicax.variables._table import row_numbers
 from replicax.variables._writes import ADD, REPLACE, SCATTER, SUBTRACT, Method, Write
 
 if TYPE_CHECKING:
@@ -354,6 +355,30 @@ class Variable(Readable):
         index = here.local_index if here.strategy is self._strategy else None
         return self._layout.read(self) if index is None else self._layout.read_copy(self, index)
 
+    def sparse_read(self, indices: Any) -> jax.Array:
+        """The rows at `indices`, whole numbers of any shape; rows that do not exist are NaN.
+
+        If the variable is on parameter servers, a compiled step fetches only the rows that it looks up, and
+        their gradients are sent as rows.
+
+        >>> table = rx.Variable([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
+        >>> table.sparse_read([2, 0])
+        Array([[5., 6.],
+               [1., 2.]], dtype=float32)
+        """
+        indices = indices.read_value() if isinstance(indices, Readable) else jnp.asarray(indices)
+        if not jnp.issubdtype(indices.dtype, jnp.integer) or not self.shape:
+            raise TypeError(
+                f"sparse_read of the variable {self.name!r} of shape {self.shape} got indices of dtype "
+                f"{indices.dtype}. Pass the numbers of rows, as integers, to a variable that has rows."
+            )
+        return self._layout.look_up(self, indices)
+
+    def __getitem__(self, index: Any) -> jax.Array:
+        if self._layout.servers is None or not self.shape or not _is_row_number(index):
+            return self.read_value()[index]
+        return self.sparse_read(jnp.clip(row_numbers(index, self.shape[0]), 0, self.shape[0] - 1))
+
     def held(self) -> Any:
         """What each replica holds, as a distributed value that can be reduced."""
         return self._layout.held(self)
@@ -496,6 +521,13 @@ class Variable(Readable):
                 f"{value.shape}."
             )
         return value
+
+
+def _is_row_number(index: Any) -> bool:
+    """Whether an index is one number, or an array of them, for the first axis."""
+    if isinstance(index, jax.Array | np.ndarray | np.generic):
+        return jnp.issubdtype(index.dtype, jnp.integer)
+    return isinstance(index, int) and not isinstance(index, bool)
 
 
 def _own(value: Any) -> Any:
