@@ -4,14 +4,16 @@ import copy
 import inspect
 import warnings
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import replicax as rx
 from replicax.compat import v1
 from replicax.compat.v1 import _deprecation
-from replicax.errors import OutOfRangeError
+from replicax.errors import OutOfRangeError, TracingError
 
 DEVICES = ["CPU:0", "CPU:1"]
 
@@ -166,9 +168,11 @@ def test_several_steps_leave_the_last_outputs(strategy, compiled):
     )
 
 
-def test_outputs_set_in_a_replica_are_merged():
-    strategy = v1.MirroredStrategy(DEVICES)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_outputs_set_in_a_replica_are_merged(strategy, compiled):
+    n = strategy.num_replicas_in_sync
 
+    @(rx.function if compiled else lambda fn: fn)
     def step(context, batch):
         def replica_fn(x):
             context.set_last_step_output("mean", jnp.float32(x.sum()), reduce_op=v1.ReduceOp.MEAN)
@@ -178,17 +182,20 @@ def test_outputs_set_in_a_replica_are_merged():
         strategy.run(replica_fn, args=(batch,))
 
     context = strategy.extended.experimental_run_steps_on_iterator(
-        step, strategy.make_dataset_iterator(batches(1))
+        step, strategy.make_dataset_iterator(batches(2, 8)), iterations=2
     )
-    assert float(context.last_step_outputs["mean"]) == 3.0
-    assert numbers(context.last_step_outputs["apart"], strategy) == [1, 5]
+    sums = np.arange(8, 16).reshape(n, -1).sum(axis=1)
+    assert float(context.last_step_outputs["mean"]) == sums.mean()
+    assert numbers(context.last_step_outputs["apart"], strategy) == sums.tolist()
     assert context.non_tensor_outputs == {"name": "last"}
 
 
-def test_initial_values_are_kept_where_no_step_sets_them():
+@pytest.mark.parametrize("compiled", [False, True])
+def test_initial_values_are_kept_where_no_step_sets_them(compiled):
     strategy = v1.MirroredStrategy(DEVICES)
 
     def steps(fn, initial):
+        fn = rx.function(fn) if compiled else fn
         iterator = strategy.make_dataset_iterator(batches(1))
         run = strategy.extended.experimental_run_steps_on_iterator
         return run(fn, iterator, initial_loop_values=initial)
@@ -198,14 +205,104 @@ def test_initial_values_are_kept_where_no_step_sets_them():
         steps(lambda context, batch: context.set_last_step_output("loss", (1.0, 2.0)), {"loss": 7.0})
 
 
-def test_too_few_batches_for_the_steps():
+@pytest.mark.parametrize("compiled", [False, True])
+def test_too_few_batches_for_the_steps(compiled):
     strategy = v1.MirroredStrategy(DEVICES)
-    done = []
+    with strategy.scope():
+        done = rx.Variable(0)
+
+    def step(context, batch):
+        done.assign_add(1)
+
     with pytest.raises(OutOfRangeError, match="after 2 of 3 steps"):
         strategy.extended.experimental_run_steps_on_iterator(
-            lambda context, batch: done.append(1), strategy.make_dataset_iterator(batches(2)), iterations=3
+            rx.function(step) if compiled else step,
+            strategy.make_dataset_iterator(batches(2)),
+            iterations=3,
         )
-    assert len(done) == 2
+    assert int(done) == 2
+
+
+def trained(strategy, steps_per_call):
+    """The results of six steps, the last one with a partial batch, in calls of so many steps."""
+    with strategy.scope():
+        w, count = rx.Variable(jnp.ones((3, 2))), rx.Variable(0, aggregation="ONLY_FIRST_REPLICA")
+        optimizer, metric = rx.Optimizer(optax.adam(0.1)), rx.Mean()
+
+    @rx.function
+    def step(context, batch):
+        def replica_step(x):
+            noise = jax.random.normal(jax.random.fold_in(jax.random.key(0), count.value), (3, 2))
+            count.assign_add(1)
+            optimizer.minimize(lambda: rx.compute_average_loss(jnp.sum((x @ (w + noise)) ** 2, -1)), [w])
+            metric.update_state(jnp.sum(x, axis=-1))
+            # The optimizer of sharded state has to update `w` for that at this point.
+            context.set_last_step_output("first", w.value[0, 0], reduce_op="MEAN")
+            context.set_last_step_output("rows", jnp.sum(x, axis=-1))
+
+        strategy.run(replica_step, args=(batch,))
+        context.set_last_step_output("w", w.read_value())
+
+    x = np.random.default_rng(0).normal(size=(84, 3)).astype(np.float32)
+    iterator = strategy.make_dataset_iterator(rx.from_arrays(x).batch(16))
+    contexts = [
+        strategy.extended.experimental_run_steps_on_iterator(step, iterator, iterations=steps_per_call)
+        for _ in range(6 // steps_per_call)
+    ]
+    outputs = contexts[-1].last_step_outputs
+    rows = [np.asarray(part) for part in strategy.local_results(outputs.pop("rows"))]
+    return outputs, rows, w.numpy(), int(count), float(metric.result())
+
+
+TRAINED = {
+    "mirrored": STRATEGIES["mirrored"],
+    "one": STRATEGIES["one"],
+    "sharded": lambda: v1.MultiWorkerMirroredStrategy(shard="all", min_shard_bytes=0),
+}
+
+
+@pytest.mark.parametrize("make", ["mirrored", "sharded", pytest.param("one", marks=pytest.mark.long)])
+def test_steps_in_one_program_equal_as_many_calls_bit_for_bit(make):
+    one_by_one, together = trained(TRAINED[make](), 1), trained(TRAINED[make](), 6)
+    jax.tree.map(np.testing.assert_array_equal, together, one_by_one)
+    assert together[3] == 6
+
+
+def test_calls_reuse_the_program_of_a_compiled_step():
+    strategy, traces = v1.MirroredStrategy(DEVICES), []
+
+    @rx.function
+    def step(context, batch):
+        traces.append(context)
+        context.set_last_step_output("total", strategy.run(jnp.sum, args=(batch,)), "SUM")
+
+    iterator = strategy.make_dataset_iterator(batches(6))
+    run = strategy.extended.experimental_run_steps_on_iterator
+    totals = [int(run(step, iterator, iterations=2).last_step_outputs["total"]) for _ in range(2)]
+    num_traces = len(traces)
+    totals.append(int(run(step, iterator, iterations=2).last_step_outputs["total"]))
+    assert totals == [22, 54, 86] and len(traces) == num_traces
+
+
+def test_outputs_of_a_compiled_replica_in_a_step_that_is_not():
+    strategy = v1.MirroredStrategy(DEVICES)
+
+    def step(context, batch):
+        strategy.run(rx.function(lambda x: context.set_last_step_output("x", x.sum())), args=(batch,))
+
+    with pytest.raises(TracingError, match=r"'x'.*Decorate the step with `rx.function` instead"):
+        strategy.extended.experimental_run_steps_on_iterator(
+            step, strategy.make_dataset_iterator(batches(1))
+        )
+
+
+def test_a_signature_can_not_have_the_context():
+    strategy = v1.MirroredStrategy(DEVICES)
+    step = rx.function(lambda context, batch: None, input_signature=[rx.TensorSpec([4], np.int32)])
+    with pytest.raises(TypeError, match="Leave out `input_signature`"):
+        strategy.extended.experimental_run_steps_on_iterator(
+            step, strategy.make_dataset_iterator(batches(1))
+        )
 
 
 @pytest.mark.parametrize("iterations", [0, -1, 1.5, True])

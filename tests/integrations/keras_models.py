@@ -27,6 +27,11 @@ def make_model(kind="mlp", optimizer="sgd", seed=0, **options):
         "bn": lambda: [keras.layers.BatchNormalization(momentum=0.7)],
         "dropout": lambda: [keras.layers.Dropout(0.5, seed=3)],
         "large": lambda: [keras.layers.Dense(512, activation="tanh") for _ in range(2)],  # a megabyte
+        "wide": lambda: [
+            keras.layers.Dense(512, activation="tanh"),
+            keras.layers.BatchNormalization(momentum=0.7),
+            keras.layers.Dropout(0.5, seed=3),
+        ],
     }[kind]
     model = keras.Sequential(
         [keras.Input((4,)), keras.layers.Dense(5, activation="relu"), *layers(), keras.layers.Dense(1)]

@@ -11,7 +11,7 @@ keras = pytest.importorskip("keras")
 
 import replicax as rx  # noqa: E402
 import replicax.integrations.keras  # noqa: E402
-from replicax.integrations.keras import DistributedVariable, strategy_of  # noqa: E402
+from replicax.integrations.keras import DistributedVariable, _executions, strategy_of  # noqa: E402
 
 from .keras_models import (  # noqa: E402
     X,
@@ -119,12 +119,34 @@ def test_mixed_precision():
         assert_same(trained(), expected, tolerance=1e-3)
 
 
-def test_several_steps_at_once():
+def test_several_steps_at_once_equal_as_many_alone_bit_for_bit(monkeypatch):
+    """Ten rows in batches of two make three steps, then two; of batches of four, the last is alone."""
+    counts = []
+    scan_calls = _executions.scan_calls
+
+    def counting(step, state, batches):
+        counts.append(len(batches))
+        return scan_calls(step, state, batches)
+
+    monkeypatch.setattr(_executions, "scan_calls", counting)
+
+    def trained(steps_per_execution):
+        with strategy_of_kind(2).scope():
+            ours = make_model("wide", "adam", steps_per_execution=steps_per_execution)
+        history = fit(ours, batch_size=2, validation_data=(X, Y), validation_batch_size=4)
+        return history, ours.predict(X, batch_size=4, verbose=0), weights_of(ours)
+
+    alone = trained(1)
+    assert not counts
+    jax.tree.map(np.testing.assert_array_equal, trained(3), alone)
+    assert set(counts) == {2, 3}
+
+
+def test_several_steps_at_once_are_those_of_one_device():
     with strategy_of_kind(2).scope():
         ours = make_model("mlp", "sgd", steps_per_execution=3)
     fit(ours)
     assert_same(weights_of(ours), one_device("mlp", "sgd"))
-    assert ours.predict(X, batch_size=4, verbose=0).shape == (10, 1)
 
 
 def test_compiled_outside_of_the_scope_with_an_optimizer_from_outside():

@@ -19,8 +19,8 @@ def data():
     return x, np.sum(x, axis=1, keepdims=True)
 
 
-def train(strategy, mode, optimizer, hidden=HIDDEN, epochs=2):
-    """Losses, the mean loss as a metric, and the weights after training."""
+def train(strategy, mode, optimizer, hidden=HIDDEN, epochs=2, batch=BATCH, together=False):
+    """Losses, the mean loss as a metric, and the weights; with the steps of an epoch `together`, or not."""
     several = strategy.num_replicas_in_sync > 1
     # Every process has another initial value; that of the first one counts.
     key = jax.random.key(jax.process_index() if several else 0)
@@ -49,8 +49,11 @@ def train(strategy, mode, optimizer, hidden=HIDDEN, epochs=2):
     def step(x, y):
         return strategy.reduce("SUM", strategy.run(replica_step, args=(x, y)), axis=None)
 
-    dataset = strategy.distribute_dataset(rx.from_arrays(data()).batch(BATCH))
-    losses = [float(step(*batch)) for _ in range(epochs) for batch in dataset]
+    dataset = strategy.distribute_dataset(rx.from_arrays(data()).batch(batch))
+    if together:
+        losses = [float(loss) for _ in range(epochs) for loss in step.many(*zip(*dataset, strict=True))]
+    else:
+        losses = [float(step(*batch)) for _ in range(epochs) for batch in dataset]
     return losses, float(mean_loss.result()), {name: v.numpy() for name, v in params.items()}
 
 
@@ -75,6 +78,16 @@ def check_adam(strategy, mode):
 
 def check_adam_with_megabytes(strategy, mode):
     assert_like_one_device(strategy, mode, optax.adam(0.001, eps=EPS), hidden=40_000, epochs=1)
+
+
+def check_many_steps_in_one_program(strategy, mode):
+    """Two whole batches and a partial one, bit for bit as if one by one."""
+    if mode is rx.function:
+        runs = [
+            train(strategy, mode, optax.adam(0.01), hidden=8, batch=10, together=together)
+            for together in (False, True)
+        ]
+        jax.tree.map(np.testing.assert_array_equal, *runs)
 
 
 def check_uneven_rows(strategy, mode):

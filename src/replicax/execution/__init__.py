@@ -4,6 +4,7 @@ from replicax.execution._between_processes import BetweenProcesses
 from replicax.execution._compiled import CompiledStep
 from replicax.execution._function import Function, function, in_replicas
 from replicax.execution._memory import StepMemory
+from replicax.execution._repeated import scan_calls
 from replicax.execution._run import run
 from replicax.execution._signals import signals_deferred
 from replicax.execution._single import SingleReplica
@@ -21,6 +22,7 @@ __all__ = [
     "function",
     "in_replicas",
     "run",
+    "scan_calls",
     "signals_deferred",
     "update_copies",
 ]

@@ -28,6 +28,7 @@ from replicax.execution._mail import Mail, fetcher
 from replicax.execution._memory import StepMemory
 from replicax.execution._outputs import Outputs, distributed_in, mask_leaves, shared_masks
 from replicax.execution._program import EagerCallNeeded, FreshTraceNeeded, ProgramFrame
+from replicax.execution._repeated import scan_calls
 from replicax.execution._state import StepState, in_store_order
 from replicax.execution._traced_values import explain_traced_values
 from replicax.topology import ReplicaMesh
@@ -185,15 +186,8 @@ class CompiledStep:
         return results, [frame.array(variable) for variable in self._state.written]
 
     def _steps(self, read: list[Any], written: list[Any], calls: list[list[Any]]) -> Any:
-        """Call the step with the arguments of one call after the other, in a loop of the program."""
-
-        def call(written: list[Any], arrays: list[Any]) -> Any:
-            results, new = self._step(read, written, arrays)
-            return new, results
-
-        stacked = [jnp.stack(arrays) for arrays in zip(*calls, strict=True)]
-        new, results = jax.lax.scan(call, written, stacked, length=self._repeats)
-        return [[result[i] for result in results] for i in range(self._repeats)], new
+        """Call the step with the arguments of one call after the other."""
+        return scan_calls(functools.partial(self._step, read), written, calls)
 
     def _call(self, frame: ProgramFrame, arrays: list[Any]) -> list[Any]:
         leaves = list(self._static)

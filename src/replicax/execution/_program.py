@@ -284,7 +284,8 @@ class ReplicaFrame(Frame):
         """Make the deferred updates now if one of them concerns `variable`."""
         if not any(v is variable for update in self.deferred for v in update.variables):
             return
-        updates, self.deferred = self.deferred, []
+        updates = [update for update in self.deferred if update.variables]
+        self.deferred = [update for update in self.deferred if not update.variables]
         with at_trace(self._trace):
             for deferred in updates:
                 whole = [

@@ -184,9 +184,11 @@ class _State:
         )
 
     def add(self, array: Any, layout: Layout | None) -> None:
-        """Add a part if `layout` is split, else an equal copy."""
+        """Add a part if `layout` is split or the value is per-replica, else an equal copy."""
         whole, parts = self.arrays
         chosen = parts[layout.split_axis] if layout is not None and layout.is_split else whole
+        if isinstance(array, PerReplica):
+            chosen, array = parts[0], jnp.atleast_1d(array.select(0))
         chosen.append(array)
         self._lists.append(chosen)
 
@@ -195,6 +197,17 @@ class _State:
         inside = [self.arrays[0], *self.arrays[1]]
         outside = {id(a): iter(b) for a, b in zip(inside, [arrays[0], *arrays[1]], strict=True)}
         return (next(outside[id(chosen)]) for chosen in self._lists)
+
+
+def _outside(inside: Any, layout: Layout | None, array: Any) -> Any:
+    """The whole of a contribution to a deferred update, from the `array` that came out of the replicas."""
+    if isinstance(inside, PerReplica):
+        return PerReplica.from_global(array, inside.mesh, scalar=jnp.ndim(inside.select(0)) == 0)
+    if layout is None:
+        return array
+    cell = layout.wrap(array, False)
+    assert isinstance(cell, Mirrored)
+    return cell.whole
 
 
 @final
@@ -237,11 +250,8 @@ class _Traced:
         for variable in self._written:
             frame.store(variable, variable.layout.wrap(next(arrays), not variable.shape))
         for update in self._deferred:
-            whole = [
-                next(arrays) if layout is None else layout.wrap(next(arrays), False).whole
-                for layout in update.layouts
-            ]
-            update.update(whole)
+            contributed = zip(update.arrays, update.layouts, strict=True)
+            update.update([_outside(inside, layout, next(arrays)) for inside, layout in contributed])
 
     def result(self, arrays: Any, sums: dict[int, Any], mesh: Any) -> Any:
         """The result of the replica function, as per-replica values."""

@@ -98,10 +98,11 @@ class Deferred(NamedTuple):
 
     Args:
         strategy: of the replicas.
-        arrays: what the replicas contribute: parts if the layout is split, else equal copies.
-        layouts: the layouts of `arrays`; None for equal copies.
+        arrays: what the replicas contribute: per-replica values; parts if the layout is split; else equal
+            copies.
+        layouts: the layouts of `arrays`; None for per-replica values and equal copies.
         update: makes the update, from the whole values of `arrays`.
-        variables: those that the update reads or writes.
+        variables: those that the update reads or writes. Without any, it is made only at the end.
     """
 
     strategy: Any

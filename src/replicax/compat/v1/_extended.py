@@ -36,6 +36,9 @@ class StrategyExtended(CoreStrategyExtended):
     ) -> MultiStepContext:
         """Call `fn(context, batch)` in cross-replica context, once for each of the next batches.
 
+        If `fn` is compiled by `rx.function`, all steps run in one program, with the same results. It is
+        compiled for each number of steps, so keep to one. Without `rx.function` the steps are plain Python.
+
         Args:
             fn: a step; it runs the replicas with `strategy.run` and returns results with
                 `context.set_last_step_output` and `context.set_non_tensor_output`.
@@ -52,7 +55,8 @@ class StrategyExtended(CoreStrategyExtended):
         >>> from replicax.compat import v1
         >>> strategy = v1.MirroredStrategy(["CPU:0", "CPU:1"])
         >>> iterator = strategy.make_dataset_iterator(rx.from_arrays(np.arange(12)).batch(4))
-        >>> def step(context, batch):
+        >>> @rx.function
+        ... def step(context, batch):
         ...     total = strategy.run(lambda x: x.sum(), args=(batch,))
         ...     context.set_last_step_output("total", total, reduce_op="SUM")
         >>> context = strategy.extended.experimental_run_steps_on_iterator(step, iterator, iterations=3)

@@ -16,6 +16,7 @@ from replicax.contexts import has_strategy
 from replicax.integrations.keras import _private
 from replicax.integrations.keras._callbacks import backing_up_once, deciding_alike, saving_once
 from replicax.integrations.keras._datasets import adapting_datasets, building_from_a_look
+from replicax.integrations.keras._executions import running_together
 from replicax.integrations.keras._layers import normalizing_some_rows
 from replicax.integrations.keras._layout import StrategyLayout
 from replicax.integrations.keras._losses import scale_loss_for_distribution, unscale_loss_for_distribution
@@ -29,13 +30,7 @@ from replicax.integrations.keras._places import (
     may_grow,
     restoring_after,
 )
-from replicax.integrations.keras._run import (
-    keeping_results,
-    placing_state,
-    running,
-    syncing_state,
-    taking_state,
-)
+from replicax.integrations.keras._run import placing_state, running, syncing_state, taking_state
 from replicax.integrations.keras._variable import (
     DistributedVariable,
     watched_when_read,
@@ -60,7 +55,7 @@ def install() -> None:
     _replace(keras.Model, "_symbolic_build", building_from_a_look)
     _replace(keras.Model, "_get_jax_state", taking_state)
     _replace(keras.Model, "_get_state_sharding_spec", placing_state)
-    _replace(keras.Model, "_make_function", keeping_results)
+    _replace(keras.Model, "_make_function", running_together)
     _replace(keras.Model, "jax_state_sync", syncing_state)
     _replace(keras.layers.BatchNormalization, "call", normalizing_some_rows)
     for optimizer in (keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer):

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import keras
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from replicax.integrations.keras._run import running
 from replicax.topology import ReplicaMesh
@@ -33,6 +33,11 @@ class StrategyLayout(keras.distribution.DataParallel):
         if split and len(devices) > 1:
             self._split = NamedSharding(mesh.mesh, PartitionSpec(mesh.mesh.axis_names))
 
+    def sharding(self, shape: tuple[int, ...]) -> Sharding:
+        """How an array of a batch is placed: split if its rows can be divided evenly, else replicated."""
+        even = bool(shape) and shape[0] % self._mesh.mesh.size == 0
+        return self._split if even else self._mesh.replicated
+
     def place(self, value: Any) -> Any:
         """Place an array of a batch on the devices. Every process passes the whole batch."""
         if value is None:
@@ -41,8 +46,7 @@ class StrategyLayout(keras.distribution.DataParallel):
             run = running.get()
             jax.block_until_ready(None if run is None else run.results)
         array = value if isinstance(value, np.ndarray | jax.Array) else np.asarray(value)
-        even = array.ndim > 0 and array.shape[0] % self._mesh.mesh.size == 0
-        sharding = self._split if even else self._mesh.replicated
+        sharding = self.sharding(array.shape)
         if self._mesh.is_local:
             return jax.device_put(array, sharding)
         rows = np.asarray(array)

@@ -21,7 +21,16 @@ import numpy as np
 
 from replicax.execution import BetweenProcesses, signals_deferred
 
-__all__ = ["Run", "keeping_results", "placing_state", "running", "syncing_state", "taking_state"]
+__all__ = [
+    "Run",
+    "is_compiled",
+    "keeping_result",
+    "placing_state",
+    "running",
+    "signature",
+    "syncing_state",
+    "taking_state",
+]
 
 running: ContextVar[Run | None] = ContextVar("replicax_keras_running", default=None)
 """The call of `fit`, `evaluate` or `predict` that this code runs in."""
@@ -71,39 +80,39 @@ class Run:
         self.model._jax_state_synced = True
 
 
-def keeping_results(make_function: Callable[..., Any]) -> Callable[..., Any]:
-    """Let `Model._make_function` make steps that store their result in the current `Run`."""
+def keeping_result(step_function: Any) -> Callable[[Any, Any], Any]:
+    """A step of Keras that stores its result in the current `Run`."""
+    seen: dict[Any, Callable[[Any], Any]] = {}
 
-    @functools.wraps(make_function)
-    def call(self: Any, step_function: Any, *args: Any, **kwargs: Any) -> Any:
-        seen: dict[Any, Callable[[Any], Any]] = {}
+    def step(state: Any, data: Any) -> Any:
+        run = running.get()
+        if run is None:
+            return step_function(state, data)
+        results = run.results
 
-        def step(state: Any, data: Any) -> Any:
-            run = running.get()
-            if run is None:
-                return step_function(state, data)
-            results = run.results
+        def start(_: Any) -> Any:
+            results.extend(map(step_function, [state], [data]))
+            return results[-1][0]
 
-            def start(_: Any) -> Any:
-                results.extend(map(step_function, [state], [data]))
-                return results[-1][0]
+        key = (signature(data), bool(results))
+        if key in seen or not is_compiled(step_function):
+            seen.get(key, _run_at_once)(start)
+        else:
+            # JAX's first call of a program runs Python code after the arrays were donated. Tracing and
+            # compiling take longer, so they happen before, where they can be interrupted.
+            in_turn = _compiled_in_turn(run, step_function, step_function.lower(state, data))
+            with signals_deferred():
+                in_turn(start)
+            seen[key] = in_turn
+        del results[:-1]
+        return results[-1]
 
-            key = (_signature(data), bool(results))
-            if key in seen or not hasattr(step_function, "lower"):
-                seen.get(key, _run_at_once)(start)
-            else:
-                # JAX's first call of a program runs Python code after the arrays were donated. Tracing and
-                # compiling take longer, so they happen before, where they can be interrupted.
-                in_turn = _compiled_in_turn(run, step_function, step_function.lower(state, data))
-                with signals_deferred():
-                    in_turn(start)
-                seen[key] = in_turn
-            del results[:-1]
-            return results[-1]
+    return step
 
-        return make_function(self, step, *args, **kwargs)
 
-    return call
+def is_compiled(step_function: Any) -> bool:
+    """Whether a step is compiled, rather than plain Python as with `run_eagerly`."""
+    return hasattr(step_function, "lower")
 
 
 def _run_at_once(start: Callable[[Any], Any]) -> None:
@@ -179,7 +188,8 @@ def _groups(model: Any) -> tuple[list[Any], ...]:
     return tuple(map(list, groups))
 
 
-def _signature(data: Any) -> Any:
+def signature(data: Any) -> Any:
+    """What a compiled step depends on in its batch."""
     leaves, structure = jax.tree.flatten(data)
     return structure, tuple(
         (x.shape, x.dtype, x.sharding) if isinstance(x, jax.Array) else np.shape(x) for x in leaves
