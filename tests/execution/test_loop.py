@@ -12,6 +12,7 @@ import pytest
 import replicax as rx
 from replicax._jax import is_tracer
 from replicax.errors import InputError
+from replicax.execution._compiled import CompiledStep
 
 STRATEGIES = {
     "mirrored": lambda: rx.MirroredStrategy(["CPU:0", "CPU:1"]),
@@ -50,6 +51,19 @@ def test_the_loop_runs_in_python_and_its_replicas_compiled(strategy):
     assert all(traced) and calls <= 2, "traced once to find variables and once to compile"
     assert epoch(dataset) == sum(range(40))
     assert len(traced) == calls, "the function of the second call is the same code"
+
+
+def test_the_program_of_a_step_is_made_once(strategy, monkeypatch):
+    lowered = []
+    lower = CompiledStep.lower
+    monkeypatch.setattr(CompiledStep, "lower", lambda *args: lowered.append(1) or lower(*args))
+
+    @rx.function
+    def epoch(dataset):
+        return [strategy.run(lambda x: jnp.sum(x), args=(batch,)) for batch in dataset]
+
+    assert len(epoch(distributed(strategy, count=40))) == 10
+    assert len(lowered) == 1
 
 
 def test_an_iterator_is_read_where_it_is(strategy):

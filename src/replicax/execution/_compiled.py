@@ -102,6 +102,7 @@ class CompiledStep:
         self._program = self._step if repeats == 1 else self._steps
         self._jitted = jax.jit(self._program, donate_argnums=1, out_shardings=self._shardings())
         self._memory: StepMemory | None = None
+        self._is_compiled = False
         self._between: BetweenProcesses | None = None
         if found.mesh is not None and not found.mesh.is_local:
             self._between = BetweenProcesses(found.mesh, fn)
@@ -258,7 +259,9 @@ class CompiledStep:
         return [(v, self._state.shape_of(v)) for v in (*self._state.read, *self._state.written)]
 
     def compile(self, leaves: list[Any]) -> None:
-        """Trace and compile the step for arguments with these `leaves`, unless JAX has it cached."""
+        """Trace and compile the step for arguments with these `leaves`, unless that was done before."""
+        if self._is_compiled:
+            return
         lowered = self.lower(leaves)
         compiled = lowered.compile() if self._between is None else self._between.compile(lowered)
         arguments = filter(_is_traced, leaves)
@@ -266,6 +269,7 @@ class CompiledStep:
         self._memory.refuse_too_large()
         for variable in self._state.written:
             variable.was_written = True
+        self._is_compiled = True
 
     def run_first(self, leaves: list[Any]) -> Any:
         """Run the step for the first time; if it may run out of memory, wait until it has not."""
