@@ -79,6 +79,8 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/input.py
 	$(BIN)/python benchmarks/training.py
 	$(BIN)/python benchmarks/multiworker.py
+	$(BIN)/python benchmarks/sharded.py
+	$(BIN)/python benchmarks/gpt.py
 	$(BIN)/python benchmarks/checkpoint.py
 	$(BIN)/python benchmarks/nnx.py
 	$(BIN)/python benchmarks/imports.py
