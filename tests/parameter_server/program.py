@@ -6,8 +6,6 @@ A program of its own: Ray leaves threads behind in the process that starts it.
 import contextlib
 import json
 import logging
-import os
-import signal
 import sys
 import time
 from pathlib import Path
@@ -278,7 +276,7 @@ def mistakes(strategy, coordinator, folder):
         "divided": lambda: rows.build([table]),
         "creates": lambda: coordinator.schedule(create).fetch(),
         "remote value": lambda: coordinator.schedule(lambda x: x, args=(remote,)),
-        "second": lambda: rx.ClusterCoordinator(strategy),
+        "second": lambda: rx.ClusterCoordinator(strategy, max_queued=5),
         "strategy": lambda: rx.ClusterCoordinator(rx.OneDeviceStrategy("CPU:0")),
         "next": lambda: next(coordinator.create_per_worker_resource(list)),
     }
@@ -293,53 +291,132 @@ def mistakes(strategy, coordinator, folder):
     return messages
 
 
-def killed_worker(strategy, coordinator, folder):
-    """A worker dies in a function, which runs again."""
+def keras_model(units=16):
+    import keras
+
+    keras.utils.set_random_seed(3)
+    inputs = keras.Input((6,))
+    hidden = keras.layers.Dense(units, activation="relu", kernel_regularizer="l2")(inputs)
+    model = keras.Model(inputs, keras.layers.Dense(3)(hidden))
+    model.compile(keras.optimizers.Adam(0.02), loss="mse", metrics=["mae"])
+    return model
+
+
+def keras_fit(strategy, coordinator, folder):
+    """`fit`: one step at a time like plain Keras; then with a dataset in each worker; checkpoints."""
+    x, y = (np.asarray(array) for array in regression()[:2])
+    plain = keras_model()
     with strategy.scope():
-        total = rx.Variable(0.0, aggregation=rx.VariableAggregation.SUM)
+        model = keras_model()
+    arguments = {"batch_size": len(x), "epochs": 3, "verbose": 0}
+    histories = [m.fit(x, y, **arguments).history for m in (plain, model)]
+    off = max(abs(a - b) for k in histories[0] for a, b in zip(*(h[k] for h in histories), strict=True))
+    off = max(
+        off,
+        *(
+            float(np.abs(a - b).max())
+            for a, b in zip(plain.get_weights(), model.get_weights(), strict=True)
+        ),
+    )
+    evaluated = [m.evaluate(x, y, batch_size=10, verbose=0, return_dict=True) for m in (plain, model)]
+    off_evaluated = max(abs(evaluated[0][k] - evaluated[1][k]) for k in evaluated[0])
+    predicted = float(np.abs(plain.predict(x, verbose=0) - model.predict(x, verbose=0)).max())
 
-    def once(name, number):
-        file = Path(folder, name)
-        if not file.exists():
-            file.touch()
-            os.kill(os.getpid(), number)
-        total.assign_add(1.0)
-        return os.getpid()
+    def dataset_fn(context):
+        batch_size = context.get_per_replica_batch_size(16)
+        return rx.from_arrays((x, y)).shuffle(seed=0).repeat().batch(batch_size)
 
-    value = coordinator.schedule(once, args=("killed", signal.SIGKILL))
+    history = model.fit(
+        dataset_fn, epochs=2, steps_per_epoch=5, validation_data=(x, y), validation_batch_size=16, verbose=0
+    ).history
+    iterations = int(model.optimizer.iterations.numpy())
+    path = rx.Checkpoint(model=model, optimizer=model.optimizer).save(f"{folder}/keras")
+    with rx.MirroredStrategy(["CPU:0"]).scope():
+        other = keras_model()
+        other.optimizer.build(other.trainable_variables)
+    rx.Checkpoint(model=other, optimizer=other.optimizer).restore(path)
+    same = [np.array_equal(a, b) for a, b in zip(other.get_weights(), model.get_weights(), strict=True)]
+    slots = [
+        np.array_equal(a.numpy(), b.numpy())
+        for a, b in zip(other.optimizer.variables, model.optimizer.variables, strict=True)
+    ]
+    other.set_weights([np.ones_like(w) for w in other.get_weights()])
+    path = rx.Checkpoint(model=other, optimizer=other.optimizer).save(f"{folder}/keras_back")
+    rx.Checkpoint(model=model, optimizer=model.optimizer).restore(path)
+    back = sum(float(w.sum()) for w in model.get_weights())
+    messages = {}
+    attempts = {
+        "steps": lambda: model.fit(dataset_fn, verbose=0),
+        "on batch": lambda: model.train_on_batch(x, y),
+        "ends": lambda: model.fit(lambda: rx.from_arrays((x, y)).batch(16), steps_per_epoch=9, verbose=0),
+    }
+    for name, attempt in attempts.items():
+        try:
+            attempt()
+        except Exception as error:
+            messages[name] = f"{type(error).__name__}: {error}"
+    return {
+        "off": [off, off_evaluated, predicted],
+        "history": {name: [float(v) for v in values] for name, values in history.items()},
+        "iterations": iterations,
+        "same": all(same) and all(slots),
+        "back": back,
+        "messages": messages,
+    }
+
+
+def positions(strategy, coordinator, folder):
+    """Where each worker is in its dataset is saved, and new workers take part."""
+
+    def dataset_fn():
+        return rx.from_arrays(np.arange(100)).repeat().batch(2)
+
+    def take(iterator, seconds):
+        time.sleep(seconds)
+        return rx.get_current_worker_index(), [int(x) for x in np.asarray(next(iterator))]
+
+    iterator = iter(coordinator.create_per_worker_dataset(dataset_fn))
+    first = [coordinator.schedule(take, args=(iterator, 0.05)) for _ in range(6)]
     coordinator.join()
-    return {"total": float(total.numpy()), "ran": value.status.name}
-
-
-def killed_server(strategy, coordinator, folder):
-    """A server dies; it continues from its snapshot, and functions that need it wait."""
-    with strategy.scope():
-        variables = [rx.Variable(jnp.zeros(3), name=f"v{i}") for i in range(4)]
-
-    @rx.function
-    def add():
-        for variable in variables:
-            variable.assign_add(jnp.ones(3))
-
-    for _ in range(3):
-        coordinator.schedule(add)
+    seen = coordinator.fetch(first)
+    checkpoint = rx.Checkpoint(iterator=iterator)
+    path = checkpoint.save(f"{folder}/positions")
+    more = [coordinator.schedule(take, args=(iterator, 0.0)) for _ in range(6)]
     coordinator.join()
-    start = time.monotonic()
-    while min(saved.time for saved in strategy.cluster._snapshots) < start + 1.0:
-        time.sleep(0.1)  # until each server was saved after the last update
-    pids = [int(strategy.cluster.ping(actor)) for actor in strategy.cluster._servers]
-    os.kill(pids[0], signal.SIGKILL)
-    start = time.monotonic()
-    for _ in range(5):
-        coordinator.schedule(add)
+    checkpoint.restore(path)
+    again = coordinator.fetch([coordinator.schedule(take, args=(iterator, 0.2)) for _ in range(2)])
     coordinator.join()
-    seconds = time.monotonic() - start
-    return {"values": sorted({float(v.numpy()[0]) for v in variables}), "seconds": round(seconds, 1)}
+    coordinator.add_workers()
+    deadline, workers = time.monotonic() + 60, set()
+    while 2 not in workers and time.monotonic() < deadline:
+        values = [coordinator.schedule(take, args=(iterator, 0.02)) for _ in range(3)]
+        workers |= {index for index, _ in coordinator.fetch(values)}
+    return {"seen": seen, "again": again, "workers": sorted(workers), "more": len(coordinator.fetch(more))}
+
+
+def faults(strategy, coordinator, folder):
+    """Some faults of tests/parameter_server/faults.py; what does not hold afterwards."""
+    import faults as program
+    from ray import cloudpickle
+
+    from replicax.parameter_server._cluster import FaultOptions
+
+    cloudpickle.register_pickle_by_value(program)
+    place = Path(folder, "faults")
+    place.mkdir()
+    matrix, problems = program.Matrix(strategy, coordinator, place), {}
+    chosen = [("stop", "worker", "step"), ("kill", "ps", "save")]
+    for kind, task, moment in chosen:
+        seconds = 5.0 if kind == "stop" else OPTIONS["heartbeat_timeout_seconds"]
+        strategy.cluster.faults = FaultOptions(0.5, seconds)
+        problems[f"{kind} {task}, {moment}"] = matrix.fault(kind, task, moment).problems
+    strategy.cluster.faults = FaultOptions(**OPTIONS)
+    return problems
 
 
 def survivors(strategy, coordinator, folder):
     """The processes that run some seconds after the strategy has ended."""
-    actors = [*strategy.cluster._servers, *strategy.workers]
+    actors = [*(server.actor for server in strategy.cluster.servers), *strategy.workers]
     pids = [strategy.cluster.ping(actor) for actor in actors]
     strategy.shutdown()
     deadline = time.monotonic() + 10

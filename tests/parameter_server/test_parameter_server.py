@@ -45,8 +45,9 @@ def results(tmp_path_factory):
         "staleness",
         "failing_function",
         "mistakes",
-        "killed_worker",
-        "killed_server",
+        "keras_fit",
+        "faults",
+        "positions",
         "survivors",
     )
 
@@ -104,13 +105,37 @@ def test_mistakes_are_explained(results):
     assert "write `next(iterator)` in `step`" in found["next"]
 
 
-def test_the_function_of_a_worker_that_died_runs_again(results):
-    assert results["killed_worker"] == {"total": 1.0, "ran": "READY"}
+def test_keras_fit_equals_that_of_plain_keras(results):
+    """One step at a time; then with a dataset in each worker. Checkpoints fit a mirrored model too."""
+    found = results["keras_fit"]
+    assert max(found["off"]) < 1e-5
+    assert found["iterations"] == 13
+    assert found["history"]["loss"][1] < found["history"]["loss"][0]
+    assert set(found["history"]) == {"loss", "mae", "val_loss", "val_mae"}
+    assert found["same"] is True
+    assert found["back"] == 6 * 16 + 16 + 16 * 3 + 3
+    assert "Pass `steps_per_epoch`" in found["messages"]["steps"]
+    assert "Use `fit` and `evaluate`" in found["messages"]["on batch"]
+    assert "dataset.repeat()" in found["messages"]["ends"]
 
 
-def test_a_server_that_died_continues_from_its_snapshot(results):
-    assert results["killed_server"]["values"] == [8.0]
+def test_positions_of_workers_are_saved_and_workers_join(results):
+    found = results["positions"]
+    position = {0: 0, 1: 0}
+    for index, rows in found["seen"]:
+        assert rows == [position[index], position[index] + 1]
+        position[index] += 2
+    assert found["more"] == 6
+    assert sorted(index for index, _ in found["again"]) == [0, 1]
+    assert all(rows == [position[index], position[index] + 1] for index, rows in found["again"])
+    assert 2 in found["workers"]
+
+
+@pytest.mark.parametrize("fault", ["stop worker, step", "kill ps, save"])
+def test_training_goes_on_after_a_fault(results, fault):
+    """`python -m tests.parameter_server.faults` has all of them, and their times."""
+    assert results["faults"][fault] == []
 
 
 def test_no_process_is_left_behind(results):
-    assert results["survivors"] == {"started": 4, "alive": []}
+    assert results["survivors"] == {"started": 5, "alive": []}

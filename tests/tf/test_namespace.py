@@ -56,7 +56,6 @@ def test_everything_with_a_docstring():
         "summary": "rx.Tracker(tensorboard=",
         "py_function": "pure_callback",
         "custom_gradient": "custom_vjp",
-        "distribute.Server": "ray start",
         "compat.v1.Session": "no graphs and sessions",
         "compat.v1.data": "`tf.data`",
         "debugging.set_log_device_placement": "x.devices()",

@@ -2,25 +2,40 @@
 
     ParameterServerStrategy    _strategy.py       variables on servers; starts the processes
     ClusterCoordinator         _coordinator.py    schedules functions on workers
+    Server                     _joining.py        a task in a process that the user starts (`_nodes.py`)
     a server                   _server.py         arrays, and what is done to them (`_plans.py`)
     a worker                   _worker.py         calls functions
+    both, in the coordinator   _server_task.py,   watched, and replaced if they fail
+                               _worker_task.py
 
 Between them: `_servers.py` is the servers as a process sees them; `_pulls.py`, `_parcels.py` and
-`_packing.py` are what is sent, `_rows.py` rows of variables; `_references.py` says how variables travel,
-`_cluster.py` and `_handles.py` what happens if a task fails, `_staleness.py` who may run at the same time,
-`_separable.py` and `_row_updates.py` how an optimizer may be divided.
+`_packing.py` are what is sent, `_rows.py` rows of variables; `_references.py` and `_pickling.py` say how
+functions and variables travel, `_handles.py` finds a server that was replaced, `_staleness.py` says who may
+run at the same time, `_separable.py` and `_row_updates.py` how an optimizer may be divided.
 """
 
-from replicax.parameter_server._coordinator import ClusterCoordinator
+from replicax.parameter_server._coordinator import ClusterCoordinator, KeptFunction
+from replicax.parameter_server._joining import Server
+from replicax.parameter_server._pickling import pickle_with
+from replicax.parameter_server._ray import cloudpickle
+from replicax.parameter_server._references import recall, remember
+from replicax.parameter_server._servers import RayServers
 from replicax.parameter_server._strategy import ParameterServerStrategy
 from replicax.parameter_server._values import PerWorkerValues, RemoteValue, RemoteValueStatus
 from replicax.parameter_server._worker import get_current_worker_index
 
 __all__ = [
     "ClusterCoordinator",
+    "KeptFunction",
     "ParameterServerStrategy",
     "PerWorkerValues",
+    "RayServers",
     "RemoteValue",
     "RemoteValueStatus",
+    "Server",
+    "cloudpickle",
     "get_current_worker_index",
+    "pickle_with",
+    "recall",
+    "remember",
 ]

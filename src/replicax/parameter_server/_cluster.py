@@ -1,26 +1,27 @@
 """The processes of a strategy with parameter servers: actors on Ray, watched and replaced.
 
-Each task has a thread in the coordinator's process that watches it. A process that ends is noticed at once,
-one that is stopped or hangs when it does not answer in time; both are replaced under the same name. A
-server continues from its latest snapshot, which the coordinator holds.
+Each task has a thread in the coordinator's process that watches it (`_server_task.py`, `_worker_task.py`).
+A process that ends is noticed at once, one that is stopped or hangs when it does not answer in time; both
+are replaced under the same name.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import logging
-import os
 import threading
-import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
-from replicax.errors import ClusterError, ClusterTimeoutError
-from replicax.parameter_server._handles import ServerHandle
+from replicax.cluster import ClusterSpec
+from replicax.errors import ClusterError
+from replicax.parameter_server._connection import Connection
+from replicax.parameter_server._handles import Call
 from replicax.parameter_server._ray import library
+from replicax.parameter_server._server_task import ServerTask
 
-__all__ = ["Cluster", "ClusterSize", "FaultOptions", "is_dead"]
+__all__ = ["Cluster", "ClusterSize", "FaultOptions"]
 
 _logger = logging.getLogger("replicax")
 
@@ -33,10 +34,12 @@ class FaultOptions:
     Args:
         snapshot_seconds: how often the state of each server is copied to the coordinator.
         heartbeat_timeout_seconds: how long a task may be silent before it is replaced.
+        join_timeout_seconds: how long to wait for tasks that the user starts.
     """
 
     snapshot_seconds: float = 30.0
     heartbeat_timeout_seconds: float = 30.0
+    join_timeout_seconds: float = 600.0
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -57,146 +60,110 @@ class ClusterSize:
 
 
 @final
-@dataclasses.dataclass(frozen=True)
-class _Saved:
-    """A snapshot of a server, and how many changes it had seen."""
-
-    changes: int = -1
-    state: Any = None
-    time: float = 0.0
-
-
-@final
 class Cluster:
     """The servers and workers of one strategy.
 
     Args:
         size: how many.
-        address: of a Ray cluster; None joins the one that is in use, or starts one on this machine.
+        address: of a Ray cluster; see `Connection`.
+        spec: the tasks, if the user has named them.
         faults: when to replace tasks.
     """
 
-    def __init__(self, size: ClusterSize, address: str | None, faults: FaultOptions) -> None:
+    def __init__(
+        self, size: ClusterSize, address: str | None, spec: ClusterSpec | None, faults: FaultOptions
+    ) -> None:
         self.uid = uuid.uuid4().hex[:12]
         self.size, self.faults = size, faults
-        self.has_coordinator = False
         self._closed = threading.Event()
-        self._lock = threading.Lock()
-        self._owns_ray = _connect(size, address)
-        self.handles = [ServerHandle(self._server_name(i), i) for i in range(size.num_ps)]
-        self._servers = [self._start_server(i) for i in range(size.num_ps)]
-        self._snapshots: list[_Saved] = [_Saved()] * size.num_ps
-        self._journals: list[list[tuple[str, Any]]] = [[] for _ in range(size.num_ps)]
-        self._threads: list[threading.Thread] = []
-        for i in range(size.num_ps):
-            self.watch(f"ps {i}", lambda i=i: self._watch_server(i))
+        self._on_close: list[Callable[[], None]] = []
+        self._connection = Connection(address, spec, faults.join_timeout_seconds)
+        self._indices = {
+            "ps": _indices(spec, "ps", size.num_ps),
+            "worker": _indices(spec, "worker", size.num_workers),
+        }
+        self.servers = [ServerTask(self, i) for i in range(size.num_ps)]
 
-    def _server_name(self, index: int) -> str:
-        return f"replicax/{self.uid}/ps{index}"
+    def tell(self, server: int, method: str, *arguments: Any) -> Call:
+        """Tell a server something that its replacements must know, too."""
+        return self.servers[server].tell(method, *arguments)
 
-    # Servers.
+    # Starting tasks.
 
-    def _start_server(self, index: int, *state: Any) -> Any:
+    def start_server(self, index: int, *state: Any) -> Any:
+        """Start server `index`; waits until one that has failed has given up its name."""
         from replicax.parameter_server._server import ParameterServer
 
-        options = _actor_options(self.size.resources_per_ps)
+        options = self._options("ps", index, self.size.resources_per_ps)
         kind = library().remote(concurrency_groups={"watch": 1})(ParameterServer)
-        return kind.options(name=self._server_name(index), **options).remote(*state)
-
-    def record(self, server: int, method: str, arguments: Any) -> None:
-        """Remember a call that a server which is restored must receive again."""
-        with self._lock:
-            self._journals[server].append((method, arguments))
-
-    def _watch_server(self, index: int) -> None:
-        due, started = 0.0, None
-        while not self._closed.is_set():
-            try:
-                if started is not self._servers[index]:
-                    self.await_start(self._servers[index])
-                    started = self._servers[index]
-                if time.monotonic() >= due:
-                    due = time.monotonic() + self.faults.snapshot_seconds
-                    self._take_snapshot(index)
-                self.ping(self._servers[index])
-            except Exception as error:
-                if self._closed.is_set():
-                    return
-                if not is_dead(error):
-                    raise
-                self._replace_server(index, error)
-            self._closed.wait(0.5)
-
-    def _take_snapshot(self, index: int) -> None:
-        with self._lock:
-            recorded = len(self._journals[index])
-        actor, saved = self._servers[index], self._snapshots[index]
-        ref = actor.snapshot.remote(saved.changes)
-        while not library().wait([ref], timeout=1.0)[0]:
-            self.ping(actor)  # it may be busy for long, but must not be silent
-        changes, state = library().get(ref)
-        with self._lock:
-            state = saved.state if state is None else state
-            self._snapshots[index] = _Saved(changes, state, time.monotonic())
-            del self._journals[index][:recorded]
-
-    def _replace_server(self, index: int, error: Exception) -> None:
-        start, saved = time.monotonic(), self._snapshots[index]
-        age = "its first values" if saved.state is None else f"its snapshot, {start - saved.time:.1f} s old"
-        _logger.warning("ps %d failed (%s); continuing from %s.", index, _reason(error), age)
-        self._kill(self._servers[index])
-        with self._lock:
-            journal = list(self._journals[index])
-        actor = self._retry_name(lambda: self._start_server(index, saved.state, journal))
-        self._snapshots[index] = dataclasses.replace(saved, changes=-1)  # it counts from 0 again
-        self._servers[index] = actor
-        _logger.warning("ps %d was replaced after %.1f s.", index, time.monotonic() - start)
-
-    def _retry_name(self, start: Callable[[], Any]) -> Any:
-        """Ray frees the name of an actor some time after it has died."""
-        deadline = time.monotonic() + 60
         while True:
             try:
-                return start()
+                return kind.options(name=self.server_name(index), **options).remote(*state)
             except ValueError:
-                if time.monotonic() > deadline:
+                if self.wait_closed(0.1):
                     raise
-                time.sleep(0.1)
-
-    # Workers.
 
     def start_worker(self, index: int) -> Any:
         """Start worker `index`, also in the place of one that has failed."""
         from replicax.parameter_server._worker import Worker
 
-        options = _actor_options(self.size.resources_per_worker)
+        options = self._options("worker", index, self.size.resources_per_worker)
         kind = library().remote(concurrency_groups={"watch": 2})(Worker)
-        names = [self._server_name(i) for i in range(self.size.num_ps)]
+        names = [self.server_name(i) for i in range(self.size.num_ps)]
         return kind.options(**options).remote(self.uid, index, names)
 
-    # All tasks.
+    def _options(self, job: str, index: int, resources: Mapping[str, float]) -> dict[str, Any]:
+        task = job, self._indices[job][index]
+        return _actor_options(self._connection.resources(task, resources))
+
+    def add_worker(self, task_index: int | None = None) -> Any:
+        """Start one more worker, on the node of a task that has joined if `task_index` is given."""
+        known = self._indices["worker"]
+        known.append(max(known) + 1 if task_index is None else task_index)
+        return self.start_worker(len(known) - 1)
+
+    def new_workers(self) -> list[int]:
+        """The indices of workers that have joined, and are not in use yet."""
+        return [i for i in self._connection.joined_workers() if i not in self._indices["worker"]]
+
+    def server_name(self, index: int) -> str:
+        """The name by which Ray knows server `index` and its replacements."""
+        return f"replicax/{self.uid}/ps{index}"
+
+    # Watching them.
 
     def watch(self, name: str, run: Callable[[], None]) -> None:
         """Watch a task in a thread of its own."""
-        thread = threading.Thread(target=run, name=f"replicax {name}", daemon=True)
-        self._threads.append(thread)
-        thread.start()
 
-    def await_start(self, actor: Any) -> None:
-        """Wait for a new task, however long its process takes to start; raise if it ends."""
-        library().get(actor.ping.options(concurrency_group="watch").remote())
+        def watch() -> None:
+            try:
+                run()
+            except Exception:
+                if not self.is_closed:
+                    _logger.exception("%s is no longer watched, because of an error of Replicax.", name)
+
+        threading.Thread(target=watch, name=f"replicax {name}", daemon=True).start()
+
+    def await_start(self, actor: Any) -> int:
+        """Wait for a new task, however long its process takes to start; returns its process id."""
+        return library().get(actor.ping.options(concurrency_group="watch").remote())
 
     def ping(self, actor: Any) -> int:
         """Raise unless a task answers in time; returns its process id."""
         ref = actor.ping.options(concurrency_group="watch").remote()
         return library().get(ref, timeout=self.faults.heartbeat_timeout_seconds)
 
+    def get(self, ref: Any, actor: Any) -> Any:
+        """The result of a call, which may take long, of a task that must not be silent meanwhile."""
+        while not library().wait([ref], timeout=1.0)[0]:
+            self.ping(actor)
+        return library().get(ref)
+
     def kill(self, actor: Any) -> None:
         """End a task, whatever it is doing."""
-        self._kill(actor)
-
-    def _kill(self, actor: Any) -> None:
         library().kill(actor, no_restart=True)
+
+    # Ending them.
 
     @property
     def is_closed(self) -> bool:
@@ -207,51 +174,25 @@ class Cluster:
         """Wait some time; returns whether the tasks have been ended."""
         return self._closed.wait(seconds)
 
+    def on_close(self, callback: Callable[[], None]) -> None:
+        """Call a function when the tasks are ended."""
+        self._on_close.append(callback)
+
     def close(self, workers: Sequence[Any]) -> None:
         """End all servers and workers, and Ray if it was started for them."""
         if self._closed.is_set():
             return
         self._closed.set()
+        for callback in self._on_close:
+            callback()
         if library().is_initialized():
-            for actor in (*workers, *self._servers):
-                self._kill(actor)
-            if self._owns_ray:
-                library().shutdown()
+            for actor in (*workers, *(server.actor for server in self.servers)):
+                self.kill(actor)
+            self._connection.close()
 
 
-def is_dead(error: BaseException) -> bool:
-    """Whether an error of Ray says that a task has ended, or does not answer."""
-    exceptions = library().exceptions
-    kinds = (exceptions.RayActorError, exceptions.GetTimeoutError, exceptions.ObjectLostError)
-    return isinstance(error, kinds)
-
-
-def _reason(error: BaseException) -> str:
-    silent = isinstance(error, library().exceptions.GetTimeoutError)
-    return "it does not answer" if silent else "its process has ended"
-
-
-def _connect(size: ClusterSize, address: str | None) -> bool:
-    """Connect to Ray; returns whether it was started for this strategy."""
-    ray = library()
-    if ray.is_initialized():
-        return False
-    address = address or os.environ.get("RAY_ADDRESS")
-    if address:
-        try:
-            ray.init(address=address)
-        except ConnectionError as error:
-            raise ClusterTimeoutError(
-                f"There is no Ray cluster at {address!r}. Start one with `ray start --head`, or leave out "
-                "`address` to start one on this machine."
-            ) from error
-        return False
-    needed = size.num_ps * size.resources_per_ps.get("CPU", 0)
-    needed += size.num_workers * size.resources_per_worker.get("CPU", 0)
-    cpus = max(os.cpu_count() or 1, int(needed + 0.999))
-    # On loopback: other machines can't reach the cluster.
-    ray.init("local", num_cpus=cpus, include_dashboard=False, _node_ip_address="127.0.0.1")
-    return True
+def _indices(spec: ClusterSpec | None, job: str, count: int) -> list[int]:
+    return spec.task_indices(job) if spec is not None else list(range(count))
 
 
 def _actor_options(resources: Mapping[str, float]) -> dict[str, Any]:

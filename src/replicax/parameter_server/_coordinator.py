@@ -7,24 +7,24 @@ import dataclasses
 import itertools
 import logging
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
 from replicax.cluster import Raised
-from replicax.errors import ContextError
+from replicax.errors import CancelledError, ContextError
 from replicax.execution import Function
 from replicax.input import DistributedDataset
-from replicax.parameter_server._cluster import is_dead
-from replicax.parameter_server._ray import cloudpickle, library
+from replicax.parameter_server._pickling import dumps, loads
 from replicax.parameter_server._staleness import StalenessLimit
 from replicax.parameter_server._strategy import ParameterServerStrategy
 from replicax.parameter_server._values import PerWorkerValues, RemoteValue
-from replicax.training import Optimizer
+from replicax.parameter_server._worker import get_current_worker_index
+from replicax.parameter_server._worker_task import WorkerTask
 
-__all__ = ["ClusterCoordinator"]
+__all__ = ["ClusterCoordinator", "KeptFunction"]
 
-_LISTEN_SECONDS = 1.0
+_SECONDS_BETWEEN_LOOKS = 2.0
+_ENDED = "the processes of the strategy were ended"
 
 _logger = logging.getLogger("replicax")
 
@@ -40,12 +40,29 @@ class _Call:
 
 
 @final
+class KeptFunction:
+    """A function that is scheduled often, and refers to the same objects each time: it is sent once."""
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        self._fn, self.token = fn, object()
+        self.__qualname__ = fn.__qualname__
+
+    def __call__(self, *args: Any) -> Any:
+        """Call it."""
+        return self._fn(*args)
+
+    def __reduce__(self) -> Any:
+        return KeptFunction, (self._fn,)
+
+
+@final
 class ClusterCoordinator:
     """Schedules functions on the workers of a `ParameterServerStrategy`.
 
     A function runs on the next worker that is free, at least once: if its worker fails, it runs again on
     another one. If it raises an error, the functions that are still waiting are cancelled, and the next
-    `schedule`, `join` or `fetch` raises that error; after that, functions can be scheduled again.
+    `schedule`, `join` or `fetch` raises that error; after that, functions can be scheduled again. There is
+    one coordinator for each strategy: `ClusterCoordinator(strategy)` always returns the same.
 
     Args:
         strategy: a `ParameterServerStrategy`.
@@ -64,6 +81,11 @@ class ClusterCoordinator:
     TypeError: rx.ClusterCoordinator takes an rx.ParameterServerStrategy, got OneDeviceStrategy(...). ...
     """
 
+    def __new__(cls, strategy: ParameterServerStrategy, *, max_queued: int = 1024) -> ClusterCoordinator:
+        """The coordinator of the strategy, if it has one."""
+        existing = getattr(strategy, "coordinator", None)
+        return object.__new__(cls) if existing is None else existing
+
     def __init__(self, strategy: ParameterServerStrategy, *, max_queued: int = 1024) -> None:
         """Start to hand out functions."""
         if not isinstance(strategy, ParameterServerStrategy):
@@ -71,11 +93,20 @@ class ClusterCoordinator:
                 f"rx.ClusterCoordinator takes an rx.ParameterServerStrategy, got {strategy!r}. Other "
                 "strategies run their steps in this process: call `strategy.run`."
             )
+        if get_current_worker_index() is not None:
+            raise ContextError(
+                "A ClusterCoordinator is created in a worker. Schedule functions in the main program only."
+            )
         if max_queued < 1:
             raise ValueError(f"max_queued={max_queued!r}: pass 1 or more.")
-        if strategy.cluster.has_coordinator:
-            raise ContextError("This strategy has a ClusterCoordinator already. Use that one.")
-        strategy.cluster.has_coordinator = True
+        if strategy.coordinator is self:
+            if max_queued != self._max_queued:
+                raise ContextError(
+                    f"max_queued={max_queued!r}, but this strategy has a ClusterCoordinator already, with "
+                    f"max_queued={self._max_queued}. There is one for each strategy."
+                )
+            return
+        strategy.coordinator = self
         self._strategy, self._cluster = strategy, strategy.cluster
         self._max_queued = max_queued
         self._state = threading.Condition()
@@ -87,8 +118,10 @@ class ClusterCoordinator:
         self._functions: dict[str, bytes] = {}
         self._keys: dict[int, tuple[Any, str]] = {}
         self._resources: dict[str, tuple[bytes, bytes]] = {}
-        self._building = threading.Lock()
-        self._lanes = [_Lane(self, i) for i in range(len(strategy.workers))]
+        self._building, self._adding = threading.Lock(), threading.Lock()
+        self._workers = [WorkerTask(self, i) for i in range(len(strategy.workers))]
+        self._cluster.on_close(self._cancel_all)
+        self._cluster.watch("joining", self._watch_joining)
 
     @property
     def strategy(self) -> ParameterServerStrategy:
@@ -125,8 +158,9 @@ class ClusterCoordinator:
             )
         call = _Call(self._function(fn), _pickled((tuple(args or ()), dict(kwargs or {}))), _value(fn))
         with self._state:
-            self._state.wait_for(lambda: len(self._queue) < self._max_queued or self._error is not None)
+            self._state.wait_for(self._can_queue)
             self._raise_error()
+            self._check_open()
             self._queue.append(call)
             self._state.notify_all()
         return call.value
@@ -181,15 +215,58 @@ class ClusterCoordinator:
         """An object in every worker: what `fn` returns there. A worker that is replaced makes it again."""
         key = f"resource {next(self._numbers)}"
         made = self._resources[key] = _pickled(fn), _pickled((tuple(args), dict(kwargs or {})))
-        for lane in self._lanes:
-            lane.hold(key, *made)
+        try:
+            for wait in [worker.hold(key, *made) for worker in self._workers]:
+                wait()
+        except BaseException:
+            del self._resources[key]
+            raise
         return PerWorkerValues(self._cluster.uid, key, self)
 
-    # For the lanes.
+    def add_workers(self, count: int = 1) -> None:
+        """Start more workers; they take functions as soon as they have started.
+
+        On a Ray cluster that has no room for them they wait until it has. They make their own objects of
+        all `PerWorkerValues` first.
+
+        Args:
+            count: how many.
+        """
+        if count < 1:
+            raise ValueError(f"coordinator.add_workers({count!r}): pass 1 or more.")
+        for _ in range(count):
+            self._add_worker(None)
+
+    def _add_worker(self, task_index: int | None) -> None:
+        with self._adding:
+            self._strategy.workers.append(self._cluster.add_worker(task_index))
+            self._workers.append(WorkerTask(self, len(self._workers)))
+
+    def _watch_joining(self) -> None:
+        """Use workers that join later."""
+        while not self._cluster.wait_closed(_SECONDS_BETWEEN_LOOKS):
+            for task_index in self._cluster.new_workers():
+                _logger.info("worker %d joins.", task_index)
+                self._add_worker(task_index)
+
+    def on_each_worker(
+        self, fn: Callable[..., Any], arguments: Callable[[int], tuple[Any, ...]]
+    ) -> list[Any]:
+        """Call a function once in every worker, between other functions; returns the results.
+
+        Args:
+            fn: the function.
+            arguments: returns its arguments for the worker with an index.
+        """
+        pickled = _pickled(fn)
+        waits = [w.call(pickled, _pickled((arguments(i), {}))) for i, w in enumerate(self._workers)]
+        return [wait() for wait in waits]
+
+    # For the workers' threads.
 
     def _function(self, fn: Any) -> str | bytes:
         """What names a function to a worker: a key that it is told once, or the function itself."""
-        if not isinstance(fn, Function):
+        if not isinstance(fn, Function | KeptFunction):
             return _pickled(fn)
         if id(fn.token) not in self._keys:
             key = f"function {next(self._numbers)}"
@@ -200,6 +277,19 @@ class ClusterCoordinator:
     def _is_done(self) -> bool:
         return not self._queue and not self._running
 
+    def _can_start(self) -> bool:
+        return bool(self._queue and self._limit.may_start()) or self._cluster.is_closed
+
+    def _can_queue(self) -> bool:
+        return len(self._queue) < self._max_queued or self._error is not None or self._cluster.is_closed
+
+    def _check_open(self) -> None:
+        if self._cluster.is_closed:
+            raise ContextError(
+                "The processes of this ParameterServerStrategy have been ended by `strategy.shutdown()`, "
+                "so no function can run. Create another strategy."
+            )
+
     def _raise_error(self) -> None:
         error, self._error = self._error, None
         if error is not None:
@@ -208,10 +298,9 @@ class ClusterCoordinator:
     def next_call(self) -> _Call | None:
         """The next function to run; None if the cluster was closed."""
         with self._state:
-            while not self._queue or not self._limit.may_start():
-                if self._cluster.is_closed:
-                    return None
-                self._state.wait(1.0)
+            self._state.wait_for(self._can_start)
+            if self._cluster.is_closed:
+                return None
             self._running += 1
             call = self._queue.popleft()
             self._limit.start(call)
@@ -224,6 +313,10 @@ class ClusterCoordinator:
             self._running -= 1
             self._limit.end(call)
             self._queue.appendleft(call)
+            if self._cluster.is_closed:
+                self._cancel(_ENDED)
+            else:
+                _logger.warning("%s runs again.", call.value.name)
             self._state.notify_all()
 
     def finish(self, call: _Call, index: int, result: Any) -> None:
@@ -232,16 +325,35 @@ class ClusterCoordinator:
             self._running -= 1
             self._limit.end(call)
             if isinstance(result, Raised):
-                self._fail(call, _with_note(result, index))
+                call.value.set_error(result.error)
+                self._fail(index, call.value.name, result)
             else:
                 call.value.set_result(result)
             self._state.notify_all()
 
-    def _fail(self, call: _Call, error: BaseException) -> None:
-        call.value.set_error(error)
-        self._error = self._error or error
+    def report(self, index: int, what: str, raised: Raised) -> None:
+        """A worker could not do something that no call waits for."""
+        with self._state:
+            self._fail(index, what, raised)
+            self._state.notify_all()
+
+    def _fail(self, index: int, what: str, raised: Raised) -> None:
+        raised.error.add_note(f"Raised in worker {index}:\n\n{raised.traceback.strip()}")
+        self._error = self._error or raised.error
+        message = "worker %d: %s raised %s; %d functions that were waiting are cancelled."
+        _logger.warning(message, index, what, type(raised.error).__name__, len(self._queue))
+        self._cancel("a function that was scheduled before it raised an error")
+
+    def _cancel(self, why: str) -> None:
         while self._queue:
-            self._queue.popleft().value.cancel()
+            value = self._queue.popleft().value
+            value.set_error(CancelledError(f"{value.name} was cancelled: {why}."))
+
+    def _cancel_all(self) -> None:
+        """The cluster is closed: nobody must wait any more."""
+        with self._state:
+            self._cancel(_ENDED)
+            self._state.notify_all()
 
     def functions(self) -> dict[str, bytes]:
         """The functions that workers keep."""
@@ -255,118 +367,19 @@ class ClusterCoordinator:
         """Build an optimizer that a worker has met."""
         try:
             with self._building:
-                optimizer, variables = cloudpickle().loads(request)
-                assert isinstance(optimizer, Optimizer)
+                optimizer, variables = loads(request)
                 optimizer.build(variables)
         except Exception as error:
             return error
         return None
 
 
-@final
-class _Lane:
-    """One worker: a thread that gives it functions, and a thread that watches it."""
-
-    def __init__(self, coordinator: ClusterCoordinator, index: int) -> None:
-        self._coordinator, self._index = coordinator, index
-        self._cluster = coordinator.strategy.cluster
-        self._known: set[str] = set()
-        self._replacing = threading.RLock()
-        self._cluster.watch(f"worker {index}", self._work)
-        self._cluster.watch(f"worker {index} listener", self._listen)
-
-    @property
-    def _actor(self) -> Any:
-        return self._coordinator.strategy.workers[self._index]
-
-    def _work(self) -> None:
-        while (call := self._coordinator.next_call()) is not None:
-            actor = self._actor
-            try:
-                self._teach(actor, call.function)
-                result = library().get(actor.run.remote(call.function, call.arguments))
-            except Exception as error:
-                if not is_dead(error):  # the function or its result can't be pickled, for example
-                    self._coordinator.finish(call, self._index, Raised.catch(error))
-                    continue
-                self._coordinator.give_back(call)
-                if self._cluster.is_closed:
-                    return
-                self._replace(actor, error)
-            else:
-                self._coordinator.finish(call, self._index, result)
-
-    def _teach(self, actor: Any, function: str | bytes) -> None:
-        if isinstance(function, str) and function not in self._known:
-            library().get(actor.learn.remote(function, self._coordinator.functions()[function]))
-            self._known.add(function)
-
-    def _replace(self, failed: Any, error: Exception) -> None:
-        """Start another worker in the place of one that has failed, with all objects that it had."""
-        with self._replacing:
-            if self._actor is not failed:
-                return
-            start = time.monotonic()
-            _logger.warning("worker %d failed (%s); its function runs again.", self._index, _reason(error))
-            self._cluster.kill(failed)
-            actor = self._cluster.start_worker(self._index)
-            self._known = set()
-            for key, made in self._coordinator.resources().items():
-                _raise_if_failed(library().get(actor.hold.remote(key, *made)))
-            self._coordinator.strategy.workers[self._index] = actor
-            _logger.warning("worker %d was replaced after %.1f s.", self._index, time.monotonic() - start)
-
-    def hold(self, key: str, function: bytes, arguments: bytes) -> None:
-        """Let the worker make an object."""
-        actor = self._actor
-        try:
-            _raise_if_failed(library().get(actor.hold.remote(key, function, arguments)))
-        except library().exceptions.RayActorError as error:
-            self._replace(actor, error)
-
-    def _listen(self) -> None:
-        started = None
-        while not self._cluster.is_closed:
-            actor = self._actor
-            try:
-                if actor is not started:
-                    self._cluster.await_start(actor)
-                    started = actor
-                ref = actor.listen.options(concurrency_group="watch").remote(_LISTEN_SECONDS)
-                limit = _LISTEN_SECONDS + self._cluster.faults.heartbeat_timeout_seconds
-                request = library().get(ref, timeout=limit)
-                if request is not None:
-                    error = self._coordinator.build(request)
-                    library().get(actor.answer.options(concurrency_group="watch").remote(error))
-            except Exception as error:
-                if self._cluster.is_closed:
-                    return
-                if not is_dead(error):
-                    raise
-                self._replace(actor, error)
-
-
-def _reason(error: BaseException) -> str:
-    silent = isinstance(error, library().exceptions.GetTimeoutError)
-    return "it does not answer" if silent else "its process has ended"
-
-
 def _pickled(value: Any) -> bytes:
-    return cloudpickle().dumps(value)
+    return dumps(value)
 
 
 def _value(fn: Any) -> RemoteValue:
     return RemoteValue(getattr(fn, "__qualname__", repr(fn)))
-
-
-def _with_note(raised: Raised, index: int) -> BaseException:
-    raised.error.add_note(f"Raised in worker {index}:\n\n{raised.traceback.strip()}")
-    return raised.error
-
-
-def _raise_if_failed(result: Any) -> None:
-    if isinstance(result, Raised):
-        raise result.error
 
 
 def _distributed(strategy: ParameterServerStrategy, dataset_fn: Any) -> Any:

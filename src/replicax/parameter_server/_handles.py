@@ -11,7 +11,7 @@ from replicax.parameter_server._ray import library
 
 __all__ = ["Call", "ServerHandle"]
 
-_SECONDS_TO_RETURN = 120.0
+_SECONDS_TO_RETURN = 600.0
 _SECONDS_BETWEEN_LOOKS = 0.1
 
 
@@ -19,34 +19,40 @@ _SECONDS_BETWEEN_LOOKS = 0.1
 class ServerHandle:
     """A server by its name, which a replacement inherits."""
 
-    def __init__(self, name: str, index: int) -> None:
-        self._name, self.index = name, index
-        self._actor: Any = None
+    def __init__(self, name: str, index: int, actor: Any = None) -> None:
+        self._name, self.index, self._actor = name, index, actor
 
     @property
     def actor(self) -> Any:
         """The actor that has the name."""
         if self._actor is None:
-            self._actor = library().get_actor(self._name)
+            self.find(None)
         return self._actor
+
+    def use(self, actor: Any) -> None:
+        """The name now belongs to this actor."""
+        self._actor = actor
 
     def call(self, method: str, *arguments: Any) -> Call:
         """Call a method of the server; it runs while the caller does something else."""
         return Call(self, method, arguments)
 
-    def replaced(self, actor: Any) -> bool:
-        """Whether another actor has the name; returns when one has, or False if that takes too long."""
+    def find(self, dead: Any) -> None:
+        """Wait until an actor other than `dead` has the name."""
         deadline = time.monotonic() + _SECONDS_TO_RETURN
         while time.monotonic() < deadline:
             try:
                 found = library().get_actor(self._name)
-            except ValueError:
+            except ValueError:  # the name is free until the server is replaced
                 found = None
-            if found is not None and found._actor_id != actor._actor_id:
+            if found is not None and (dead is None or found._actor_id != dead._actor_id):
                 self._actor = found
-                return True
+                return
             time.sleep(_SECONDS_BETWEEN_LOOKS)
-        return False
+        raise ClusterTimeoutError(
+            f"ps {self.index} has died, and was not replaced within {_SECONDS_TO_RETURN:g} s. The "
+            "coordinator replaces it as soon as Ray has room for it: see `ray status`."
+        )
 
 
 @final
@@ -69,22 +75,16 @@ class Call:
         """
         from replicax.parameter_server._server import UNKNOWN
 
+        exceptions = library().exceptions
         while True:
             try:
                 answer = library().get(self._ref)
-            except library().exceptions.ActorDiedError as error:
-                self._await_replacement(error)
-            except library().exceptions.ActorUnavailableError:
+            except exceptions.ActorDiedError:
+                self._server.find(self._actor)
+            except (exceptions.ActorUnavailableError, exceptions.ObjectLostError):
                 time.sleep(_SECONDS_BETWEEN_LOOKS)
             else:
                 if not (isinstance(answer, str) and answer == UNKNOWN) or tell is None:
                     return answer
                 tell()
             self._send()
-
-    def _await_replacement(self, error: Exception) -> None:
-        if not self._server.replaced(self._actor):
-            raise ClusterTimeoutError(
-                f"ps {self._server.index} has died, and was not replaced within {_SECONDS_TO_RETURN:g} s. "
-                "The coordinator replaces it while its program runs."
-            ) from error

@@ -86,15 +86,20 @@ class _Maker:
     def add_update(
         self, key: str, variables: Sequence[Variable], kinds: Any, counter: Variable, arrays: Sequence[Any]
     ) -> None:
-        """An update by an optimizer, which also counts it."""
+        """An update by an optimizer; counts it, unless the counter is state that the update changes."""
         rest, operands = iter(arrays), []
         for variable, is_rows in zip(variables, kinds, strict=True):
             own = [next(rest) for _ in range(2 if is_rows else 1)]
             operands.append(self._operands(variable, own, adds=True))
-        for server in sorted({server for own in operands for server in own}):
+        servers = {server for own in operands for server in own}
+        counts = counter._spec.is_slot
+        if counts:
+            servers |= {part.server for part in placement_of(counter).parts}
+        for server in sorted(servers):
             gradients = tuple(own.get(server) for own in operands)
             self._on(server).append(Update(key, gradients))
-        self.add_write(counter, METHODS["assign_add"], [jnp.int32(1)])
+        if not counts:
+            self.add_write(counter, METHODS["assign_add"], [jnp.int32(1)])
 
     def _operands(self, variable: Variable, arrays: Sequence[Any], *, adds: bool) -> dict[int, Operand]:
         """The operand of each server that has a part of the variable."""

@@ -68,6 +68,9 @@ class Placer:
         key = f"{next(_numbers)}:{spec.name}"
         if spec.slot_of:
             return self._beside(key, spec)
+        if spec.is_slot:  # state that belongs to all variables of an optimizer, known before they are
+            parts = tuple(Part(server, 0, _num_rows(spec)) for server in range(len(self._bytes)))
+            return Placement(key, parts, copies=len(parts) > 1)
         num_parts = self._num_parts(spec)
         if num_parts == 1:
             return Placement(key, (self._take(spec.num_bytes, 0, _num_rows(spec)),))

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
 import jax
 import jax.numpy as jnp
 
 from replicax.parameter_server._packing import Packing
-from replicax.training import Transformation
 from replicax.values import IndexedSlices
 from replicax.variables import METHODS
 
@@ -52,7 +51,7 @@ class ServerOptimizer:
     """An optimizer as one server sees it: the structure is whole, but it has some of the parts only.
 
     Args:
-        transformation: what optax computes.
+        transformation: computes new values and slots of gradients, slots and values.
         keys: the variables.
         slot_keys: the slots.
         absent: the shapes and dtypes that stand for those that the server does not have.
@@ -60,7 +59,7 @@ class ServerOptimizer:
         by_rows: the numbers of the variables whose rows without a gradient stay as they are.
     """
 
-    transformation: Transformation
+    transformation: Callable[..., Any]
     keys: tuple[str, ...]
     slot_keys: tuple[str, ...]
     absent: Mapping[str, Any]

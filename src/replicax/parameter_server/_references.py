@@ -28,6 +28,8 @@ __all__ = [
     "load_variable",
     "member",
     "optimizer_key",
+    "recall",
+    "remember",
 ]
 
 
@@ -46,6 +48,7 @@ class Member:
         self.variables: MutableMapping[str, Variable] = make()
         self.optimizers: MutableMapping[str, Optimizer] = make()
         self.resources: dict[str, Any] = {}
+        self.known: MutableMapping[str, Any] = weakref.WeakValueDictionary()
 
 
 _members: dict[str, Member] = {}
@@ -76,6 +79,18 @@ def optimizer_key(optimizer: Optimizer) -> str:
     return placement_of(optimizer.iterations).key
 
 
+def remember(variable: Variable, thing: Any) -> None:
+    """Let `recall` find what this process has for a variable, such as the Keras variable around it."""
+    servers: Any = variable.layout.servers
+    member(servers.cluster).known[placement_of(variable).key] = thing
+
+
+def recall(variable: Variable) -> Any:
+    """What this process has for a variable."""
+    servers: Any = variable.layout.servers
+    return member(servers.cluster).known[placement_of(variable).key]
+
+
 def load_strategy(cluster: str) -> ParameterServerStrategy:
     """The strategy of this process."""
     return member(cluster).strategy
@@ -104,4 +119,11 @@ def load_optimizer(cluster: str, key: str, arguments: dict[str, Any], variables:
 
 def load_resource(cluster: str, key: str) -> Any:
     """This worker's object of a `PerWorkerValues`."""
-    return member(cluster).resources[key]
+    resources = member(cluster).resources
+    if key not in resources:
+        raise ContextError(
+            f"This worker has no object for <rx.PerWorkerValues {key}>: the function that makes it raised "
+            "an error when this worker was started in the place of another one. That error was raised in "
+            "the coordinator."
+        )
+    return resources[key]

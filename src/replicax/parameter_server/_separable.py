@@ -8,7 +8,7 @@ in the program that JAX traces from the transformation.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
 import jax
@@ -16,7 +16,6 @@ import numpy as np
 
 from replicax.errors import VariableError
 from replicax.parameter_server._placement import placement_of
-from replicax.training import Transformation
 from replicax.variables import Variable
 
 __all__ = ["INDEPENDENT", "Flow", "check_separable"]
@@ -42,24 +41,25 @@ _ELEMENTWISE = frozenset(
 
 def check_separable(
     optimizer: Any,
-    parameters: Any,
-    state_structure: Any,
-    state: Sequence[tuple[Any, Any]],
+    computation: Callable[..., Any],
+    variables: Sequence[Variable],
+    slots: Sequence[Any],
     owners: Sequence[Variable | None],
 ) -> None:
-    """Raise unless servers can compute the updates of their own parts."""
-    variables = parameters.variables
+    """Raise unless servers can compute the updates of their own parts.
+
+    Args:
+        optimizer: the optimizer, for messages.
+        computation: computes new values and slots of gradients, slots and values.
+        variables: the variables that it updates.
+        slots: its state, or what has the same shapes and dtypes.
+        owners: for each slot the variable that it belongs to; None if it belongs to all of them.
+    """
     placements = [placement_of(variable) for variable in variables]
     divided = {i for i, placement in enumerate(placements) if placement.is_divided}
     if not divided and len({part.server for p in placements for part in p.parts}) == 1:
         return
-    for i in divided:
-        if variables[i].constraint is not None:
-            raise VariableError(
-                f"The variable {variables[i].name!r} has a constraint, and is divided over parameter "
-                "servers, none of which sees the whole value. Leave out the constraint or the partitioner."
-            )
-    labels = _labels_of_update(optimizer, parameters, state_structure, state, owners, divided)
+    labels = _labels_of_update(computation, variables, slots, owners, divided)
     for i, (variable, label) in enumerate(zip(variables, labels, strict=False)):
         if label not in (i, *INDEPENDENT):
             raise VariableError(_message(optimizer, variable, i in divided))
@@ -70,9 +70,8 @@ def check_separable(
             raise VariableError(_message(optimizer, variables[own or 0], own in divided))
 
 
-def _with_shape(entry: tuple[Any, Any]) -> tuple[Any, Any]:
-    path, leaf = entry
-    return path, leaf if hasattr(leaf, "shape") else np.asarray(leaf)
+def _with_shape(leaf: Any) -> Any:
+    return leaf if hasattr(leaf, "shape") else np.asarray(leaf)
 
 
 def _message(optimizer: Any, variable: Variable, is_divided: bool) -> str:
@@ -93,16 +92,16 @@ def _message(optimizer: Any, variable: Variable, is_divided: bool) -> str:
 
 
 def _labels_of_update(
-    optimizer: Any, parameters: Any, state_structure: Any, state: Any, owners: Any, divided: set[int]
+    computation: Callable[..., Any],
+    variables: Sequence[Variable],
+    slots: Sequence[Any],
+    owners: Sequence[Variable | None],
+    divided: set[int],
 ) -> list[Any]:
     """For each new value, then each new slot: the number of the variable that it depends on."""
-    variables = parameters.variables
-    transformation = Transformation(
-        optimizer._transformation, parameters.structure, state_structure, [None] * len(variables)
-    )
     values = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in variables]
-    slots = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for _, leaf in map(_with_shape, state)]
-    closed = jax.make_jaxpr(lambda g, s, v: transformation(g, s, v))(values, slots, values)
+    state = [jax.ShapeDtypeStruct(slot.shape, slot.dtype) for slot in map(_with_shape, slots)]
+    closed = jax.make_jaxpr(lambda g, s, v: computation(g, s, v))(values, state, values)
     numbers = {variable.ref(): i for i, variable in enumerate(variables)}
     of_slots = [_SHARED if owner is None else numbers[owner.ref()] for owner in owners]
     own = list(range(len(variables)))

@@ -23,6 +23,7 @@ from replicax.parameter_server._pulls import Pull, Request
 from replicax.parameter_server._row_updates import updated_by_rows
 from replicax.parameter_server._rows import RowsToPull
 from replicax.parameter_server._separable import check_separable
+from replicax.training import Transformation
 from replicax.values import IndexedSlices, Mirrored
 from replicax.variables import Sending, Servers, Variable, VariableSpec
 
@@ -37,7 +38,7 @@ class RayServers(Servers):
         cluster: the id of the cluster.
         handles: the servers.
         requests_build: for a worker, the function that asks the coordinator to build an optimizer.
-        record: for the coordinator, the function that remembers what a server that fails is told again.
+        tell: for the coordinator, the function that calls a method of a server, and of its replacements.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class RayServers(Servers):
         cluster: str,
         handles: Sequence[ServerHandle],
         requests_build: Callable[[Any, Any], None] | None = None,
-        record: Callable[[int, str, Any], None] | None = None,
+        tell: Callable[..., Call] | None = None,
     ) -> None:
         self.cluster = cluster
         self._handles = list(handles)
@@ -54,7 +55,7 @@ class RayServers(Servers):
         self._requests: dict[tuple[str, ...], Request] = {}
         self._pushes: list[tuple[Call, Any]] = []
         self._versions = [0] * len(handles)
-        self._record = record
+        self._call_for_good = tell or self._call
         self._removed: collections.deque[Placement] = collections.deque()
 
     def __len__(self) -> int:
@@ -70,9 +71,10 @@ class RayServers(Servers):
 
     def _tell(self, server: int, method: str, *arguments: Any) -> None:
         """Tell a server something that it must not forget."""
-        if self._record is not None:
-            self._record(server, method, arguments)
-        self._handles[server].call(method, *arguments).result()
+        self._call_for_good(server, method, *arguments).result()
+
+    def _call(self, server: int, method: str, *arguments: Any) -> Call:
+        return self._handles[server].call(method, *arguments)
 
     def remove(self, placement: Placement) -> None:
         """Remove a variable, with the next pull: the garbage collector calls this, so it must not block."""
@@ -157,7 +159,24 @@ class RayServers(Servers):
                 "rx.Optimizer(loss_scale=...) can't be used with parameter servers, which see gradients "
                 "of one part of the variables only. Compute in bfloat16, which needs no loss scale."
             )
-        check_separable(optimizer, parameters, state_structure, state, owners)
+        variables = parameters.variables
+        constraints = [variable.constraint for variable in variables]
+        computation = Transformation(
+            optimizer._transformation, parameters.structure, state_structure, constraints
+        )
+        check_separable(optimizer, computation, variables, [leaf for _, leaf in state], owners)
+
+    def check_computation(
+        self,
+        optimizer: Any,
+        computation: Callable[..., Any],
+        variables: Sequence[Variable],
+        slots: Sequence[Variable],
+        owners: Sequence[Variable | None],
+    ) -> None:
+        """Raise unless each server can compute its part of an update."""
+        shapes = [jax.ShapeDtypeStruct(slot.shape, slot.dtype) for slot in slots]
+        check_separable(optimizer, computation, variables, shapes, owners)
 
     def register_optimizer(self, optimizer: Any, variables: Sequence[Variable]) -> None:
         """Tell the servers how to apply gradients."""

@@ -6,7 +6,7 @@ import atexit
 import dataclasses
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from replicax.cluster import ClusterResolver, TFConfigClusterResolver
 from replicax.collectives import Communicator, DefaultAllReduce
@@ -19,6 +19,9 @@ from replicax.strategies import Answers, Strategy
 from replicax.topology import REPLICA_AXIS, ReplicaMesh, resolve_devices
 from replicax.types import VariableSynchronization
 from replicax.variables import Layout, OnServers, Variable, VariableSpec
+
+if TYPE_CHECKING:
+    from replicax.parameter_server._coordinator import ClusterCoordinator
 
 __all__ = ["ParameterServerStrategy"]
 
@@ -33,8 +36,9 @@ class ParameterServerStrategy(Strategy):
     Optimizers are computed by the servers.
 
     Args:
-        cluster_resolver: a resolver whose cluster has the jobs "worker" and "ps", as many of each as there
-            are tasks. None: TF_CONFIG, if it has them, or else `num_ps` and `num_workers`.
+        cluster_resolver: a resolver whose cluster has the jobs "worker" and "ps". Its tasks are processes
+            that call `tf.distribute.Server(...).join()`, unless an `address` is given; this one waits for
+            them. None: TF_CONFIG, if it has such a cluster, or else `num_ps` and `num_workers`.
         variable_partitioner: divides large variables over the servers: a `FixedShardsPartitioner`, a
             `MinSizePartitioner` or a `MaxSizePartitioner`. None keeps every variable whole.
         num_ps: the number of servers.
@@ -78,6 +82,9 @@ class ParameterServerStrategy(Strategy):
     replicax.errors.ClusterError: A ParameterServerStrategy needs at least one server and one worker, ...
     """
 
+    coordinator: ClusterCoordinator | None = None
+    """The coordinator of the strategy, if it has one."""
+
     def __init__(
         self,
         cluster_resolver: ClusterResolver | None = None,
@@ -108,9 +115,12 @@ class ParameterServerStrategy(Strategy):
             dict(resources_per_worker or {"CPU": 1}),
         )
         faults = FaultOptions(snapshot_seconds, heartbeat_timeout_seconds)
-        self.cluster = Cluster(size, address, faults)
+        spec = None if cluster_resolver is None else cluster_resolver.cluster_spec()
+        self.cluster = Cluster(size, address, spec, faults)
         self.workers = [self.cluster.start_worker(i) for i in range(num_workers)]
-        servers = RayServers(self.cluster.uid, self.cluster.handles, record=self.cluster.record)
+        servers = RayServers(
+            self.cluster.uid, [server.handle for server in self.cluster.servers], tell=self.cluster.tell
+        )
         self._set_up(servers, Placer(num_ps, variable_partitioner), cluster_resolver)
         _references.join(self.cluster.uid, _references.Member(self, is_worker=False))
         atexit.register(self.shutdown)
@@ -123,6 +133,7 @@ class ParameterServerStrategy(Strategy):
         return self
 
     def _set_up(self, servers: RayServers, placer: Placer | None, resolver: ClusterResolver | None) -> None:
+        self._dataset_functions: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         devices = resolve_devices(None)
         communicator = Communicator(ReplicaMesh(devices, REPLICA_AXIS), DefaultAllReduce())
 
@@ -149,6 +160,16 @@ class ParameterServerStrategy(Strategy):
     def __repr__(self) -> str:
         assert isinstance(self.servers, RayServers)
         return f"ParameterServerStrategy(num_ps={len(self.servers)})"
+
+    def distribute_datasets_from_function(self, dataset_fn: Any, options: Any = None) -> Any:
+        """Like that of other strategies. `fit` of a Keras model takes the result, too."""
+        dataset = super().distribute_datasets_from_function(dataset_fn, options)
+        self._dataset_functions[dataset] = dataset_fn
+        return dataset
+
+    def dataset_function_of(self, dataset: Any) -> Callable[..., Any] | None:
+        """What `distribute_datasets_from_function` got to make this dataset, if it has."""
+        return self._dataset_functions.get(dataset)
 
     def statistics(self) -> list[dict[str, Any]]:
         """For each server: the number of updates, how many of them were how stale, and the bytes moved.

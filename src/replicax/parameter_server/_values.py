@@ -6,7 +6,6 @@ import enum
 import threading
 from typing import Any, final
 
-from replicax.errors import CancelledError
 from replicax.parameter_server import _references
 
 __all__ = ["PerWorkerValues", "RemoteValue", "RemoteValueStatus"]
@@ -34,14 +33,14 @@ class RemoteValue:
     """
 
     def __init__(self, name: str) -> None:
-        """A value that `name` will return."""
-        self._name = name
+        """A value that the function `name` will return."""
+        self.name = name
         self._done = threading.Event()
         self._result: Any = None
         self._error: BaseException | None = None
 
     def __repr__(self) -> str:
-        return f"<rx.RemoteValue of {self._name}, {self.status.name}>"
+        return f"<rx.RemoteValue of {self.name}, {self.status.name}>"
 
     def __reduce__(self) -> Any:
         raise TypeError(
@@ -80,14 +79,6 @@ class RemoteValue:
         self._error = error
         self._done.set()
 
-    def cancel(self) -> None:
-        """The function will not run."""
-        self.set_error(
-            CancelledError(
-                f"{self._name} was cancelled: a function that was scheduled before it raised an error."
-            )
-        )
-
 
 @final
 class PerWorkerValues:
@@ -114,8 +105,33 @@ class PerWorkerValues:
         """An iterator in every worker, over the worker's own dataset."""
         return self._coordinator.create_per_worker_resource(iter, args=(self,))
 
+    def state(self) -> dict[str, Any]:
+        """The position of each worker's iterator, for a checkpoint; None for objects without a `state()`.
+
+        Call `coordinator.join()` first: a function that runs meanwhile may move on.
+        """
+        return {"workers": self._coordinator.on_each_worker(_state_of, lambda _: (self,))}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Return to positions that `state()` gave; workers that were not there then keep theirs."""
+        states = state["workers"]
+        self._coordinator.on_each_worker(
+            _restore_to, lambda i: (self, states[i] if i < len(states) else None)
+        )
+
     def __next__(self) -> Any:
         raise TypeError(
             "An iterator over a per-worker dataset is used in scheduled functions only: pass it with "
             "`coordinator.schedule(step, args=(iterator,))`, and write `next(iterator)` in `step`."
         )
+
+
+def _state_of(thing: Any) -> Any:
+    """In a worker."""
+    return thing.state() if callable(getattr(thing, "state", None)) else None
+
+
+def _restore_to(thing: Any, state: Any) -> None:
+    """In a worker."""
+    if state is not None:
+        thing.restore(state)

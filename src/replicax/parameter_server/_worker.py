@@ -13,7 +13,7 @@ import numpy as np
 from replicax.cluster import Raised
 from replicax.parameter_server import _references
 from replicax.parameter_server._handles import ServerHandle
-from replicax.parameter_server._ray import cloudpickle
+from replicax.parameter_server._pickling import dumps, loads
 from replicax.parameter_server._servers import RayServers
 from replicax.parameter_server._strategy import ParameterServerStrategy
 from replicax.values import DistributedValues, map_leaves
@@ -55,8 +55,8 @@ class Worker:
     def run(self, function: str | bytes, arguments: bytes) -> Any:
         """Call a function, given by its key or pickled; returns its result or what it `Raised`."""
         try:
-            fn = self._functions[function] if isinstance(function, str) else cloudpickle().loads(function)
-            args, kwargs = cloudpickle().loads(arguments)
+            fn = self._functions[function] if isinstance(function, str) else loads(function)
+            args, kwargs = loads(arguments)
             result = fn(*args, **kwargs)
             self._servers.settle()
             return map_leaves(_on_host, result)
@@ -65,13 +65,13 @@ class Worker:
 
     def learn(self, key: str, function: bytes) -> None:
         """Keep a function that is called often."""
-        self._functions[key] = cloudpickle().loads(function)
+        self._functions[key] = loads(function)
 
     def hold(self, key: str, function: bytes, arguments: bytes) -> Raised | None:
         """Call a function and keep what it returns, as this worker's object of a `PerWorkerValues`."""
         try:
-            args, kwargs = cloudpickle().loads(arguments)
-            self._member.resources[key] = cloudpickle().loads(function)(*args, **kwargs)
+            args, kwargs = loads(arguments)
+            self._member.resources[key] = loads(function)(*args, **kwargs)
             self._servers.settle()
         except Exception as error:
             return Raised.catch(error)
@@ -91,7 +91,7 @@ class Worker:
         self._answers.put(error)
 
     def _request_build(self, optimizer: Any, variables: Any) -> None:
-        self._requests.put(cloudpickle().dumps((optimizer, variables)))
+        self._requests.put(dumps((optimizer, variables)))
         error = self._answers.get()
         if error is not None:
             raise error

@@ -60,13 +60,6 @@ OF_TF = {
 
 OF_DISTRIBUTE = {
     "DistributedDatasetsFromFunction": "`rx.DistributedDataset`, the type of all distributed datasets",
-    "Server": (
-        "`ray start` on each machine, and `ParameterServerStrategy(address=...)` in the program of the "
-        "coordinator; `MultiWorkerMirroredStrategy` connects its processes itself"
-    ),
-    "ParameterServerStrategy": (
-        "`tf.distribute.ParameterServerStrategy` and a `tf.distribute.coordinator.ClusterCoordinator`"
-    ),
 }
 
 OF_COMPAT_V1 = {

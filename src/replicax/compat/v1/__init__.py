@@ -22,6 +22,7 @@ from replicax.compat.v1._config import ConfigProto
 from replicax.compat.v1._extended import StrategyExtended
 from replicax.compat.v1._iterators import InputIterator
 from replicax.compat.v1._loss_reduction import get_loss_reduction
+from replicax.compat.v1._parameter_server import ParameterServerStrategy
 from replicax.compat.v1._steps import MultiStepContext
 from replicax.compat.v1._strategies import (
     CentralStorageStrategy,
@@ -56,6 +57,7 @@ __all__ = [
     "MultiWorkerMirroredStrategy",
     "NcclAllReduce",
     "OneDeviceStrategy",
+    "ParameterServerStrategy",
     "ReduceOp",
     "ReductionToOneDevice",
     "ReplicaContext",

@@ -10,6 +10,10 @@ metrics and optimizers work inside `strategy.run`.
     _models      a model's strategy, and how `fit`, `evaluate` and `predict` use it
     _run         the state of one such call, safe against interrupts
     _datasets    Replicax's datasets as input of `fit`, `evaluate` and `predict`
+    _scheduling  `fit` and `evaluate` on parameter servers
+    _server_optimizers
+                 Keras' optimizers on parameter servers
+    _travel      Keras' objects in functions that are scheduled there
     _callbacks   callbacks that write files, which only one worker does
     _layers, _losses, _optimizers
                  Keras' layers, losses and optimizers in replica functions

@@ -18,6 +18,7 @@ from replicax.contexts import enter_default
 from replicax.errors import InputError
 from replicax.input import Batch, DistributedDataset, DistributedIterator, GivesSource, Reader
 from replicax.integrations.keras import _private
+from replicax.integrations.keras._scheduling import FunctionAdapter, scheduling
 from replicax.values import DistributedValues
 
 __all__ = ["adapting_datasets", "building_from_a_look"]
@@ -31,6 +32,10 @@ def adapting_datasets(get_data_adapter: Callable[..., Any]) -> Callable[..., Any
 
     @functools.wraps(get_data_adapter)
     def choose(x: Any, y: Any = None, sample_weight: Any = None, **options: Any) -> Any:
+        run = scheduling.get()
+        dataset_fn = None if run is None else run.dataset_function(x)
+        if run is not None and dataset_fn is not None:
+            return FunctionAdapter(run, dataset_fn, options.get("steps_per_epoch"))
         if isinstance(x, DistributedDataset | DistributedIterator):
             raise InputError(
                 f"Got a {type(x).__name__}, whose batches are already split over the replicas, but `fit`, "
@@ -63,7 +68,7 @@ def building_from_a_look(symbolic_build: Callable[..., Any]) -> Callable[..., An
     @functools.wraps(symbolic_build)
     def call(self: Any, iterator: Any = None, data_batch: Any = None) -> Any:
         adapter = getattr(iterator, "data_adapter", None)
-        if isinstance(adapter, _DatasetAdapter):
+        if isinstance(adapter, _DatasetAdapter | FunctionAdapter):
             iterator = adapter.look()
         return symbolic_build(self, iterator=iterator, data_batch=data_batch)
 

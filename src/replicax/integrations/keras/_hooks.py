@@ -19,7 +19,11 @@ from replicax.integrations.keras._datasets import adapting_datasets, building_fr
 from replicax.integrations.keras._executions import running_together
 from replicax.integrations.keras._layers import normalizing_some_rows
 from replicax.integrations.keras._layout import StrategyLayout
-from replicax.integrations.keras._losses import scale_loss_for_distribution, unscale_loss_for_distribution
+from replicax.integrations.keras._losses import (
+    scale_loss_for_distribution,
+    scaling_additional_losses,
+    unscale_loss_for_distribution,
+)
 from replicax.integrations.keras._models import in_scope, moving_what_was_built, on_all_devices, remember
 from replicax.integrations.keras._notes import getting_notes, losses_of_layers, setting_notes
 from replicax.integrations.keras._optimizers import adding_mirrored_slots, reducing_first
@@ -31,15 +35,26 @@ from replicax.integrations.keras._places import (
     restoring_after,
 )
 from replicax.integrations.keras._run import placing_state, running, syncing_state, taking_state
+from replicax.integrations.keras._scheduling import while_scheduling
+from replicax.integrations.keras._server_optimizers import creating_state, creating_state_of
+from replicax.integrations.keras._travel import dumps
 from replicax.integrations.keras._variable import (
     DistributedVariable,
     watched_when_read,
     writing_outside_of_steps,
 )
+from replicax.parameter_server import pickle_with
 
 __all__ = ["install"]
 
 _RUNS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
+_STEPS = (
+    "make_train_function",
+    "make_test_function",
+    "_get_jax_state",
+    "jax_state_sync",
+    "_get_metrics_result_or_logs",
+)
 
 
 def install() -> None:
@@ -57,10 +72,15 @@ def install() -> None:
     _replace(keras.Model, "_get_state_sharding_spec", placing_state)
     _replace(keras.Model, "_make_function", running_together)
     _replace(keras.Model, "jax_state_sync", syncing_state)
+    for name in _STEPS:
+        _replace(keras.Model, name, while_scheduling)
+    _replace(keras.Model, "_aggregate_additional_loss", scaling_additional_losses)
     _replace(keras.layers.BatchNormalization, "call", normalizing_some_rows)
     for optimizer in (keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer):
         _replace(optimizer, "apply", reducing_first)
     _replace(keras.optimizers.Optimizer, "add_variable", adding_mirrored_slots)
+    _replace(keras.optimizers.Optimizer, "__init__", creating_state)
+    _replace(keras.optimizers.Optimizer, "add_variable_from_reference", creating_state_of)
     for kind in (keras.Layer, keras.optimizers.Optimizer, keras.metrics.Metric):
         setattr(kind, "checkpoint_items", _checkpoint_items)  # noqa: B010
         setattr(kind, "checkpoint_items_by_number", checkpoint_items_by_number)  # noqa: B010
@@ -83,6 +103,7 @@ def install() -> None:
     _private.loss.scale_loss_for_distribution = scale_loss_for_distribution
     _private.loss.unscale_loss_for_distribution = unscale_loss_for_distribution
     _private.data_adapters.get_data_adapter = adapting_datasets(_private.data_adapters.get_data_adapter)
+    pickle_with(dumps)
     _private.trainer._distribute_data = _placed(_private.trainer._distribute_data)
 
 

@@ -6,11 +6,13 @@ all replicas have equally many examples. `rx.compute_average_loss` is exact for 
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 from replicax.contexts import current
 
-__all__ = ["scale_loss_for_distribution", "unscale_loss_for_distribution"]
+__all__ = ["scale_loss_for_distribution", "scaling_additional_losses", "unscale_loss_for_distribution"]
 
 
 def _num_replicas() -> int:
@@ -28,3 +30,13 @@ def unscale_loss_for_distribution(value: Any) -> Any:
     """Undo `scale_loss_for_distribution`."""
     num_replicas = _num_replicas()
     return value if num_replicas == 1 else value * num_replicas
+
+
+def scaling_additional_losses(aggregate: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a model count the losses of its layers, such as regularization, once for all replicas."""
+
+    @functools.wraps(aggregate)
+    def call(self: Any, loss: Any) -> Any:
+        return scale_loss_for_distribution(aggregate(self, loss))
+
+    return call

@@ -13,7 +13,9 @@ from replicax.contexts import StrategyProtocol, current, has_strategy
 from replicax.errors import ContextError
 from replicax.integrations.keras._layout import StrategyLayout
 from replicax.integrations.keras._run import Run, running
+from replicax.integrations.keras._scheduling import on_servers, scheduling
 from replicax.integrations.keras._variable import DistributedVariable, move
+from replicax.parameter_server import ParameterServerStrategy
 
 __all__ = ["in_scope", "moving_what_was_built", "on_all_devices", "remember", "strategy_of"]
 
@@ -75,6 +77,8 @@ def on_all_devices(method: Callable[..., Any]) -> Callable[..., Any]:
         if strategy is None or _is_running(self):
             return method(self, *args, **kwargs)
         _check_place(self, strategy, method.__name__)
+        if isinstance(strategy, ParameterServerStrategy) and not method.__name__.startswith("predict"):
+            return on_servers(self, strategy, method, args, kwargs)
         # Keras converts predictions to NumPy, which is impossible for parts in other processes.
         split = strategy.mesh.is_local or not method.__name__.startswith("predict")
         run = Run(self, StrategyLayout(strategy.mesh, split=split))
@@ -132,7 +136,7 @@ def _check_place(model: Any, strategy: StrategyProtocol, name: str) -> None:
 
 
 def _is_running(model: Any) -> bool:
-    run = running.get()
+    run = running.get() or scheduling.get()
     return run is not None and run.model is model
 
 

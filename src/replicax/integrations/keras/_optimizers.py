@@ -1,4 +1,7 @@
-"""Keras' optimizers in replica functions: they sum the replicas' gradients and update once."""
+"""Keras' optimizers in replica functions: they sum the replicas' gradients and update once.
+
+On parameter servers they send the sum (`_server_optimizers.py`).
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from replicax._recording import unrecorded
 from replicax.collectives import reduce_leaves
 from replicax.contexts import StrategyProtocol, current, has_strategy
 from replicax.integrations.keras._private import in_stateless_scope
+from replicax.integrations.keras._server_optimizers import send_gradients, servers_of
 from replicax.types import ReduceOp
 from replicax.values import Mirrored
 
@@ -24,7 +28,12 @@ def reducing_first(apply: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(apply)
     def call(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
         replica = current().replica
-        if replica is None or not has_strategy() or in_stateless_scope():
+        if in_stateless_scope():
+            return apply(self, grads, trainable_variables)
+        servers = servers_of(self)
+        if servers is not None and replica is None:
+            return send_gradients(self, servers, trainable_variables, grads)
+        if replica is None or not has_strategy():
             return apply(self, grads, trainable_variables)
         if isinstance(self, keras.optimizers.LossScaleOptimizer):
             raise NotImplementedError(
@@ -33,7 +42,10 @@ def reducing_first(apply: Callable[..., Any]) -> Callable[..., Any]:
             )
         variables = None if trainable_variables is None else list(trainable_variables)
         chosen = [i for i, gradient in enumerate(grads) if gradient is not None]
-        once = functools.partial(_apply_once, functools.partial(apply, self), variables, len(grads), chosen)
+        apply_once = functools.partial(apply, self)
+        if servers is not None:
+            apply_once = functools.partial(_sent, self, servers)
+        once = functools.partial(_apply_once, apply_once, variables, len(grads), chosen)
         return replica.merge_call(once, args=([unrecorded(grads[i]) for i in chosen],))
 
     return call
@@ -52,6 +64,10 @@ def _apply_once(
     for i, gradient in zip(chosen, reduced, strict=True):
         full[i] = gradient.to_plain() if isinstance(gradient, Mirrored) else gradient
     apply(full, variables)
+
+
+def _sent(optimizer: Any, servers: Any, gradients: Any, variables: Any) -> None:
+    send_gradients(optimizer, servers, variables, gradients)
 
 
 def adding_mirrored_slots(add_variable: Callable[..., Any]) -> Callable[..., Any]:

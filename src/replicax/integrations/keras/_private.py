@@ -10,6 +10,8 @@
   not place a smaller last batch differently.
 * `loss`: the module of losses. Two of its functions scale an average in a replica, but only for
   TensorFlow's strategies.
+* `Node`, `tracking`: the graph of a functional model, and the lists of attributes. Pickling a model as its
+  attributes meets them.
 * `data_adapters`, `DataAdapter`, `class_weight_to_sample_weights`: an adapter reads the input of `fit`,
   `evaluate` and `predict`. One function of the module chooses the adapter, and can't be extended.
 """
@@ -20,16 +22,20 @@ from keras.src.backend.common import global_state
 from keras.src.backend.common.stateless_scope import in_stateless_scope
 from keras.src.backend.jax import trainer
 from keras.src.losses import loss
+from keras.src.ops.node import Node
 from keras.src.trainers import data_adapters
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 from keras.src.trainers.data_adapters.data_adapter_utils import class_weight_to_sample_weights
+from keras.src.utils import tracking
 
 __all__ = [
     "DataAdapter",
+    "Node",
     "class_weight_to_sample_weights",
     "data_adapters",
     "global_state",
     "in_stateless_scope",
     "loss",
+    "tracking",
     "trainer",
 ]

@@ -39,6 +39,7 @@ from replicax.variables import Variable, watched_by
 __all__ = [
     "DistributedVariable",
     "move",
+    "optimizer_state",
     "place_in_checkpoint",
     "watched_when_read",
     "writing_outside_of_steps",
@@ -46,6 +47,9 @@ __all__ = [
 
 place_in_checkpoint: ContextVar[tuple[Any, str]] = ContextVar("replicax_keras_place", default=(None, ""))
 """The layer, optimizer or metric that is creating a variable, and the variable's place in it."""
+
+optimizer_state: ContextVar[tuple[Variable, ...] | None] = ContextVar("replicax_keras_state", default=None)
+"""The variables that the state which an optimizer creates belongs to; () stands for all of them."""
 
 _SEED = "seed_generator_state"
 
@@ -117,6 +121,9 @@ class DistributedVariable(keras.Variable):
         """The value, as an array that can be donated: nothing else refers to it."""
         assert self._variable is not None
         array = _on_all_devices(self._variable)
+        if self._variable.layout.servers is not None:
+            self._borrower = run
+            return jnp.copy(array)
         if self._was_read:
             array = jnp.copy(array)
             if not self._variable.layout.differs:
@@ -140,6 +147,8 @@ class DistributedVariable(keras.Variable):
         """Assign an array that is replicated on the strategy's mesh: the checks of `assign` take longer."""
         variable = self._variable
         assert variable is not None
+        if variable.layout.servers is not None:
+            return  # only `predict` computes in this process; the servers have the value
         if variable.layout.on_mesh and not variable.layout.differs:
             current().frame.store(variable, variable.layout.wrap(array, not variable.shape))
         else:
@@ -222,8 +231,16 @@ class DistributedVariable(keras.Variable):
             aggregation=aggregation,
             constraint=self._constrained,
             beside=self._place_in_checkpoint,
+            **self._slot_options(),
         )
         self._place_in_checkpoint = (None, "")
+
+    def _slot_options(self) -> dict[str, Any]:
+        """On parameter servers, state of an optimizer is placed where its variables are."""
+        owners = optimizer_state.get()
+        if owners is None or self._distribute_strategy.servers is None:
+            return {}
+        return {"is_slot": True, "slot_of": owners}
 
     def _how_combined(self) -> tuple[VariableSynchronization, VariableAggregation]:
         synchronization = VariableSynchronization.AUTO

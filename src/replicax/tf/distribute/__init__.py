@@ -21,7 +21,7 @@ from replicax.input import (
     InputOptions,
     InputReplicationMode,
 )
-from replicax.parameter_server import ParameterServerStrategy
+from replicax.parameter_server import ParameterServerStrategy, Server
 from replicax.strategies import (
     MirroredStrategy,
     MultiWorkerMirroredStrategy,
@@ -55,6 +55,7 @@ __all__ = [
     "ReductionToOneDevice",
     "ReplicaContext",
     "RunOptions",
+    "Server",
     "Strategy",
     "StrategyExtended",
     "TPUStrategy",

@@ -1,7 +1,12 @@
 """`tf.compat.v1.distribute.experimental`."""
 
 from replicax.collectives import CollectiveHints, CommunicationImplementation, CommunicationOptions
-from replicax.compat.v1 import CentralStorageStrategy, MultiWorkerMirroredStrategy, TPUStrategy
+from replicax.compat.v1 import (
+    CentralStorageStrategy,
+    MultiWorkerMirroredStrategy,
+    ParameterServerStrategy,
+    TPUStrategy,
+)
 from replicax.tf._missing import OF_DISTRIBUTE, refuse
 
 __all__ = [
@@ -11,6 +16,7 @@ __all__ = [
     "CommunicationImplementation",
     "CommunicationOptions",
     "MultiWorkerMirroredStrategy",
+    "ParameterServerStrategy",
     "TPUStrategy",
 ]
 

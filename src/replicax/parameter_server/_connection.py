@@ -1,0 +1,107 @@
+"""How the coordinator connects to Ray: to a cluster at an address, to tasks that join, or to its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping
+from typing import final
+
+from replicax.cluster import ClusterSpec
+from replicax.errors import ClusterTimeoutError
+from replicax.launch import Guard
+from replicax.parameter_server._joining import tasks_here
+from replicax.parameter_server._nodes import Task, await_tasks, connect, head_of, resource_of, run_node
+from replicax.parameter_server._ray import LOOPBACK, library, on_loopback
+
+__all__ = ["Connection"]
+
+_JOBS = ("ps", "worker")
+
+
+@final
+class Connection:
+    """The connection of this process to Ray.
+
+    Args:
+        address: of a Ray cluster; None for RAY_ADDRESS, the cluster that is in use, the tasks of `spec`, or
+            a new cluster on this machine.
+        spec: the tasks, if the user has named them.
+        seconds: how long to wait for tasks that join.
+    """
+
+    def __init__(self, address: str | None, spec: ClusterSpec | None, seconds: float) -> None:
+        self._owns_ray = False
+        self._guard: Guard | None = None
+        self._node: subprocess.Popen[bytes] | None = None
+        self._is_joined = self._is_local = False
+        address = address or os.environ.get("RAY_ADDRESS")
+        if library().is_initialized():
+            return
+        if address:
+            _connect_to(address)
+        elif spec is not None and (away := _tasks_away(spec)):
+            self._join(spec, away, seconds)
+        else:
+            self._start()
+
+    def _start(self) -> None:
+        with on_loopback():
+            library().init("local", include_dashboard=False, _node_ip_address=LOOPBACK)
+        self._owns_ray = self._is_local = True
+
+    def _join(self, spec: ClusterSpec, away: list[Task], seconds: float) -> None:
+        head = head_of(spec)
+        own = [("chief", 0)] if head[0] == "chief" else []
+        here = sorted(tasks_here(spec))
+        if own or here:
+            self._guard = Guard().__enter__()
+            self._node = run_node(spec, [*own, *here], self._guard)
+        connect(spec.task_address(*head), seconds)
+        self._is_joined = self._owns_ray = True
+        await_tasks(away, seconds)
+
+    def resources(self, task: Task, wanted: Mapping[str, float]) -> dict[str, float]:
+        """What the actor of a task asks for."""
+        if self._is_joined:
+            return {**wanted, resource_of(task): 1}
+        if self._is_local:  # as many processes as the user asks for, whatever the number of CPUs
+            return {name: amount for name, amount in wanted.items() if name != "CPU"}
+        return dict(wanted)
+
+    def joined_workers(self) -> list[int]:
+        """The indices of the workers that have joined."""
+        if not self._is_joined:
+            return []
+        prefix = resource_of(("worker", 0)).removesuffix("0")
+        names = [name for name in library().cluster_resources() if name.startswith(prefix)]
+        return sorted(int(name.removeprefix(prefix)) for name in names)
+
+    def close(self) -> None:
+        """Leave the cluster; it ends if it was started here."""
+        if self._owns_ray:
+            library().shutdown()
+        if self._node is not None:
+            assert self._guard is not None
+            self._node.terminate()
+            self._node.wait()
+            self._guard.forget(self._node.pid)
+        if self._guard is not None:
+            self._guard.__exit__(None, None, None)
+
+
+def _tasks_away(spec: ClusterSpec) -> list[Task]:
+    """The servers and workers that are processes of their own."""
+    tasks = [(job, i) for job in _JOBS if job in spec.jobs for i in spec.task_indices(job)]
+    here = tasks_here(spec)
+    return [task for task in tasks if task not in here]
+
+
+def _connect_to(address: str) -> None:
+    try:
+        library().init(address=address)
+    except ConnectionError as error:
+        raise ClusterTimeoutError(
+            f"There is no Ray cluster at {address!r}. Start one with `ray start --head`, or leave out "
+            "`address` to start one on this machine."
+        ) from error
