@@ -60,6 +60,7 @@ from replicax.parameter_server import (
     get_current_worker_index,
 )
 from replicax.planning import Explanation, explain
+from replicax.reporting import Report, report
 from replicax.strategies import (
     CentralStorageStrategy,
     MirroredStrategy,
@@ -176,6 +177,7 @@ __all__ = [
     "RemoteValue",
     "RemoteValueStatus",
     "ReplicaContext",
+    "Report",
     "RestoreStatus",
     "RunOptions",
     "ShardedStrategy",
@@ -215,6 +217,7 @@ __all__ = [
     "on_first_process",
     "profile",
     "read_values",
+    "report",
     "scale_regularization_loss",
     "set_cpu_devices",
     "set_strategy",

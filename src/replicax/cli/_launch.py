@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
 from replicax.cli._managers import explain_manager
+from replicax.cli._program import checked_program, positive
 
-__all__ = ["add_launch", "split_program"]
-
-_OPTIONS_WITH_VALUE = (
-    "--workers",
-    "--devices-per-worker",
-    "--min-workers",
-    "--max-restarts",
-    "--log-dir",
-    "--grace-period",
-)
+__all__ = ["add_launch"]
 
 _USAGE = """\
 python -m replicax launch --workers N [options] script.py [arguments of the script ...]
@@ -37,20 +27,6 @@ While the workers run, the file LOG_DIR/workers has their number. Write another 
 """
 
 
-def split_program(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The launcher's own arguments, and the program with its arguments.
-
-    >>> from replicax.cli._launch import split_program
-    >>> split_program(["--workers", "2", "train.py", "--workers", "8"])
-    (['--workers', '2'], ['train.py', '--workers', '8'])
-    """
-    end = 0
-    while end < len(arguments) and arguments[end].startswith("-") and arguments[end] not in ("-m", "--"):
-        end += 2 if arguments[end] in _OPTIONS_WITH_VALUE else 1
-    program = list(arguments[end:])
-    return list(arguments[:end]), program[1:] if program[:1] == ["--"] else program
-
-
 def add_launch(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command."""
     parser = commands.add_parser(
@@ -64,10 +40,10 @@ def add_launch(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--workers", type=_positive, metavar="N", help="number of processes; required")
+    parser.add_argument("--workers", type=positive, metavar="N", help="number of processes; required")
     parser.add_argument(
         "--devices-per-worker",
-        type=_positive,
+        type=positive,
         metavar="M",
         help="GPUs of each worker, or virtual CPU devices without GPUs; by default all GPUs are divided "
         "evenly, or each worker has one CPU device",
@@ -82,7 +58,7 @@ def add_launch(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     parser.add_argument(
         "--min-workers",
-        type=_positive,
+        type=positive,
         metavar="K",
         help="a worker that fails twice in a row is left out at a restart while K workers remain "
         "(default: N)",
@@ -110,7 +86,7 @@ def add_launch(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def _run(options: argparse.Namespace) -> int:
     from replicax.launch import LaunchOptions, launch
 
-    command = [sys.executable, *_checked_program(options)]
+    command = [sys.executable, *checked_program(options)]
     _check_numbers(options)
     if not options.force and (advice := explain_manager(os.environ, " ".join(options.program))):
         options.fail(f"{advice}\nOr pass --force to start {options.workers} workers in this process anyway")
@@ -135,40 +111,11 @@ def _check_numbers(options: argparse.Namespace) -> None:
         options.fail(f"--min-workers {options.min_workers} is more than --workers {options.workers}")
 
 
-def _checked_program(options: argparse.Namespace) -> list[str]:
-    program: list[str] = options.program
-    if not program:
-        options.fail("no program: write the script, or -m and a module, after the options")
-    if program[0] == "-m":
-        _check_module(options, program[1:])
-    elif not Path(program[0]).exists():
-        options.fail(f"there is no file {program[0]!r} in {Path.cwd()}")
-    return program
-
-
-def _check_module(options: argparse.Namespace, rest: list[str]) -> None:
-    if not rest:
-        options.fail("-m needs the name of a module")
-    try:
-        found = importlib.util.find_spec(rest[0])
-    except ImportError:
-        found = None
-    if found is None:
-        options.fail(f"there is no module {rest[0]!r} that Python can import from {Path.cwd()}")
-
-
 def _log_dir(chosen: Path | None) -> Path:
     if chosen is None:
         return Path(tempfile.mkdtemp(prefix="replicax-launch-"))
     chosen.mkdir(parents=True, exist_ok=True)
     return chosen.resolve()
-
-
-def _positive(text: str) -> int:
-    number = int(text) if text.isdecimal() else 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"expected an integer, 1 or more, got {text!r}")
-    return number
 
 
 def _natural(text: str) -> int:

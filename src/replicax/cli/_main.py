@@ -17,8 +17,10 @@ from importlib import metadata
 from pathlib import Path
 
 from replicax.cli._extras import MissingExtraError
-from replicax.cli._launch import add_launch, split_program
-from replicax.errors import CheckpointError, DeviceError
+from replicax.cli._launch import add_launch
+from replicax.cli._program import positive, split_program
+from replicax.cli._report import add_report
+from replicax.errors import CheckpointError, ContextError, DeviceError
 
 __all__ = ["main"]
 
@@ -29,6 +31,7 @@ first steps:
   python -m replicax doctor     check this machine: packages, devices, collectives, training
   python -m replicax demo       train a small classifier on all devices in half a minute
   python -m replicax launch --workers 2 train.py     run a program on two workers
+  python -m replicax report train.py     say why its steps are not faster
 
 documentation: docs/ in the source, and help(replicax)
 """
@@ -69,9 +72,7 @@ def _write_nowhere() -> None:
 
 def _run_command(arguments: Sequence[str] | None) -> int:
     parser = _parser()
-    own, program = list(sys.argv[1:] if arguments is None else arguments), []
-    if own[:1] == ["launch"]:
-        own[1:], program = split_program(own[1:])
+    own, program = split_program(sys.argv[1:] if arguments is None else arguments)
     options = parser.parse_args(own, argparse.Namespace(program=program))
     if options.command is None:
         parser.print_help()
@@ -80,7 +81,7 @@ def _run_command(arguments: Sequence[str] | None) -> int:
         return options.run(options)
     except BrokenPipeError:
         raise
-    except (OSError, MissingExtraError, DeviceError, CheckpointError) as error:
+    except (OSError, MissingExtraError, DeviceError, CheckpointError, ContextError) as error:
         print(f"replicax {options.command}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -100,6 +101,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_demo(commands)
     _add_doctor(commands)
     add_launch(commands)
+    add_report(commands)
     return parser
 
 
@@ -134,7 +136,7 @@ def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         help=f"number of devices, at most {_MOST_REPLICAS}; by default all GPUs, or 4 virtual CPUs",
     )
     demo.add_argument(
-        "--epochs", type=_positive, metavar="N", default=40, help="number of passes over the digits"
+        "--epochs", type=positive, metavar="N", default=40, help="number of passes over the digits"
     )
     demo.add_argument(
         "--output", type=Path, metavar="DIR", default=Path("replicax_demo"), help="folder for the picture"
@@ -163,15 +165,8 @@ def _add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     doctor.set_defaults(run=_run_doctor)
 
 
-def _positive(text: str) -> int:
-    number = int(text) if text.isdecimal() else 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"expected an integer, 1 or more, got {text!r}")
-    return number
-
-
 def _num_replicas(text: str) -> int:
-    number = _positive(text)
+    number = positive(text)
     if number > _MOST_REPLICAS:
         raise argparse.ArgumentTypeError(
             f"expected at most {_MOST_REPLICAS}, got {text!r}: a step has {_MOST_REPLICAS} examples"

@@ -103,6 +103,8 @@ class CompiledStep:
         self._jitted = jax.jit(self._program, donate_argnums=1, out_shardings=self._shardings())
         self._memory: StepMemory | None = None
         self._is_compiled = False
+        self.program: jax.stages.Compiled | None = None
+        """The program, when it has been compiled."""
         self._between: BetweenProcesses | None = None
         if found.mesh is not None and not found.mesh.is_local:
             self._between = BetweenProcesses(found.mesh, fn)
@@ -264,6 +266,7 @@ class CompiledStep:
             return
         lowered = self.lower(leaves)
         compiled = lowered.compile() if self._between is None else self._between.compile(lowered)
+        self.program = compiled
         arguments = filter(_is_traced, leaves)
         self._memory = StepMemory(self.name, self.shapes, self._mesh, compiled, arguments)
         self._memory.refuse_too_large()
@@ -275,9 +278,9 @@ class CompiledStep:
         """Run the step for the first time; if it may run out of memory, wait until it has not."""
         result = self.run(leaves)
         if self._memory is not None and self._memory.may_run_out:
-            new = [variable._store.arrays[variable._place] for variable in self._state.written]
             try:
-                jax.block_until_ready((jax.tree.leaves(result), new))
+                self.wait()
+                jax.block_until_ready(jax.tree.leaves(result))
             except jax.errors.JaxRuntimeError as error:
                 error.add_note(
                     "The step had started, so the variables that it writes have lost their values."
@@ -285,6 +288,10 @@ class CompiledStep:
                 self._memory.explain(error)
                 raise
         return result
+
+    def wait(self) -> None:
+        """Wait until the variables that the step writes have their values."""
+        jax.block_until_ready([variable._store.arrays[variable._place] for variable in self._state.written])
 
     def _explain_failure(self, error: BaseException) -> None:
         """Say which variables have lost their values, and what takes memory if there was too little."""

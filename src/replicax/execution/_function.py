@@ -190,6 +190,34 @@ class Function(Generic[_P, _R]):
         """The number of compiled programs: one for each kind of arguments so far."""
         return len(self._programs) + len(self._loops)
 
+    @property
+    def name(self) -> str:
+        """The name of the function that is compiled."""
+        name = getattr(self.python_function, "__qualname__", type(self.python_function).__name__)
+        return name.rpartition("<locals>.")[2]
+
+    @property
+    def programs(self) -> list[CompiledStep]:
+        """The compiled programs, in the order in which they were compiled first."""
+        return [*self._programs.values(), *self._loops.values()]
+
+    @property
+    def retraces(self) -> list[str]:
+        """Why each program after the first was needed: what changed since the one before it.
+
+        >>> double = rx.function(lambda x: 2 * x)
+        >>> double(jnp.ones(2)), double(jnp.ones(3))
+        (Array([2., 2.], dtype=float32), Array([2., 2., 2.], dtype=float32))
+        >>> double.retraces
+        ['argument 0 was float32[2] and is float32[3]']
+        """
+        calls = list(itertools.starmap(_cause, itertools.pairwise(self._programs)))
+        loops = [
+            f"many() with {count} steps, and before with {last}"
+            for (last, _), (count, _) in itertools.pairwise(self._loops)
+        ]
+        return [*calls, *loops]
+
     def lower(self, *args: _P.args, **kwargs: _P.kwargs) -> jax.stages.Lowered:
         """The step traced for these arguments, as `jax.jit(...).lower` returns it; nothing is run.
 
@@ -440,8 +468,15 @@ def _unusable(function: Function[..., Any], leaves: list[Any]) -> str:
 
 def _retraced(function: Function[..., Any], old: list[Any], new: Any) -> str:
     """The warning that a call needs another program, with what has changed."""
-    last = old[-1]
-    changes = []
+    return (
+        f"{function!r} is traced and compiled again: {_cause(old[-1], new)}. Compiling takes long compared "
+        "to a step. Pass Python numbers that change as arrays (`jnp.asarray(x)`), and keep shapes the same."
+    )
+
+
+def _cause(last: Any, new: Any) -> str:
+    """What has changed between the keys of two programs."""
+    changes: list[str] = []
     if last[0] is not new[0] or last[1][0] != new[1][0]:
         changes.append("it is called under another strategy or in another context")
     if last[2] == new[2] and last[1][1] != new[1][1]:
@@ -456,10 +491,7 @@ def _retraced(function: Function[..., Any], old: list[Any], new: Any) -> str:
     ]
     shown = "; ".join(changes[:_MOST_CHANGES]) or "the structure of its arguments is different"
     more = f"; and {len(changes) - _MOST_CHANGES} more" if len(changes) > _MOST_CHANGES else ""
-    return (
-        f"{function!r} is traced and compiled again: {shown}{more}. Compiling takes long compared to a "
-        "step. Pass Python numbers that change as arrays (`jnp.asarray(x)`), and keep shapes the same."
-    )
+    return f"{shown}{more}"
 
 
 _MOST_CHANGES = 4

@@ -1,7 +1,22 @@
 """What a step will need, before it runs: memory, computation and communication on any number of devices."""
 
-from replicax.planning._collectives import Collective
+from replicax.planning._collectives import COLLECTIVES, Collective, collectives_in, user_line_of
 from replicax.planning._explain import explain
-from replicax.planning._explanation import Explanation, ShardingEffect, VariableUse
+from replicax.planning._explanation import Explanation, ShardingEffect, VariableUse, short_line
+from replicax.planning._one_replica import OneReplica, compile_for_one_replica
+from replicax.planning._program_text import ProgramText
 
-__all__ = ["Collective", "Explanation", "ShardingEffect", "VariableUse", "explain"]
+__all__ = [
+    "COLLECTIVES",
+    "Collective",
+    "Explanation",
+    "OneReplica",
+    "ProgramText",
+    "ShardingEffect",
+    "VariableUse",
+    "collectives_in",
+    "compile_for_one_replica",
+    "explain",
+    "short_line",
+    "user_line_of",
+]

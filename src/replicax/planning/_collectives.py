@@ -17,9 +17,9 @@ import numpy as np
 from replicax.planning._program_text import Frame, Operation, ProgramText
 from replicax.topology import ReplicaMesh
 
-__all__ = ["Collective", "collectives_in"]
+__all__ = ["COLLECTIVES", "Collective", "collectives_in", "user_line_of"]
 
-_KINDS = (
+COLLECTIVES = (
     "all-reduce",
     "all-gather",
     "all-to-all",
@@ -28,6 +28,7 @@ _KINDS = (
     "collective-broadcast",
     "ragged-all-to-all",
 )
+"""XLA's names of the operations that communicate."""
 _SHAPE = re.compile(r"\b([a-z]+\d*\w*)\[([\d,]*)\]")
 _LISTED = re.compile(r"(?:replica_groups|source_target_pairs)=\{((?:\{[\d,]*\},?)*)\}")
 _COUNTED = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
@@ -67,7 +68,7 @@ def collectives_in(compiled: jax.stages.Compiled, mesh: ReplicaMesh | None) -> t
     """The collectives of a compiled program that runs on `mesh`."""
     program = ProgramText(compiled.as_text() or "")
     shape = {} if mesh is None else dict(mesh.mesh.shape)
-    return tuple(_collective(x, program, shape) for x in program.operations(_KINDS))
+    return tuple(_collective(x, program, shape) for x in program.operations(COLLECTIVES))
 
 
 def _collective(operation: Operation, program: ProgramText, shape: dict[str, int]) -> Collective:
@@ -77,7 +78,7 @@ def _collective(operation: Operation, program: ProgramText, shape: dict[str, int
         kind=operation.kind.removesuffix("-start"),
         bytes=_num_bytes(operation, count),
         axis=_axis(groups, shape),
-        line=_user_line(program.frames(operation)),
+        line=user_line_of(program.frames(operation)),
         times=operation.times,
         num_devices=count,
     )
@@ -147,7 +148,7 @@ def _include(sets: list[set[int]], groups: Sequence[Sequence[int]]) -> bool:
 # Lines.
 
 
-def _user_line(frames: Iterator[Frame]) -> str:
+def user_line_of(frames: Iterator[Frame]) -> str:
     """The innermost line of the user's program, or else of another library."""
     foreign = [frame for frame in frames if not frame.file.startswith((*_OWN, "<frozen"))]
     own = [frame for frame in foreign if not frame.file.startswith(_LIBRARIES)]

@@ -20,7 +20,7 @@ from replicax.strategies import Answers, ShardSetting, Strategy
 from replicax.topology import ReplicaMesh, memory_limit
 from replicax.variables import Layout, Variable
 
-__all__ = ["explain"]
+__all__ = ["explain", "lowered_as_planned", "strategy_of"]
 
 _SETTINGS: tuple[ShardSetting, ...] = get_args(ShardSetting)
 _tags = itertools.count()
@@ -123,7 +123,7 @@ def _choices(
     step: CompiledStep, num_replicas: int | None, shard: ShardSetting | None, compare: bool
 ) -> tuple[_Choice, list[_Choice]]:
     """The way that was asked for, and those to compare it with."""
-    strategy = _strategy_of(step)
+    strategy = strategy_of(step)
     if strategy is None:
         if num_replicas is not None or shard is not None:
             raise ContextError(
@@ -145,7 +145,7 @@ def _choices(
     return choices[0], choices[1:]
 
 
-def _strategy_of(step: CompiledStep) -> Strategy | None:
+def strategy_of(step: CompiledStep) -> Strategy | None:
     """The strategy whose devices the step uses, if it has a copy or a part of variables on each."""
     found = {v.distribute_strategy for v, _ in step.shapes if v.layout.has_copies or v.layout.is_split}
     if not found and has_strategy():
@@ -160,10 +160,16 @@ def _compiled(
     strategy, answers, shard = choice
     if answers is None or strategy is None:
         return _finish(*_lower(first, arguments.on(None)[0]), shard)
+    return _finish(*lowered_as_planned(fn, arguments, first, strategy, answers), shard)
+
+
+def lowered_as_planned(
+    fn: Callable[..., Any], arguments: Arguments, first: CompiledStep, strategy: Strategy, answers: Answers
+) -> tuple[CompiledStep, list[Any], list[tuple[Variable, Layout, jax.ShapeDtypeStruct]], Any]:
+    """The step lowered as if the strategy gave other answers; with its leaves and variables then."""
     with as_planned(strategy, [v for v, _ in first.shapes], answers):
         leaves, treedef = arguments.on(answers.communicator.mesh)
-        lowered = _lower(CompiledStep(fn, leaves, treedef, tag=next(_tags)), leaves)
-    return _finish(*lowered, shard)
+        return _lower(CompiledStep(fn, leaves, treedef, tag=next(_tags)), leaves)
 
 
 def _lower(step: CompiledStep, leaves: list[Any]) -> tuple[CompiledStep, list[Any], Any, Any]:

@@ -16,7 +16,7 @@ from replicax.planning._collectives import Collective
 from replicax.planning._page import page
 from replicax.variables import Layout, Memory, Variable, VariableKind, advise, bytes_on_device, kind_of
 
-__all__ = ["Explanation", "ShardingEffect", "VariableUse"]
+__all__ = ["Explanation", "ShardingEffect", "VariableUse", "short_line"]
 
 _MOST_ROWS = 12
 

@@ -22,7 +22,7 @@ __all__ = ["Frame", "Operation", "ProgramText"]
 
 _COMMENT = re.compile(r"/\*.*?\*/")
 _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
-_OPERATION = re.compile(r"^\s+(?:ROOT )?%?[\w.\-]+ = (\(.*?\)|\S+) ([a-z][a-z\-]*)\((.*)$")
+_OPERATION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([a-z][a-z\-]*)\((.*)$")
 _CALLED = re.compile(r"(?:body|condition|calls|to_apply|\w+_computation)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
@@ -48,8 +48,10 @@ class Frame:
 class Operation:
     """One operation of a compiled program."""
 
+    name: str
+    """Its own name, "all-gather.3"."""
     kind: str
-    """XLA's name, "all-gather"."""
+    """XLA's name for what it does, "all-gather"."""
     result: str
     """The type of the result, "f32[8,4]{1,0}", or those of several in parentheses."""
     text: str
@@ -81,15 +83,15 @@ class ProgramText:
             else:
                 lines.append(line)
 
-    def operations(self, kinds: Collection[str]) -> Iterator[Operation]:
-        """The operations of these kinds, also those that XLA has made asynchronous ("all-gather-start")."""
+    def operations(self, kinds: Collection[str] | None = None) -> Iterator[Operation]:
+        """The operations, all or those of some kinds; "all-gather-start" is an "all-gather", too."""
         for name, lines in self._lines.items():
             for line in lines:
                 found = _OPERATION.match(line)
-                if found is not None and found[2].removesuffix("-start") in kinds:
+                if found is not None and (kinds is None or found[3].removesuffix("-start") in kinds):
                     times = self._times(name)
                     if times != 0:
-                        yield Operation(found[2], found[1], found[3], times)
+                        yield Operation(found[1], found[3], found[2], found[4], times)
 
     # How often computations run.
 

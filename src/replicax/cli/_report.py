@@ -1,0 +1,116 @@
+"""`python -m replicax report`: runs a program for some steps, and says where their time goes."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import runpy
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+from replicax.cli._program import checked_program, positive
+
+__all__ = ["add_report"]
+
+_USAGE = """\
+python -m replicax report [options] script.py [arguments of the script ...]
+       python -m replicax report [options] -m module [arguments of the module ...]"""
+
+_EPILOG = """\
+The step is the first function made by rx.function that is called often enough. N steps are recorded, and N
+more are measured without the profiler; then the program is stopped, unless --keep-going is given.
+
+exit status: 0; 1 if the program failed; 2 if nothing was recorded.
+"""
+
+
+class _EnoughStepsError(BaseException):
+    """Ends the program. Not an `Exception`, so that the program does not catch it."""
+
+
+def add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "report",
+        help="run a training program for some steps and say why they are not faster",
+        description="Run a program, take a profile of some of its steps, and split their time into waiting "
+        "for input, host, compilation, imbalance between replicas, collectives and computation.",
+        usage=_USAGE,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--steps", type=positive, metavar="N", default=20, help="number of steps to record (default: 20)"
+    )
+    parser.add_argument(
+        "--warmup", type=positive, metavar="N", default=3, help="number of steps before these (default: 3)"
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="FILE",
+        default=Path("replicax_report.html"),
+        help="the page for a browser (default: replicax_report.html)",
+    )
+    parser.add_argument("--keep-going", action="store_true", help="let the program run to its end")
+    parser.add_argument("--no-compare", action="store_true", help="do not measure the step on one device")
+    parser.set_defaults(run=_run, fail=parser.error)
+
+
+def _run(options: argparse.Namespace) -> int:
+    from replicax.reporting import Recorder, make_report
+
+    program = checked_program(options)
+    _check_folder(options.output)
+
+    def stop() -> None:
+        if not options.keep_going:
+            raise _EnoughStepsError
+
+    recorder = Recorder(options.steps, options.warmup, stop)
+    try:
+        with contextlib.suppress(_EnoughStepsError), recorder.watching():
+            _run_program(program)
+    except Exception:
+        traceback.print_exc()
+        return 1
+    report = make_report(recorder, compare=not options.no_compare)
+    print(report)
+    print(f"\nthe same as a page for a browser: {report.save(options.output)}")
+    return 0
+
+
+def _check_folder(output: Path) -> None:
+    """Raise now, rather than after the training, if the page can't be written."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    if not os.access(output.parent, os.W_OK):
+        raise PermissionError(f"can't write {output}: the folder is not writable")
+
+
+def _run_program(program: list[str]) -> None:
+    with _arguments(program):
+        try:
+            if program[0] == "-m":
+                runpy.run_module(program[1], run_name="__main__", alter_sys=True)
+            else:
+                runpy.run_path(program[0], run_name="__main__")
+        except SystemExit as end:
+            if end.code not in (None, 0):
+                raise
+
+
+@contextlib.contextmanager
+def _arguments(program: list[str]) -> Iterator[None]:
+    """A `with` block in which the program finds its arguments, and the modules beside it."""
+    module = program[0] == "-m"
+    before = sys.argv, sys.path
+    sys.argv = program[1:] if module else program
+    sys.path = [str(Path.cwd() if module else Path(program[0]).resolve().parent), *sys.path]
+    try:
+        yield
+    finally:
+        sys.argv, sys.path = before

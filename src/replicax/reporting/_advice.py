@@ -1,0 +1,141 @@
+"""Which change would help most: one tip for each part of a step, the largest part first."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, final
+
+from replicax._messages import size_text
+from replicax.reporting._parts import Parts
+from replicax.reporting._text import time_text
+
+if TYPE_CHECKING:
+    from replicax.reporting._report import Report
+
+__all__ = ["Tip", "tips_for"]
+
+_SMALL = 0.05
+"""A smaller part of a step is not worth a change."""
+_UNEVEN = 1.25
+"""A device that computes so many times as long as the others has more work."""
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Tip:
+    """A change that would help."""
+
+    part: str
+    """The part of a step that it is about."""
+    share: float
+    """How large that part is: the most that can be gained."""
+    text: str
+    """What to do."""
+
+
+def tips_for(report: Report) -> list[Tip]:
+    """What would help, the most useful change first."""
+    shares = {part: report.parts.share(part) for part in _TEXTS}
+    large = sorted((part for part in _TEXTS if shares[part] >= _SMALL), key=lambda part: -shares[part])
+    tips = [Tip(part, shares[part], _TEXTS[part](report)) for part in large]
+    tips.append(Tip("compute", report.parts.share("compute"), _compute(report)))
+    return [*_too_many_devices(report), *tips]
+
+
+def _too_many_devices(report: Report) -> list[Tip]:
+    gain = report.speedup
+    if gain is None or gain > 0.95:
+        return []
+    reason = "CPU devices of one machine share its cores" if report.platform == "cpu" else "they slow down"
+    text = (
+        f"{report.num_devices} devices process {gain:.2f} times the examples per second of one device: "
+        f"{reason}. Use fewer devices, or a larger batch."
+    )
+    return [Tip("devices", 1 - gain, text)]
+
+
+def _who_wait(report: Report) -> str:
+    return "The devices wait" if report.num_devices > 1 else "The device waits"
+
+
+def _input(report: Report) -> str:
+    return (
+        f"{_who_wait(report)} {time_text(report.parts.input)} in each step for input. Make reading faster: "
+        "less work for each example, a faster source, several reading processes, less to copy to the "
+        "device (uint8 images that a step converts, bfloat16). Reading further ahead, "
+        "`rx.InputOptions(per_replica_buffer_size=...)`, helps only if the time of batches varies."
+    )
+
+
+def _host(report: Report) -> str:
+    wait = f"{_who_wait(report)} {time_text(report.parts.host)} in each step for Python"
+    if report.host_between > report.parts.host / 2:
+        return (
+            f"{wait}, mostly for what the program does between its steps. Do that less often, such as in "
+            "every 100th step, and read the results of earlier steps (`float(loss)`), not of the newest."
+        )
+    return (
+        f"{wait}{' or a free core' if report.platform == 'cpu' else ''} to start it. Run several steps in "
+        f"one program: `{report.step}.many(itertools.islice(batches, 10))`."
+    )
+
+
+def _compilation(report: Report) -> str:
+    causes = f" ({report.retraces[0]})" if report.retraces else ""
+    return (
+        f"JAX traces and compiles programs during the recorded steps{causes}. Keep shapes the same, with "
+        '`rx.InputOptions(partial_batch="pad")` for the last batch, and pass Python numbers that change as '
+        "arrays (`jnp.asarray(x)`)."
+    )
+
+
+def _imbalance(report: Report) -> str:
+    wait = f"Devices wait {time_text(report.parts.imbalance)} in each step for others to reach a collective"
+    slowest, others = _slowest(report.devices)
+    if report.devices[slowest].compute > _UNEVEN * others:
+        return (
+            f"{wait}: {slowest} computes {time_text(report.devices[slowest].compute)}, the others "
+            f"{time_text(others)}. Give all replicas the same work: rows of the same number and length."
+        )
+    cores = " CPU devices share the cores of the machine; use as many as it has cores, or fewer."
+    return f"{wait}, though they compute for equally long.{cores if report.platform == 'cpu' else ''}"
+
+
+def _slowest(devices: Mapping[str, Parts]) -> tuple[str, float]:
+    """The device that computes longest, and the mean of the others."""
+    slowest = max(devices, key=lambda name: devices[name].compute)
+    others = [parts.compute for name, parts in devices.items() if name != slowest]
+    return slowest, sum(others) / max(len(others), 1)
+
+
+def _collectives(report: Report) -> str:
+    num_bytes = sum(collective.bytes * (collective.times or 1) for collective in report.collectives)
+    return (
+        f"Collectives take {time_text(report.parts.collectives)} in each step, for {size_text(num_bytes)}. "
+        "Use a larger batch on each replica: a step communicates as much for more examples. If it does not "
+        "fit into memory, `rx.value_and_grad(..., microbatches=n)` computes it in parts."
+    )
+
+
+def _compute(report: Report) -> str:
+    who = "The devices compute" if report.num_devices > 1 else "The device computes"
+    slowest = "".join(
+        f" The slowest operation is {operation.name}, {100 * operation.share:.0f} % of the step"
+        f"{f' ({operation.line})' if operation.line else ''}."
+        for operation in report.operations[:1]
+    )
+    return (
+        f"{who} {100 * report.parts.share('compute'):.0f} % of the time, which only faster "
+        "computation changes: `rx.MixedPrecision`, other operations, more or faster devices."
+        f"{slowest}"
+    )
+
+
+_TEXTS: dict[str, Callable[[Report], str]] = {
+    "input": _input,
+    "host": _host,
+    "compilation": _compilation,
+    "imbalance": _imbalance,
+    "collectives": _collectives,
+}

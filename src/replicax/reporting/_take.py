@@ -1,0 +1,205 @@
+"""`rx.report`: run a step some times, record what happens, and say why it is not faster."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+
+from replicax.errors import ContextError, ReplicaxError
+from replicax.planning import short_line
+from replicax.reporting._alone import seconds_alone
+from replicax.reporting._intervals import Intervals, difference, intersection, length, union
+from replicax.reporting._parts import PARTS, device_parts, mean_parts
+from replicax.reporting._profile import Operation, Profile
+from replicax.reporting._programs import Programs
+from replicax.reporting._recorder import Recorder
+from replicax.reporting._report import Compilation, OperationTime, Report
+
+__all__ = ["make_report", "report"]
+
+_MOST_OPERATIONS = 5
+_COMMAND_BUFFER = "command_buffer"  # many operations of a GPU as one, which the program does not have
+_NUM_SHOWN = 3
+"""How many steps the timeline of a report has."""
+
+
+def report(
+    step: Callable[[Any], Any],
+    batches: Iterable[Any],
+    *,
+    num_steps: int = 20,
+    num_warmup: int = 3,
+    compare: bool = True,
+) -> Report:
+    """Find out why a step is not faster.
+
+    Runs the step with batches, takes a profile of some of them, and splits the time of each device into
+    waiting for input, for Python, for compilation and for other devices, collectives, and computation.
+    Print the result, or look at it in a browser: `report.save("report.html")`. The steps are real:
+    variables have the values of so many steps afterwards.
+
+    Args:
+        step: called with each batch; it calls at least one function made by `rx.function`.
+        batches: a distributed dataset, or anything else that gives batches; at least `num_warmup + 1`.
+        num_steps: how many steps to record; then as many are measured without the profiler.
+        num_warmup: how many steps come before, which compile the programs.
+        compare: also compile the step for one device alone, and measure it there on copies of variables.
+
+    Raises:
+        ContextError: there were too few batches, or the step does not call a compiled function.
+
+    >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+    >>> @rx.function
+    ... def step(x):
+    ...     return strategy.reduce("SUM", strategy.run(lambda x: jnp.sum(x @ x.T), args=(x,)), axis=None)
+    >>> dataset = rx.from_arrays(np.ones((64, 8), np.float32)).batch(4)
+    >>> report = rx.report(step, strategy.distribute_dataset(dataset), num_steps=5)
+    >>> report.num_steps, list(report.devices)
+    (5, ['CPU:0', 'CPU:1'])
+    >>> print(report)                                                              # doctest: +ELLIPSIS
+    step on 2 CPU devices: ... a step, ... while 5 steps were recorded
+    ...
+    """
+    _check(num_steps, "num_steps")
+    _check(num_warmup, "num_warmup")
+    recorder = Recorder(num_steps, num_warmup)
+    with recorder.watching():
+        for batch in recorder.reading(batches):
+            step(batch)
+            if recorder.is_done:
+                break
+    return make_report(recorder, compare=compare)
+
+
+def _check(count: Any, name: str) -> None:
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise ValueError(f"rx.report({name}={count!r}): pass an integer, 1 or more.")
+
+
+def make_report(recorder: Recorder, *, compare: bool = True) -> Report:
+    """The report of what was recorded."""
+    profile, function = recorder.profile, recorder.function
+    if profile is None or function is None or recorder.num_steps == 0:
+        raise _too_few_calls(recorder)
+    functions = [function, *(other for other in recorder.functions if other != function)]
+    compiled = [program for each in functions for program in each.programs]
+    mesh = next((program.mesh for program in function.programs if program.mesh), None)
+    programs = Programs([x.program for x in compiled if x.program is not None], mesh)
+    intervals = device_parts(profile, programs.kinds)
+    if not intervals:
+        raise ContextError(
+            "The profile has no operations of the step's devices. A report reads profiles of CPU and GPU "
+            "devices; use `rx.profile` for others."
+        )
+    alone, not_compared = _compared(recorder, len(intervals), compare)
+    parts = mean_parts(intervals.values(), recorder.num_steps)
+    return Report(
+        step=function.name,
+        platform=next(iter(intervals)).split(":")[0].lower(),
+        num_steps=recorder.num_steps,
+        seconds=recorder.seconds or parts.total,
+        devices={name: mean_parts([each], recorder.num_steps) for name, each in intervals.items()},
+        parts=parts,
+        host_between=_host_between(profile, intervals, recorder.num_steps),
+        operations=_slowest(profile, programs, recorder.num_steps, parts.total),
+        collectives=programs.collectives,
+        compilation=Compilation(**recorder.compilation),
+        retraces=tuple(f"{each.name}: {cause}" for each in functions for cause in each.retraces),
+        seconds_alone=alone,
+        not_compared=not_compared,
+        timeline=tuple(_timeline(profile, intervals, recorder.num_steps)),
+    )
+
+
+def _too_few_calls(recorder: Recorder) -> ContextError:
+    calls = recorder.num_calls
+    needed = recorder.num_warmup + 1
+    if not calls:
+        return ContextError(
+            "Nothing was recorded: no function made by rx.function was called. Decorate the training step "
+            "with @rx.function."
+        )
+    name, count = calls[0]
+    return ContextError(
+        f"Nothing was recorded: {name} was called {count} times, and a report needs {needed} calls or "
+        f"more, the first {recorder.num_warmup} of which compile it. Pass more batches, or fewer steps for "
+        "warm-up."
+    )
+
+
+def _compared(recorder: Recorder, num_devices: int, compare: bool) -> tuple[float | None, str]:
+    """The time on one device, or why there is none."""
+    function = recorder.function
+    assert function is not None
+    if not compare or num_devices == 1:
+        return None, ""
+    if recorder.example is None:
+        return None, f"the steps were run by {function.name}.many()"
+    try:
+        return seconds_alone(function, *recorder.example), ""
+    except (ReplicaxError, ValueError, TypeError, jax.errors.JaxRuntimeError) as error:
+        return None, str(error).partition("\n")[0]
+
+
+def _host_between(profile: Profile, intervals: dict[str, dict[str, Intervals]], num_steps: int) -> float:
+    """How long the devices wait for Python between calls of steps, with no step to run."""
+    waits = [
+        length(
+            difference(device["host"], union([*profile.steps, *_starting(profile, profile.devices[name])]))
+        )
+        for name, device in intervals.items()
+    ]
+    return sum(waits) / len(waits) / num_steps / 1e9
+
+
+def _starting(profile: Profile, operations: Sequence[Operation]) -> Iterable[tuple[float, float]]:
+    """From the end of each call of a step to the start of its run, if each call is one run."""
+    starts: dict[Any, float] = {}
+    for operation in operations:
+        if operation.run is not None and operation.end > profile.window[0]:
+            starts.setdefault(operation.run, operation.start)
+    if len(starts) == len(profile.steps):
+        for (_, called), start in zip(profile.steps, sorted(starts.values()), strict=True):
+            yield called, max(called, start)
+
+
+def _slowest(
+    profile: Profile, programs: Programs, num_steps: int, seconds: float
+) -> tuple[OperationTime, ...]:
+    totals: Counter[str] = Counter()
+    for operations in profile.devices.values():
+        for operation in operations:
+            totals[operation.name] += _nanoseconds(operation, profile)
+    kinds, scale = programs.kinds, 1e9 * num_steps * len(profile.devices)
+    others = {*kinds.collectives, *kinds.containers}
+    found = [
+        name
+        for name, _ in totals.most_common()
+        if name not in others and not name.startswith(_COMMAND_BUFFER)
+    ]
+    return tuple(
+        OperationTime(
+            name, totals[name] / scale, totals[name] / scale / seconds, short_line(programs.line(name))
+        )
+        for name in found[:_MOST_OPERATIONS]
+    )
+
+
+def _nanoseconds(operation: Operation, profile: Profile) -> int:
+    start, end = profile.window
+    return round(max(0.0, min(operation.end, end) - max(operation.start, start)))
+
+
+def _timeline(
+    profile: Profile, intervals: dict[str, dict[str, Intervals]], num_steps: int
+) -> Iterable[tuple[str, float, float, str]]:
+    """What the devices do in the first steps, in seconds from their start."""
+    start, end = profile.window
+    shown = [(start, start + (end - start) * min(_NUM_SHOWN, num_steps) / num_steps)]
+    for name, device in intervals.items():
+        for part in PARTS:
+            for first, last in intersection(device[part], shown):
+                yield name, (first - start) / 1e9, (last - start) / 1e9, part
