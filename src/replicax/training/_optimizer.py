@@ -21,6 +21,7 @@ from replicax.contexts import StrategyProtocol, current, has_strategy
 from replicax.errors import ContextError, TracingError, VariableError
 from replicax.training._gradients import value_and_grad
 from replicax.training._loss_scale import DynamicLossScale
+from replicax.training._norms import global_norm, norm_of_shards
 from replicax.training._pairs import Parameters, pair
 from replicax.training._reduction import GradientReduction, as_rows, dense, is_distributed
 from replicax.training._slots import (
@@ -31,6 +32,7 @@ from replicax.training._slots import (
     slot_partition,
 )
 from replicax.training._transformation import Transformation
+from replicax.training._update import Update
 from replicax.types import ReduceOp, ReduceOpLike, VariableAggregation
 from replicax.values import IndexedSlices, Mirrored, free
 from replicax.variables import Deferred, Divided, Partitioned, Variable, creating_state
@@ -110,8 +112,7 @@ class Optimizer:
         )
         self._parameters: Parameters | None = None
         self.slots: list[Variable] = []
-        self._state_structure: Any = None
-        self._update = jax.jit(self._new_values, static_argnames=("with_norm", "in_replica"))
+        self._update: Update | None = None
 
     # On parameter servers: a worker has a reference to the optimizer of the coordinator.
 
@@ -146,7 +147,7 @@ class Optimizer:
         self = cls.__new__(cls)
         self._transformation, self._reduction, self._name = transformation, reduction, name
         self.iterations, self.loss_scale, self.slots = iterations, None, []
-        self._parameters = None
+        self._parameters = self._update = None
         return self
 
     def attach(self, variables: Any) -> None:
@@ -212,14 +213,14 @@ class Optimizer:
         values = [_whole(v) for v in given.variables]
         try:
             with creating_state(strategy, f"the state of {self!r}"):
-                state, self._state_structure = initial_state(self._transformation, given, values)
+                state, structure = initial_state(self._transformation, given, values)
         except Exception as error:
             _explain_structure(error, given)
             raise
         paths = [path for path, _ in state]
         names, owners = slot_names(paths, given), slot_owners(state, given)
         if strategy.servers is not None:
-            strategy.servers.check_updates(self, given, self._state_structure, state, owners)
+            strategy.servers.check_updates(self, given, structure, state, owners)
         self.slots = [
             self._create_slot(
                 strategy,
@@ -230,7 +231,9 @@ class Optimizer:
             )
             for (path, leaf), name, owner in zip(state, names, owners, strict=True)
         ]
-        self._parameters = given
+        constraints = [variable.constraint for variable in given.variables]
+        computation = Transformation(self._transformation, given.structure, structure, constraints)
+        self._parameters, self._update = given, Update(computation, given, self.loss_scale)
         if strategy.servers is not None:
             strategy.servers.register_optimizer(self, given.variables)
         return given
@@ -421,7 +424,7 @@ class Optimizer:
         variables = parameters.variables
         layouts = _reduced_layouts(gradients, variables, strategy.find_shards)
         arrays = self._reduction.reduce_to_shards(strategy, gradients, variables, layouts)
-        norm = _norm_of_shards(arrays, layouts, strategy.mesh.axis_name) if return_norm else None
+        norm = norm_of_shards(arrays, layouts, strategy.mesh.axis_name) if return_norm else None
         if norm is not None and self.loss_scale is not None:
             norm = norm / self.loss_scale.scale.read_value()
         update = functools.partial(self._update_all, parameters, return_norm=False)
@@ -435,95 +438,47 @@ class Optimizer:
         if not return_norm:
             return None
         arrays = [dense(g, v) for g, v in zip(gradients, parameters.variables, strict=True)]
-        return _mirrored(parameters.variables[0], _global_norm(arrays))
+        return _mirrored(parameters.variables[0], global_norm(arrays))
 
     def _update_all(self, parameters: Parameters, arrays: list[Any], *, return_norm: bool) -> Any:
         """Update the variables, the slots and the counters from reduced gradients."""
+        assert self._update is not None
         variables = parameters.variables
         scale = self.loss_scale.held() if self.loss_scale is not None else ()
         state = ([_whole(v) for v in variables], [_whole(v) for v in self.slots], scale)
         try:
-            in_replica = current().frame.is_one_replica
-            values, slots, scale, counted, norm = self._update(
-                arrays, *state, with_norm=return_norm, in_replica=in_replica
-            )
-        except TracingError as error:
+            new = self._update(arrays, *state, with_norm=return_norm)
+        except Exception as error:
+            self._explain(error, parameters)
+            raise
+        for variable, value in zip((*variables, *self.slots), (*new.values, *new.slots), strict=True):
+            variable.assign(_mirrored(variable, value), read_value=False)
+        if self.loss_scale is not None:
+            self.loss_scale.store(new.scale)
+        self.iterations.assign_add(_mirrored(self.iterations, new.count), read_value=False)
+        on_mesh = variables[0].layout.on_mesh
+        return _mirrored(variables[0], new.norm) if return_norm and on_mesh else new.norm
+
+    def _explain(self, error: Exception, parameters: Parameters) -> None:
+        """Say what optax was given, in case that it fails."""
+        if isinstance(error, TracingError):
             error.add_note(
                 "The optax transformation (a schedule, for example) uses that variable. It may read one in "
                 "a compiled step. `optax.inject_hyperparams` makes numbers changeable everywhere."
             )
-            raise
-        for variable, value in zip((*variables, *self.slots), (*values, *slots), strict=True):
-            variable.assign(_mirrored(variable, value), read_value=False)
-        if self.loss_scale is not None:
-            self.loss_scale.store(scale)
-        self.iterations.assign_add(_mirrored(self.iterations, counted), read_value=False)
-        return _mirrored(variables[0], norm) if return_norm and variables[0].layout.on_mesh else norm
-
-    def _new_values(
-        self,
-        gradients: list[Any],
-        values: list[Any],
-        slots: list[Any],
-        scale: Any,
-        *,
-        with_norm: bool,
-        in_replica: bool,
-    ) -> Any:
-        """The pure part: new variables, slots and loss scale; how many updates that is; the norm."""
-        finite = None
-        if self.loss_scale is not None:
-            gradients, finite, scale = self.loss_scale.unscale(gradients, scale)
-        norm = _global_norm(gradients) if with_norm else None
-        if not in_replica:
-            values = self._divided(values)
-        gradients = [g.astype(v.dtype) for g, v in zip(gradients, values, strict=True)]
-        new, state = self._transformed(gradients, slots, values)
-        if not in_replica:
-            new = self._divided(new)
-        new_slots = [x.astype(old.dtype) for x, old in zip(state, slots, strict=True)]
-        if finite is not None:
-            new = [jnp.where(finite, n, old) for n, old in zip(new, values, strict=True)]
-            new_slots = [jnp.where(finite, n, old) for n, old in zip(new_slots, slots, strict=True)]
-        counted = jnp.int32(1) if finite is None else finite.astype(jnp.int32)
-        return new, new_slots, scale, counted, norm
-
-    def _transformed(
-        self, gradients: list[Any], slots: list[Any], values: list[Any]
-    ) -> tuple[list[Any], Any]:
-        """What optax makes of the parameters and of its state."""
-        assert self._parameters is not None
-        try:
-            return self.computation(gradients, slots, values)
-        except Exception as error:
-            if isinstance(error, TypeError) and "argument" in str(error):
-                error.add_note(
-                    f"{self!r} passes gradients, state and parameters to its transformation. One that "
-                    "needs more, such as the value of the loss, can't be used with it."
-                )
-            else:
-                _explain_structure(error, self._parameters)
-            raise
+        elif isinstance(error, TypeError) and "argument" in str(error):
+            error.add_note(
+                f"{self!r} passes gradients, state and parameters to its transformation. One that needs "
+                "more, such as the value of the loss, can't be used with it."
+            )
+        else:
+            _explain_structure(error, parameters)
 
     @property
     def computation(self) -> Transformation:
         """What optax computes, as a function of arrays; the optimizer is built."""
-        assert self._parameters is not None
-        constraints = [variable.constraint for variable in self._parameters.variables]
-        structure = self._parameters.structure
-        return Transformation(self._transformation, structure, self._state_structure, constraints)
-
-    def _divided(self, values: list[Any]) -> list[Any]:
-        """The same values, computed in shards if the strategy divides them."""
-        assert self._parameters is not None
-        find, variables = self._parameters.strategy.find_shards, self._parameters.variables
-        if find is None:
-            return values
-        layouts = [find(v._spec) for v in variables]
-        return [
-            x if layout is None else jax.lax.with_sharding_constraint(x, layout.sharding(layout.mesh))
-            for x, layout in zip(values, layouts, strict=True)
-        ]
+        assert self._update is not None
+        return self._update.transformation
 
 
 def _explain_structure(error: Exception, parameters: Parameters) -> None:
@@ -562,22 +517,3 @@ def _whole(variable: Variable) -> Any:
 
 def _mirrored(variable: Variable, value: Any) -> Mirrored:
     return Mirrored.from_whole(value, variable.mesh)
-
-
-def _global_norm(gradients: list[Any]) -> Any:
-    """The Euclidean norm of all gradients together, in float32 at least."""
-    return jnp.sqrt(sum(map(_sum_of_squares, gradients)))
-
-
-def _norm_of_shards(arrays: list[Any], layouts: list[Any], axis_name: str) -> Any:
-    """The global norm in a compiled replica; arrays with a split layout are shards."""
-    split = [layout is not None and layout.is_split for layout in layouts]
-    pairs = list(zip(map(_sum_of_squares, arrays), split, strict=True))
-    own = sum((square for square, is_shard in pairs if is_shard), jnp.float32(0))
-    shared = sum((square for square, is_shard in pairs if not is_shard), jnp.float32(0))
-    return jnp.sqrt(shared + jax.lax.psum(own, axis_name))
-
-
-def _sum_of_squares(gradient: Any) -> Any:
-    wide = gradient.astype(jnp.promote_types(gradient.dtype, jnp.float32))
-    return jnp.sum(jnp.square(jnp.abs(wide)))

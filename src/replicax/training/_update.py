@@ -1,0 +1,92 @@
+"""One update as a function of arrays: optax, and what is around it (the loss scale, shards, the norm)."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, final
+
+import jax
+import jax.numpy as jnp
+
+from replicax.contexts import current
+from replicax.training._loss_scale import DynamicLossScale
+from replicax.training._norms import global_norm
+from replicax.training._pairs import Parameters
+from replicax.training._transformation import Transformation
+
+__all__ = ["Update", "Updated"]
+
+
+class Updated(NamedTuple):
+    """What an update computes."""
+
+    values: list[Any]
+    slots: list[Any]
+    scale: Any
+    """The state of the loss scale."""
+    count: Any
+    """1, or 0 if the update is left out because a gradient is not finite."""
+    norm: Any
+    """Of the gradients; None unless it is asked for."""
+
+
+@final
+class Update:
+    """Computes new values and slots from reduced gradients.
+
+    Args:
+        transformation: what optax computes.
+        parameters: what is updated.
+        loss_scale: the gradients are those of a loss times this.
+    """
+
+    def __init__(
+        self, transformation: Transformation, parameters: Parameters, loss_scale: DynamicLossScale | None
+    ) -> None:
+        self.transformation = transformation
+        self._parameters, self._loss_scale = parameters, loss_scale
+        self._jitted = jax.jit(self._compute, static_argnames=("with_norm", "in_replica"))
+
+    def __call__(
+        self, gradients: list[Any], values: list[Any], slots: list[Any], scale: Any, *, with_norm: bool
+    ) -> Updated:
+        """The new values, from the old ones and whole arrays of gradients."""
+        in_replica = current().frame.is_one_replica
+        return self._jitted(gradients, values, slots, scale, with_norm=with_norm, in_replica=in_replica)
+
+    def _compute(
+        self,
+        gradients: list[Any],
+        values: list[Any],
+        slots: list[Any],
+        scale: Any,
+        *,
+        with_norm: bool,
+        in_replica: bool,
+    ) -> Updated:
+        finite = None
+        if self._loss_scale is not None:
+            gradients, finite, scale = self._loss_scale.unscale(gradients, scale)
+        norm = global_norm(gradients) if with_norm else None
+        if not in_replica:
+            values = self._divided(values)
+        gradients = [g.astype(v.dtype) for g, v in zip(gradients, values, strict=True)]
+        new, state = self.transformation(gradients, slots, values)
+        if not in_replica:
+            new = self._divided(new)
+        new_slots = [x.astype(old.dtype) for x, old in zip(state, slots, strict=True)]
+        if finite is not None:
+            new = [jnp.where(finite, n, old) for n, old in zip(new, values, strict=True)]
+            new_slots = [jnp.where(finite, n, old) for n, old in zip(new_slots, slots, strict=True)]
+        count = jnp.int32(1) if finite is None else finite.astype(jnp.int32)
+        return Updated(new, new_slots, scale, count, norm)
+
+    def _divided(self, values: list[Any]) -> list[Any]:
+        """The same values, computed in shards if the strategy divides them."""
+        find, variables = self._parameters.strategy.find_shards, self._parameters.variables
+        if find is None:
+            return values
+        layouts = [find(v._spec) for v in variables]
+        return [
+            x if layout is None else jax.lax.with_sharding_constraint(x, layout.sharding(layout.mesh))
+            for x, layout in zip(values, layouts, strict=True)
+        ]
