@@ -178,6 +178,12 @@ def test_too_few_batches():
         rx.report(rx.function(lambda x: x + 1), [jnp.ones(3)] * 2)
 
 
+@pytest.mark.parametrize("batch", [jnp.ones((4, 3)), {"x": jnp.ones(3)}, np.ones(3), 7])
+def test_one_batch_instead_of_many(batch):
+    with pytest.raises(TypeError, match=r"iterable of batches, got .*`\[batch\] \* 50`"):
+        rx.report(rx.function(lambda x: x), batch)
+
+
 @pytest.mark.parametrize("options", [{"num_steps": 0}, {"num_warmup": True}])
 def test_bad_numbers(options):
     with pytest.raises(ValueError, match="pass an integer, 1 or more"):

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from replicax._messages import brief
 from replicax.errors import ContextError, ReplicaxError
 from replicax.planning import short_line
 from replicax.reporting._alone import seconds_alone
@@ -17,6 +18,7 @@ from replicax.reporting._profile import Operation, Profile
 from replicax.reporting._programs import Programs
 from replicax.reporting._recorder import Recorder
 from replicax.reporting._report import Compilation, OperationTime, Report
+from replicax.values import DistributedValues, is_array
 
 __all__ = ["make_report", "report"]
 
@@ -50,6 +52,7 @@ def report(
 
     Raises:
         ContextError: there were too few batches, or the step does not call a compiled function.
+        TypeError: `batches` is one batch.
 
     >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
     >>> @rx.function
@@ -65,6 +68,7 @@ def report(
     """
     _check(num_steps, "num_steps")
     _check(num_warmup, "num_warmup")
+    _check_batches(batches)
     recorder = Recorder(num_steps, num_warmup)
     with recorder.watching():
         for batch in recorder.reading(batches):
@@ -77,6 +81,19 @@ def report(
 def _check(count: Any, name: str) -> None:
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise ValueError(f"rx.report({name}={count!r}): pass an integer, 1 or more.")
+
+
+def _check_batches(batches: Any) -> None:
+    """Refuse what can be iterated over, but is one batch."""
+    if (
+        is_array(batches)
+        or isinstance(batches, DistributedValues | dict)
+        or not hasattr(batches, "__iter__")
+    ):
+        raise TypeError(
+            f"rx.report(step, batches) takes a dataset or another iterable of batches, got "
+            f"{brief(batches)}. To use one batch again and again, pass `[batch] * 50`."
+        )
 
 
 def make_report(recorder: Recorder, *, compare: bool = True) -> Report:
