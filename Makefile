@@ -25,6 +25,7 @@ INSTALLED := .venv/.installed
 help:
 	@echo "make test    all tests, then make check"
 	@echo "make test-oldest, make test-newest  the core tests with the oldest and the newest JAX"
+	@echo "make test-package  build the wheel and the source distribution, and try them in empty environments"
 	@echo "make check   formatting, lint, types, import order"
 	@echo "make format  let ruff format and fix what it can"
 	@echo "make bench   benchmarks"
@@ -61,6 +62,20 @@ test-newest:
 	test -x build/newest/bin/python || $(PYTHON) -m venv build/newest
 	build/newest/bin/python -m pip install --quiet --upgrade jax jaxlib flax --editable '.[dev]'
 	$(call QUICK,build/newest/bin) build/newest/bin/python -m pytest -n $(WORKERS) --dist worksteal $(CORE_TESTS)
+
+# The wheel and the source distribution, each installed into an empty environment.
+.PHONY: test-package
+test-package:
+	rm -rf build/package
+	$(PYTHON) -m venv build/package/builder
+	build/package/builder/bin/python -m pip install --quiet build twine
+	build/package/builder/bin/python -m build --outdir build/package/dist .
+	build/package/builder/bin/python -m twine check --strict build/package/dist/*
+	for file in build/package/dist/*; do \
+		rm -rf build/package/empty && $(PYTHON) -m venv build/package/empty && \
+		build/package/empty/bin/python -m pip install --quiet --constraint constraints.txt $$file && \
+		build/package/empty/bin/python -I tests/installed.py || exit 1; \
+	done
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check

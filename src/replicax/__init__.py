@@ -4,6 +4,7 @@ Write a training loop once, as if for one replica; a `Strategy` decides where it
 replicas run and how they talk.
 """
 
+from replicax._version import __version__ as __version__
 from replicax.checkpoint import (
     Checkpoint,
     CheckpointManager,

@@ -1,5 +1,6 @@
 """`rx.Tracker`: everything is written, in order, once, and nothing waits for a device without need."""
 
+import json
 import subprocess
 import sys
 
@@ -329,3 +330,60 @@ assert not backends_are_initialized()
 """
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert result.stdout == "step 1  loss 0.5\n"
+
+
+# Files and services.
+
+
+def test_a_csv_file_gets_a_column_for_each_name(tmp_path):
+    path = tmp_path / "run" / "numbers.csv"
+    with rx.Tracker(csv=path) as tracker:
+        tracker.log(1, loss=0.5)
+        tracker.log(2, {"eval/accuracy": 0.75}, loss=jnp.float32(0.25))
+    with rx.Tracker(csv=path) as tracker:  # another run appends
+        tracker.log(3, loss=0.125)
+    assert path.read_text().splitlines() == ["step,loss,eval/accuracy", "1,0.5,", "2,0.25,0.75", "3,0.125,"]
+
+
+def test_json_lines(tmp_path):
+    path = tmp_path / "numbers.jsonl"
+    for step in (1, 2):
+        with rx.Tracker(json_lines=path) as tracker:
+            tracker.log(step, loss=step / 2, gradient=np.inf)
+    expected = [{"step": 1, "loss": 0.5, "gradient": None}, {"step": 2, "loss": 1.0, "gradient": None}]
+    assert [json.loads(line) for line in path.read_text().splitlines()] == expected
+
+
+def test_a_folder_is_refused_before_training(tmp_path):
+    with pytest.raises(IsADirectoryError, match=r"csv=.*is a folder; pass the name of a file"):
+        rx.Tracker(csv=tmp_path)
+
+
+class Run:
+    """What the writers use of a run of Weights & Biases, and of the module `mlflow`."""
+
+    def __init__(self):
+        self.logged = []
+
+    def log(self, numbers, step):
+        self.logged.append((step, numbers))
+
+    log_metrics = log
+
+
+def test_services_get_the_steps_that_are_printed(monkeypatch, capsys):
+    run, mlflow = Run(), Run()
+    monkeypatch.setitem(sys.modules, "mlflow", mlflow)
+    with rx.Tracker(wandb=run, mlflow=True, console=True) as tracker:
+        tracker.log(7, loss=0.5)
+    assert run.logged == mlflow.logged == [(7, {"loss": 0.5})]
+    assert capsys.readouterr().out == "step 7  loss 0.5\n"
+
+
+def test_services_that_are_not_there():
+    with pytest.raises(TypeError, match=r"wandb=5\): pass a run"):
+        rx.Tracker(wandb=5)
+    with pytest.raises(ImportError, match="mlflow"):
+        rx.Tracker(mlflow=True)
+    with pytest.raises(TypeError, match="mlflow='runs'"):
+        rx.Tracker(mlflow="runs")

@@ -18,9 +18,9 @@ import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from importlib import metadata
 from typing import IO, Any, final
 
+from replicax._version import __version__
 from replicax.cli._check import Check, Result, failed
 from replicax.cli._checks import all_checks
 
@@ -62,7 +62,7 @@ def run_doctor(*, as_json: bool = False, only: Sequence[str] = ()) -> int:
 
 def _report(results: list[Result], counts: Counter[str]) -> dict[str, Any]:
     return {
-        "replicax": metadata.version("replicax"),
+        "replicax": __version__,
         "passed": counts["pass"],
         "failed": counts["fail"],
         "skipped": counts["skipped"],

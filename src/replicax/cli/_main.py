@@ -13,9 +13,9 @@ import contextlib
 import os
 import sys
 from collections.abc import Sequence
-from importlib import metadata
 from pathlib import Path
 
+from replicax._version import __version__
 from replicax.cli._extras import MissingExtraError
 from replicax.cli._launch import add_launch
 from replicax.cli._program import positive, split_program
@@ -108,11 +108,7 @@ def _parser() -> argparse.ArgumentParser:
 def _version() -> str:
     import jax
 
-    try:
-        version = metadata.version("replicax")
-    except metadata.PackageNotFoundError:
-        version = "(not installed)"
-    return f"replicax {version} (jax {jax.__version__}, Python {sys.version.split()[0]})"
+    return f"replicax {__version__} (jax {jax.__version__}, Python {sys.version.split()[0]})"
 
 
 def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

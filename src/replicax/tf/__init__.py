@@ -13,12 +13,12 @@ names the alternative. `docs/porting.md` shows what changes. `tf.__version__` is
         total = tf.Variable(0.0, aggregation=tf.VariableAggregation.SUM)
 """
 
-from importlib import metadata
 from typing import Any
 
 import jax
 
 from replicax import errors
+from replicax._version import __version__ as __version__
 from replicax.contexts import get_replica_context
 from replicax.tf import (
     compat,
@@ -330,8 +330,6 @@ _refuse = refuse("tf", OF_TF)
 
 
 def __getattr__(name: str) -> Any:
-    if name == "__version__":
-        return metadata.version("replicax")
     if name == "keras":
         return load_keras()
     return getattr(load_keras(), name) if name in _OF_KERAS else _refuse(name)

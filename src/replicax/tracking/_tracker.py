@@ -24,12 +24,17 @@ from replicax._jax import ArrayImpl, is_tracer
 from replicax.errors import ContextError
 from replicax.tracking._processes import on_first_process
 from replicax.tracking._tensorboard import TensorBoardWriter
+from replicax.tracking._writers import (
+    Writer,
+    csv_writer,
+    json_lines_writer,
+    mlflow_writer,
+    wandb_writer,
+)
 from replicax.values import Mirrored, PerReplica, is_number
 from replicax.variables import Variable
 
 __all__ = ["Tracker"]
-
-Writer = Callable[[int, Mapping[str, float]], None]
 
 
 @final
@@ -57,7 +62,7 @@ class _Entry:
 
 @final
 class Tracker:
-    """Logs the numbers of training steps to TensorBoard, the console, or functions of your own.
+    """Logs the numbers of training steps to TensorBoard, files, services, or functions of your own.
 
     `log` stores its arguments and returns at once. Every few calls, the numbers that the devices have
     computed by then are read and written. Python waits only if the devices are further behind than that.
@@ -70,12 +75,16 @@ class Tracker:
 
     Args:
         tensorboard: a folder for TensorBoard's files; needs `pip install 'replicax[tensorboard]'`.
+        csv: a file with a row for each step, to which a later run appends.
+        json_lines: a file with a JSON object in each line, to which a later run appends.
+        wandb: a run of Weights & Biases, or True for the current one; needs `pip install wandb`.
+        mlflow: True logs to the active run of MLflow; needs `pip install mlflow`.
         console: whether to print a line with the newest numbers each time.
         writers: functions that are called with each step and its numbers, a dict of floats.
         every: write after this many calls of `log`.
 
     Raises:
-        ImportError: `tensorboard` was given, and tensorboardX is not installed.
+        ImportError: the package that an argument needs is not installed.
         OSError: `tensorboard` is a file, or a folder that is not writable.
         ValueError: `every` is less than 1.
 
@@ -91,6 +100,10 @@ class Tracker:
         self,
         *,
         tensorboard: str | os.PathLike[str] | None = None,
+        csv: str | os.PathLike[str] | None = None,
+        json_lines: str | os.PathLike[str] | None = None,
+        wandb: Any = None,
+        mlflow: Any = None,
         console: bool = False,
         writers: Iterable[Writer] = (),
         every: int = 10,
@@ -102,7 +115,15 @@ class Tracker:
             raise TypeError("rx.Tracker(writers=...): pass a list of functions of (step, numbers).")
         self._tensorboard = None if tensorboard is None else TensorBoardWriter(tensorboard)
         self._console = console
-        self._writers = [_without_time(write) for write in writers]
+        arguments = {
+            csv_writer: csv,
+            json_lines_writer: json_lines,
+            wandb_writer: wandb,
+            mlflow_writer: mlflow,
+        }
+        given = arguments.items() if on_first_process() else ()  # others write nothing, and may have no run
+        made = [make(argument) for make, argument in given if argument is not None]
+        self._writers = [_without_time(write) for write in (*made, *writers)]
         if self._tensorboard is not None:
             self._writers.insert(0, self._tensorboard.write)
         self._every = int(every)
