@@ -100,6 +100,7 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/nnx.py
 	$(BIN)/python benchmarks/imports.py
 	$(BIN)/python benchmarks/watchdog.py
+	$(BIN)/python benchmarks/parameter_server.py
 
 # The folder docs/ exists, so make must be told that this target is not a file.
 .PHONY: docs

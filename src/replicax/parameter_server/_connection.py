@@ -18,6 +18,13 @@ __all__ = ["Connection"]
 
 _JOBS = ("ps", "worker")
 
+_SETTINGS = {
+    # Arrays up to this size are part of a message; larger ones pass through shared memory, which is slower.
+    "max_direct_call_object_size": 1 << 20,
+    # Keep no record of every call.
+    "task_events_report_interval_ms": 0,
+}
+
 
 @final
 class Connection:
@@ -47,7 +54,9 @@ class Connection:
 
     def _start(self) -> None:
         with on_loopback():
-            library().init("local", include_dashboard=False, _node_ip_address=LOOPBACK)
+            library().init(
+                "local", include_dashboard=False, _node_ip_address=LOOPBACK, _system_config=_SETTINGS
+            )
         self._owns_ray = self._is_local = True
 
     def _join(self, spec: ClusterSpec, away: list[Task], seconds: float) -> None:
