@@ -1,4 +1,4 @@
-"""Checks an installed package, outside of the repository: `python tests/installed.py`, as `make test-package` does.
+"""Checks an installed package, outside of the repository, as `make test-package` does.
 
 It uses nothing but what `pip install` has put there.
 """

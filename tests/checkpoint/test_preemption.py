@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -263,3 +264,26 @@ def test_the_watcher_remembers_who_will_be_ended(step, tmp_path):
     finally:
         handler.close()
         watcher.close()
+
+
+ENDING = """
+import atexit, os, signal, tempfile
+import replicax as rx
+
+atexit.register(os.kill, os.getpid(), signal.SIGTERM)  # runs after those that are registered later
+handler = {handler}
+"""
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [
+        "rx.PreemptionWatcher()",
+        "rx.PreemptionCheckpointHandler(None, rx.Checkpoint(v=rx.Variable(1.0)), tempfile.mkdtemp())",
+    ],
+)
+def test_a_notice_to_a_program_that_has_finished_is_no_failure(handler, tmp_path):
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-c", ENDING.format(handler=handler)]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr

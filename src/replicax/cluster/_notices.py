@@ -84,9 +84,9 @@ class Notices:
         """Wait for the next notice."""
         self._why = None
 
-    def close(self) -> None:
-        """Give the signal back to whoever had it."""
-        if self._signal is None or self._signal.close():
+    def close(self, *, at_exit: bool = False) -> None:
+        """Give the signal back to whoever had it; `at_exit` means that the program is ending anyway."""
+        if self._signal is None or self._signal.close(at_exit=at_exit):
             self._reader.close()
             self._writer.close()
 
@@ -122,12 +122,17 @@ class _Signal:
             with contextlib.suppress(OSError):
                 os.write(self._previous_file, received)
 
-    def close(self) -> bool:
-        """Give the signal back; False if another handler still passes signals on to this one."""
+    def close(self, *, at_exit: bool) -> bool:
+        """Give the signal back; False if another handler still passes signals on to this one.
+
+        A program that has finished its work, and is ending, must not be killed by the signal: it would look
+        as if it had failed.
+        """
         if threading.current_thread() is not threading.main_thread():
             return False
         if signal.getsignal(signal.SIGTERM) is not self._handler:
             return False
         signal.set_wakeup_fd(self._previous_file)
-        signal.signal(signal.SIGTERM, self._previous)
+        kills = self._previous is signal.SIG_DFL
+        signal.signal(signal.SIGTERM, signal.SIG_IGN if at_exit and kills else self._previous)
         return True

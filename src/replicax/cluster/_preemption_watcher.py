@@ -45,7 +45,7 @@ class PreemptionWatcher:
         self._process, self._has_others = jax.process_index(), jax.process_count() > 1
         self._thread = threading.Thread(target=self._watch, name="replicax_preemption_watcher", daemon=True)
         self._thread.start()
-        atexit.register(self.close)
+        atexit.register(self._close, at_exit=True)
 
     @property
     def preemption_message(self) -> str | None:
@@ -57,12 +57,15 @@ class PreemptionWatcher:
 
     def close(self) -> None:
         """Stop watching, and give SIGTERM back to whoever had it."""
+        self._close(at_exit=False)
+
+    def _close(self, *, at_exit: bool) -> None:
         if not self._closed:
-            atexit.unregister(self.close)
+            atexit.unregister(self._close)
             self._closed = True
             self._notices.wake()
             self._thread.join()
-            self._notices.close()
+            self._notices.close(at_exit=at_exit)
 
     def _watch(self) -> None:
         topic = f"{TOPIC}/watchers"

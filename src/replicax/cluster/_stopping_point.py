@@ -64,7 +64,7 @@ class StoppingPoint:
         """Which process got a notice, and why; None as long as none did."""
         self._thread = threading.Thread(target=self._watch, name="replicax_preemption", daemon=True)
         self._thread.start()
-        atexit.register(self.close)
+        atexit.register(self._close, at_exit=True)
 
     def reached(self) -> bool:
         """Pass a point, unless all processes stop here; whether they do."""
@@ -96,15 +96,18 @@ class StoppingPoint:
 
     def close(self) -> None:
         """Stop watching. The others need not wait for this process: it has passed all its points."""
+        self._close(at_exit=False)
+
+    def _close(self, *, at_exit: bool) -> None:
         if self._closed:
             return
-        atexit.unregister(self.close)
+        atexit.unregister(self._close)
         self._closed = True
         self._notices.wake()
         self._thread.join()
         with contextlib.suppress(Exception):  # the coordinator may have ended
             self._tell("points", self._passed)
-        self._notices.close()
+        self._notices.close(at_exit=at_exit)
 
     # In the thread.
 
