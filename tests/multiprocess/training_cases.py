@@ -90,6 +90,16 @@ def check_many_steps_in_one_program(strategy, mode):
         jax.tree.map(np.testing.assert_array_equal, *runs)
 
 
+def check_a_report(strategy, mode):
+    """Every process reports on its own devices."""
+    if mode is rx.function:
+        step = rx.function(lambda x: strategy.reduce("SUM", strategy.run(jnp.sum, args=(x,)), axis=None))
+        dataset = strategy.distribute_dataset(rx.from_arrays(data()[0]).batch(BATCH).repeat())
+        report = rx.report(step, dataset, num_steps=3)
+        assert list(report.devices) == [f"CPU:{i}" for i in range(jax.local_device_count())]
+        assert report.num_steps == 3 and report.speedup is None
+
+
 def check_uneven_rows(strategy, mode):
     """Replicas with different numbers of rows: each process feeds its own, the mean is exact."""
     ids = range(strategy.num_replicas_in_sync)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, final
 
@@ -63,13 +63,13 @@ class Profile:
     """When threads of JAX prepared such copies. A call of a step waits for those of its batch."""
 
     @classmethod
-    def read(cls, folder: str | Path, platform: str, device_ids: Iterable[int] | None) -> Profile:
+    def read(cls, folder: str | Path, platform: str, device_ids: Mapping[int, int]) -> Profile:
         """The profile that JAX's profiler has written to a folder.
 
         Args:
             folder: the folder.
             platform: read the operations of the devices of this platform, "cpu" or "gpu".
-            device_ids: the numbers of these devices in this process; None for all.
+            device_ids: for the number of each device in the profile, its number in this process.
         """
         path = next(Path(folder).rglob("*.xplane.pb"))
         # JAX's reader makes Python warn of its types, and aborts the process if warnings are errors.
@@ -79,11 +79,15 @@ class Profile:
             return cls._of(planes, platform, device_ids)
 
     @classmethod
-    def _of(cls, planes: list[Any], platform: str, device_ids: Iterable[int] | None) -> Profile:
+    def _of(cls, planes: list[Any], platform: str, device_ids: Mapping[int, int]) -> Profile:
         events = [event for plane in planes if plane.name == _HOST for event in _events(plane)]
         devices = _by_number(events) if platform == "cpu" else dict(_by_plane(planes))
-        ids = None if device_ids is None else set(device_ids)
-        kept = {name: x for name, x in devices.items() if ids is None or int(name.split(":")[1]) in ids}
+        numbered = [(*name.split(":"), operations) for name, operations in devices.items()]
+        kept = {
+            f"{kind}:{device_ids[int(number)]}": operations
+            for kind, number, operations in numbered
+            if int(number) in device_ids
+        }
         return cls(
             window=_marked(events, RECORDED)[0],
             steps=union(_marked(events, STEP)),

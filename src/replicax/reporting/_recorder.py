@@ -228,8 +228,10 @@ class Recorder:
             self.seconds = (time.perf_counter() - self._timed_since) / self._num_timed
         mesh = next((program.mesh for program in self.function.programs if program.mesh), None)
         devices = jax.local_devices()[:1] if mesh is None else mesh.mesh.local_devices
-        ids = [device.local_hardware_id for device in devices]
-        self.profile = Profile.read(self._folder, devices[0].platform, ids)
+        platform = devices[0].platform
+        # A profile has CPU devices by their number in the cluster, others by that in the process.
+        ids = {d.id if platform == "cpu" else d.local_hardware_id: d.local_hardware_id for d in devices}
+        self.profile = Profile.read(self._folder, platform, ids)
         self._last_result = None
 
 
