@@ -233,15 +233,18 @@ class Matrix:
             raise ValueError(time.monotonic())
 
         problems, before = [], self.values()
-        self.coordinator.schedule(fail)
-        waiting = [self.coordinator.schedule(self.add) for _ in range(20)]
-        try:
+        waiting = []
+        try:  # the next call raises it, whichever that is
+            self.coordinator.schedule(fail)
+            waiting.extend(self.coordinator.schedule(self.add) for _ in range(20))
             self.coordinator.join()
             problems.append("join did not raise")
             raised = time.monotonic()
         except ValueError as error:
             (raised,) = error.args
         detected = time.monotonic()
+        with contextlib.suppress(ValueError):
+            self.coordinator.join()  # what is running runs to its end
         ran = sum(value.status.name == "READY" for value in waiting)
         self.run_functions(1)
         done = time.monotonic()

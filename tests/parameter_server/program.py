@@ -311,24 +311,14 @@ def keras_fit(strategy, coordinator, folder):
     arguments = {"batch_size": len(x), "epochs": 3, "verbose": 0}
     histories = [m.fit(x, y, **arguments).history for m in (plain, model)]
     off = max(abs(a - b) for k in histories[0] for a, b in zip(*(h[k] for h in histories), strict=True))
-    off = max(
-        off,
-        *(
-            float(np.abs(a - b).max())
-            for a, b in zip(plain.get_weights(), model.get_weights(), strict=True)
-        ),
-    )
-    evaluated = [m.evaluate(x, y, batch_size=10, verbose=0, return_dict=True) for m in (plain, model)]
-    off_evaluated = max(abs(evaluated[0][k] - evaluated[1][k]) for k in evaluated[0])
-    predicted = float(np.abs(plain.predict(x, verbose=0) - model.predict(x, verbose=0)).max())
+    weights = zip(plain.get_weights(), model.get_weights(), strict=True)
+    off = max(off, *(float(np.abs(a - b).max()) for a, b in weights))
 
     def dataset_fn(context):
-        batch_size = context.get_per_replica_batch_size(16)
+        batch_size = context.get_per_replica_batch_size(len(x))
         return rx.from_arrays((x, y)).shuffle(seed=0).repeat().batch(batch_size)
 
-    history = model.fit(
-        dataset_fn, epochs=2, steps_per_epoch=5, validation_data=(x, y), validation_batch_size=16, verbose=0
-    ).history
+    history = model.fit(dataset_fn, epochs=2, steps_per_epoch=5, verbose=0).history
     iterations = int(model.optimizer.iterations.numpy())
     path = rx.Checkpoint(model=model, optimizer=model.optimizer).save(f"{folder}/keras")
     with rx.MirroredStrategy(["CPU:0"]).scope():
@@ -343,26 +333,41 @@ def keras_fit(strategy, coordinator, folder):
     other.set_weights([np.ones_like(w) for w in other.get_weights()])
     path = rx.Checkpoint(model=other, optimizer=other.optimizer).save(f"{folder}/keras_back")
     rx.Checkpoint(model=model, optimizer=model.optimizer).restore(path)
-    back = sum(float(w.sum()) for w in model.get_weights())
+    return {
+        "off": off,
+        "history": {name: [float(v) for v in values] for name, values in history.items()},
+        "iterations": iterations,
+        "same": all(same) and all(slots),
+        "back": sum(float(w.sum()) for w in model.get_weights()),
+    }
+
+
+def keras_more(strategy, coordinator, folder):
+    """`evaluate`, `predict` and validation; mistakes."""
+    x, y = (np.asarray(array) for array in regression()[:2])
+    plain = keras_model()
+    with strategy.scope():
+        model = keras_model()
+    evaluated = [m.evaluate(x, y, batch_size=10, verbose=0, return_dict=True) for m in (plain, model)]
+    off = max(abs(evaluated[0][k] - evaluated[1][k]) for k in evaluated[0])
+    predicted = float(np.abs(plain.predict(x, verbose=0) - model.predict(x, verbose=0)).max())
+    history = model.fit(x, y, batch_size=16, validation_data=(x, y), verbose=0).history
+
+    def ends():
+        return rx.from_arrays((x, y)).batch(16)
+
     messages = {}
     attempts = {
-        "steps": lambda: model.fit(dataset_fn, verbose=0),
+        "steps": lambda: model.fit(ends, verbose=0),
         "on batch": lambda: model.train_on_batch(x, y),
-        "ends": lambda: model.fit(lambda: rx.from_arrays((x, y)).batch(16), steps_per_epoch=9, verbose=0),
+        "ends": lambda: model.fit(ends, steps_per_epoch=9, verbose=0),
     }
     for name, attempt in attempts.items():
         try:
             attempt()
         except Exception as error:
             messages[name] = f"{type(error).__name__}: {error}"
-    return {
-        "off": [off, off_evaluated, predicted],
-        "history": {name: [float(v) for v in values] for name, values in history.items()},
-        "iterations": iterations,
-        "same": all(same) and all(slots),
-        "back": back,
-        "messages": messages,
-    }
+    return {"off": [off, predicted], "history": sorted(history), "messages": messages}
 
 
 def positions(strategy, coordinator, folder):
@@ -399,18 +404,13 @@ def faults(strategy, coordinator, folder):
     import faults as program
     from ray import cloudpickle
 
-    from replicax.parameter_server._cluster import FaultOptions
-
     cloudpickle.register_pickle_by_value(program)
     place = Path(folder, "faults")
     place.mkdir()
     matrix, problems = program.Matrix(strategy, coordinator, place), {}
-    chosen = [("stop", "worker", "step"), ("kill", "ps", "save")]
+    chosen = [("kill", "worker", "pull"), ("kill", "ps", "save")]
     for kind, task, moment in chosen:
-        seconds = 5.0 if kind == "stop" else OPTIONS["heartbeat_timeout_seconds"]
-        strategy.cluster.faults = FaultOptions(0.5, seconds)
         problems[f"{kind} {task}, {moment}"] = matrix.fault(kind, task, moment).problems
-    strategy.cluster.faults = FaultOptions(**OPTIONS)
     return problems
 
 

@@ -11,7 +11,15 @@ from replicax.cluster import ClusterSpec
 from replicax.errors import ClusterTimeoutError
 from replicax.launch import Guard
 from replicax.parameter_server._joining import tasks_here
-from replicax.parameter_server._nodes import Task, await_tasks, connect, head_of, resource_of, run_node
+from replicax.parameter_server._nodes import (
+    Task,
+    await_tasks,
+    connect,
+    end_node,
+    head_of,
+    resource_of,
+    run_node,
+)
 from replicax.parameter_server._ray import LOOPBACK, library, on_loopback
 
 __all__ = ["Connection"]
@@ -92,9 +100,7 @@ class Connection:
             library().shutdown()
         if self._node is not None:
             assert self._guard is not None
-            self._node.terminate()
-            self._node.wait()
-            self._guard.forget(self._node.pid)
+            end_node(self._node, self._guard)
         if self._guard is not None:
             self._guard.__exit__(None, None, None)
 

@@ -10,7 +10,7 @@ from typing import Any, NoReturn, final
 from replicax.cluster import ClusterDef, ClusterSpec
 from replicax.errors import ClusterError
 from replicax.launch import Guard
-from replicax.parameter_server._nodes import Task, run_node
+from replicax.parameter_server._nodes import Task, end_node, run_node
 
 __all__ = ["Server", "tasks_here"]
 
@@ -104,8 +104,8 @@ class Server:
             while True:
                 _logger.info("%s joins the cluster.", name)
                 node = run_node(self._spec, [self._task], guard)
-                status = node.wait()
-                guard.forget(node.pid)
+                node.wait()
+                status = end_node(node, guard)
                 _logger.warning("The Ray node of %s has ended (status %d).", name, status)
                 time.sleep(1.0)
 

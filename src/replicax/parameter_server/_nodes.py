@@ -11,6 +11,7 @@ import contextlib
 import json
 import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -21,9 +22,9 @@ from typing import Any
 from replicax.cluster import ClusterSpec
 from replicax.errors import ClusterError, ClusterTimeoutError
 from replicax.launch import Guard
-from replicax.parameter_server._ray import LOOPBACK, LOOPBACK_ENVIRONMENT, library, on_loopback
+from replicax.parameter_server._ray import LOOPBACK, START_NODE, library, on_loopback
 
-__all__ = ["Task", "await_tasks", "connect", "head_of", "resource_of", "run_node"]
+__all__ = ["Task", "await_tasks", "connect", "end_node", "head_of", "resource_of", "run_node"]
 
 _SECONDS_BETWEEN_REPORTS = 10.0
 
@@ -90,13 +91,20 @@ def run_node(spec: ClusterSpec, tasks: Iterable[Task], guard: Guard) -> subproce
         own = _parsed(spec.task_address(*tasks[0]))[0] if tasks else host
         place = [f"--address={host}:{port}", f"--node-ip-address={own}"]
     resources = json.dumps({resource_of(task): 1 for task in tasks})
-    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"]
+    command = [sys.executable, "-c", START_NODE, "start", "--block", "--disable-usage-stats"]
     # A node whose head is gone ends after this time, and is started again.
     environment = {"RAY_gcs_rpc_server_reconnect_timeout_s": "10", **_environment()}
-    if host == LOOPBACK:
-        environment |= LOOPBACK_ENVIRONMENT
     output: Any = subprocess.DEVNULL
     return guard.start([*command, *place, f"--resources={resources}"], environment, output, output)
+
+
+def end_node(node: subprocess.Popen[bytes], guard: Guard) -> int:
+    """End a node and all its processes, some of which outlive it for a while; returns its status."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(node.pid, signal.SIGKILL)
+    status = node.wait()
+    guard.forget(node.pid)
+    return status
 
 
 def _environment() -> dict[str, str]:

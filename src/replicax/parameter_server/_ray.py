@@ -7,11 +7,16 @@ import importlib
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["LOOPBACK", "LOOPBACK_ENVIRONMENT", "cloudpickle", "library", "on_loopback"]
+__all__ = ["LOOPBACK", "START_NODE", "cloudpickle", "library", "on_loopback"]
 
 LOOPBACK = "127.0.0.1"
-LOOPBACK_ENVIRONMENT = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-"""For a process of Ray: what `on_loopback` does in this one."""
+START_NODE = """
+from ray._private import services
+services.resolve_ip_for_localhost = lambda host: host
+from ray.scripts.scripts import main
+main()
+"""
+"""The program `ray`, which uses 127.0.0.1 as `on_loopback` does in this process."""
 
 
 def library() -> Any:
@@ -37,9 +42,9 @@ def on_loopback() -> Iterator[None]:
     On Linux it replaces that address by another one of the machine, and listens at all of them.
     """
     library()
-    constants: Any = importlib.import_module("ray._private.ray_constants")
-    before, constants.ENABLE_RAY_CLUSTER = constants.ENABLE_RAY_CLUSTER, False
+    services: Any = importlib.import_module("ray._private.services")
+    before, services.resolve_ip_for_localhost = services.resolve_ip_for_localhost, lambda host: host
     try:
         yield
     finally:
-        constants.ENABLE_RAY_CLUSTER = before
+        services.resolve_ip_for_localhost = before
