@@ -103,7 +103,9 @@ def survivors(folder):
 
 def main(folder, *scenarios):
     logging.basicConfig(level=logging.WARNING)
-    ray.init(num_cpus=2, include_dashboard=False, _node_ip_address="127.0.0.1", configure_logging=False)
+    ray.init(
+        "local", num_cpus=2, include_dashboard=False, _node_ip_address="127.0.0.1", configure_logging=False
+    )
     for name in scenarios:
         start = time.monotonic()
         result = globals()[name](folder)

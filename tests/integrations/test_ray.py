@@ -25,6 +25,7 @@ def play(tmp_path_factory, *scenarios):
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_AUTH_MODE": "disabled",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # on Linux, too: listen on loopback only
     }
     for name in ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES", "PJRT_NPROC"):
         environment.pop(name, None)

@@ -416,13 +416,16 @@ def faults(strategy, coordinator, folder):
 
 def survivors(strategy, coordinator, folder):
     """The processes that run some seconds after the strategy has ended."""
+    import ray
+
     actors = [*(server.actor for server in strategy.cluster.servers), *strategy.workers]
     pids = [strategy.cluster.ping(actor) for actor in actors]
+    address = ray.nodes()[0]["NodeManagerAddress"]
     strategy.shutdown()
     deadline = time.monotonic() + 10
     while (alive := [pid for pid in pids if Path(f"/proc/{pid}").exists()]) and time.monotonic() < deadline:
         time.sleep(0.05)
-    return {"started": len(pids), "alive": alive}
+    return {"started": len(pids), "alive": alive, "address": address}
 
 
 def main(folder, *scenarios):

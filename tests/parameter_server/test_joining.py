@@ -41,7 +41,8 @@ class Process:
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
         self.lines = []
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     def _read(self):
         self.lines.extend(self._process.stdout)
@@ -67,6 +68,8 @@ class Process:
     def kill(self):
         self._process.send_signal(signal.SIGKILL)
         self._process.wait()
+        self._reader.join()
+        self._process.stdout.close()
 
 
 def members(group):

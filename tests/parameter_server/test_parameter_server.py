@@ -144,4 +144,4 @@ def test_training_goes_on_after_a_fault(results, fault):
 
 
 def test_no_process_is_left_behind(results):
-    assert results["survivors"] == {"started": 5, "alive": []}
+    assert results["survivors"] == {"started": 5, "alive": [], "address": "127.0.0.1"}
