@@ -276,13 +276,14 @@ class Function(Generic[_P, _R]):
         """Run calls with the same kind of arguments in one program."""
         key = (len(calls), kind)
         leaves = [leaf for call in calls for leaf in call]
+        step = self._loops.get(key)
+        if step is not None:
+            return step.run(leaves)
         with self._compiling:
-            step = self._loops.get(key)
-            if step is None:
-                self._check_signature(*treedef.unflatten(calls[0]))
-                step = CompiledStep(self.python_function, calls[0], treedef, repeats=len(calls))
-                step.compile(leaves)
-                self._loops[key] = step
+            self._check_signature(*treedef.unflatten(calls[0]))
+            step = CompiledStep(self.python_function, calls[0], treedef, repeats=len(calls))
+            step.compile(leaves)
+            self._loops[key] = step
         with explain_leaks(), signals_deferred():
             return step.run(leaves)
 
