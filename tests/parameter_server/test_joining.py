@@ -83,6 +83,7 @@ def members(group):
 
 
 @pytest.mark.long
+@pytest.mark.timeout(600)
 def test_tasks_join_and_a_coordinator_that_is_started_again_continues(tmp_path):
     group, ports = uuid.uuid4().hex, free_ports(4)
     addresses = [f"localhost:{port}" for port in ports]
@@ -105,7 +106,7 @@ def test_tasks_join_and_a_coordinator_that_is_started_again_continues(tmp_path):
         chief.kill()
         saved = chief.results[-1]["step"]
         again = start(cluster, "chief", 0, last=saved + 5)
-        again.wait()
+        again.wait(seconds=300)
         first, *others = again.results
         assert first["first"] in (saved, saved + 1)
         assert others[-1] == {**others[-1], "step": saved + 5, "count": 2.0 * (saved + 5)}
