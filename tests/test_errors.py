@@ -13,6 +13,7 @@ BUILTINS = {
     errors.RepeatedDeviceError: [ValueError, AssertionError],
     errors.ArgumentKindError: [ValueError, AssertionError],
     errors.PerReplicaUseError: [TypeError, ValueError],
+    errors.OpArgumentError: [TypeError, ValueError],
     errors.StructureMismatchError: [ValueError, AssertionError],
     errors.ContextError: [RuntimeError],
     errors.VariableError: [ValueError],

@@ -759,3 +759,7 @@ def test_a_recorded_value_can_be_differentiated_around_the_recording():
 
     assert jax.grad(fn)(jnp.float32(2.0)) == 3 * 4.0 + 6 * 2.0
     assert jax.vmap(fn)(jnp.arange(2.0)).tolist() == [0.0, 4.0]
+
+
+def test_whether_there_is_a_tpu():
+    assert _jax.has_tpu() == (jax.devices()[0].platform == "tpu")

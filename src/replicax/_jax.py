@@ -536,3 +536,11 @@ def add_array_method(name: str, method: Any, doc: str) -> None:
 
     added.__name__, added.__doc__ = name, doc
     setattr(ArrayImpl, name, added)
+
+
+def has_tpu() -> bool:
+    """Whether this process can use a TPU; before JAX has started, whether there is one."""
+    if backends_are_initialized():
+        return any(device.platform == "tpu" for device in jax.local_devices())
+    wanted = jax.config.values.get("jax_platforms") or "tpu"
+    return "tpu" in wanted and _private("hardware_utils", "num_available_tpu_chips_and_device_id")()[0] > 0

@@ -17,6 +17,7 @@ ported code keeps working, and `except ReplicaxError` catches errors of Replicax
     ├── CollectiveError            (ValueError)                  a reduction that can't be done
     │   └── CollectiveMismatchError (and RuntimeError)           processes start different collectives
     ├── ArgumentKindError          (ValueError, AssertionError)  an argument of the wrong kind
+    ├── OpArgumentError            (TypeError, ValueError)       an op of `replicax.tf` got unfit arrays
     ├── PerReplicaUseError         (TypeError, ValueError)       a per-replica value used as one array
     ├── ReduceOpTypeError          (TypeError, AssertionError)   not a kind of reduction at all
     ├── CollectiveTimeoutError     (TimeoutError)                the replicas did not all arrive
@@ -39,6 +40,17 @@ ported code keeps working, and `except ReplicaxError` catches errors of Replicax
     └── CheckpointError            (RuntimeError)                a checkpoint that can't be written or read
         ├── CheckpointMissingError (and FileNotFoundError)       it does not exist
         └── CheckpointMismatchError (and ValueError, AssertionError)  it does not match the objects
+
+Some are also one of TensorFlow's own kinds (`_status.py`), so that `except tf.errors.OutOfRangeError` works
+in ported code:
+
+    InvalidArgumentError       DeviceError, VariableError, CollectiveError, InputError, OpArgumentError
+    NotFoundError              MissingFilesError, CheckpointMissingError
+    OutOfRangeError            OutOfRangeError
+    ResourceExhaustedError     OutOfMemoryError
+    DeadlineExceededError      CollectiveTimeoutError, ClusterTimeoutError
+    CancelledError             CancelledError
+    UnavailableError           WorkerFailedError
 """
 
 from __future__ import annotations
@@ -47,6 +59,8 @@ import concurrent.futures
 import json
 from collections.abc import Sequence
 from typing import Any
+
+from replicax import _status
 
 __all__ = [
     "ArgumentKindError",
@@ -68,6 +82,7 @@ __all__ = [
     "MissingFilesError",
     "NotADatasetError",
     "NotInClusterError",
+    "OpArgumentError",
     "OutOfMemoryError",
     "OutOfRangeError",
     "OverlappingTasksError",
@@ -110,7 +125,7 @@ class UnsupportedJaxError(ReplicaxError, ImportError):
     """
 
 
-class DeviceError(ReplicaxError, ValueError):
+class DeviceError(ReplicaxError, _status.InvalidArgumentError, ValueError):
     """A device does not exist, its name can't be parsed, or platforms are mixed.
 
     Raised where devices are named: the constructor of a strategy, a reduction's destination,
@@ -146,7 +161,7 @@ class ContextError(ReplicaxError, RuntimeError):
     """
 
 
-class VariableError(ReplicaxError, ValueError):
+class VariableError(ReplicaxError, _status.InvalidArgumentError, ValueError):
     """A variable was created or written in a way that its policy does not define.
 
     Raised for a combination of synchronization and aggregation that has no meaning, for a replica's write
@@ -154,7 +169,7 @@ class VariableError(ReplicaxError, ValueError):
     """
 
 
-class OutOfMemoryError(ReplicaxError, MemoryError, RuntimeError):
+class OutOfMemoryError(ReplicaxError, _status.ResourceExhaustedError, MemoryError, RuntimeError):
     """A step, or the creation of a variable, needs more memory than a device has.
 
     The message has the largest consumers and the settings that would help; the cause is XLA's own error, if
@@ -178,7 +193,7 @@ class TracedValueError(ReplicaxError, TypeError):
     """
 
 
-class CollectiveError(ReplicaxError, ValueError):
+class CollectiveError(ReplicaxError, _status.InvalidArgumentError, ValueError):
     """A reduction, gather or broadcast is not possible.
 
     Raised for an unknown reduction, an axis that a value does not have, values whose shapes or dtypes do
@@ -202,6 +217,10 @@ class ArgumentKindError(ReplicaxError, ValueError, AssertionError):
     """
 
 
+class OpArgumentError(ReplicaxError, _status.InvalidArgumentError, TypeError, ValueError):
+    """An op of `replicax.tf` got arrays whose shapes or dtypes do not fit; the message has JAX's reason."""
+
+
 class PerReplicaUseError(ReplicaxError, TypeError, ValueError):
     """A `PerReplica` was used as one array or number outside of a replica function."""
 
@@ -213,7 +232,7 @@ class ReduceOpTypeError(ReplicaxError, TypeError, AssertionError):
     """
 
 
-class CollectiveTimeoutError(ReplicaxError, TimeoutError):
+class CollectiveTimeoutError(ReplicaxError, _status.DeadlineExceededError, TimeoutError):
     """A collective did not finish within `CommunicationOptions.timeout_seconds`.
 
     Usually another process has died or runs a different program. The collective can't be resumed: restart
@@ -247,11 +266,11 @@ class OverlappingTasksError(ClusterError, KeyError):
     __str__ = Exception.__str__  # a KeyError would quote the message
 
 
-class ClusterTimeoutError(ReplicaxError, TimeoutError):
+class ClusterTimeoutError(ReplicaxError, _status.DeadlineExceededError, TimeoutError):
     """Not all tasks of a cluster joined in time; the message names the others."""
 
 
-class CancelledError(ReplicaxError, concurrent.futures.CancelledError):
+class CancelledError(ReplicaxError, _status.CancelledError, concurrent.futures.CancelledError):
     """A scheduled function did not run, because another one raised an error.
 
     Raised by `RemoteValue.fetch`. The error itself is raised by the next `schedule` or `join` of the
@@ -277,7 +296,7 @@ class RunFailedError(ReplicaxError, RuntimeError, AssertionError):
         self.outcomes = tuple(outcomes)
 
 
-class WorkerFailedError(ReplicaxError, RuntimeError):
+class WorkerFailedError(ReplicaxError, _status.UnavailableError, RuntimeError):
     """Another worker of the cluster has failed, so this one can't go on.
 
     Raised in the main thread, wherever it is, so that `except` and `finally` blocks run. The group can't
@@ -307,7 +326,7 @@ class WorkerLeftError(WorkerFailedError):
     """The program of another worker has ended, but this one waits for it in a collective."""
 
 
-class InputError(ReplicaxError, ValueError):
+class InputError(ReplicaxError, _status.InvalidArgumentError, ValueError):
     """A dataset or one of its batches can't be distributed.
 
     Raised for batches whose arrays have different numbers of rows or none, for a batch that does not match
@@ -316,7 +335,7 @@ class InputError(ReplicaxError, ValueError):
     """
 
 
-class MissingFilesError(InputError, FileNotFoundError):
+class MissingFilesError(_status.NotFoundError, InputError, FileNotFoundError):
     """The files of a dataset do not exist."""
 
 
@@ -332,7 +351,7 @@ class InputModeError(ReplicaxError, NotImplementedError):
     """
 
 
-class OutOfRangeError(ReplicaxError, LookupError):
+class OutOfRangeError(ReplicaxError, _status.OutOfRangeError, LookupError):
     """`iterator.get_next()` was called after the last batch."""
 
 
@@ -340,7 +359,7 @@ class CheckpointError(ReplicaxError, RuntimeError):
     """A checkpoint could not be written or read. Other checkpoints in its folder are unchanged."""
 
 
-class CheckpointMissingError(CheckpointError, FileNotFoundError):
+class CheckpointMissingError(CheckpointError, _status.NotFoundError, FileNotFoundError):
     """The checkpoint does not exist."""
 
 

@@ -32,7 +32,7 @@ def mode(request):
 
 def set_up(computation_shape, num_replicas):
     """How every documented example begins."""
-    resolver = TPUClusterResolver(tpu="")
+    resolver = TPUClusterResolver("local")
     connect_to_cluster(resolver)
     topology = initialize_tpu_system(resolver)
     assignment = rx.DeviceAssignment.build(
@@ -257,9 +257,14 @@ def test_two_strategies_do_not_mix():
 # The resolver.
 
 
-@pytest.mark.parametrize("tpu", [None, "", "local"])
-def test_the_tpu_of_this_process(tpu):
-    resolver = TPUClusterResolver(tpu)
+@pytest.mark.parametrize("tpu", [None, ""])
+def test_no_tpu(tpu):
+    with pytest.raises(ValueError, match=r"this machine has no TPU.*tpu='local'"):
+        TPUClusterResolver(tpu)
+
+
+def test_the_devices_of_this_process():
+    resolver = TPUClusterResolver("local")
     assert resolver.devices == tuple(jax.devices())
     assert not resolver.cluster_spec()
     assert resolver.master() == ""
@@ -296,7 +301,7 @@ def test_other_job_names_are_refused():
 
 
 def test_setting_up():
-    resolver = TPUClusterResolver.connect()
+    resolver = TPUClusterResolver.connect("local")
     topology = initialize_tpu_system()
     assert topology.mesh_shape == initialize_tpu_system(resolver).mesh_shape == (1, 2, 2, 2)
     assert shutdown_tpu_system(resolver) is None
@@ -319,7 +324,7 @@ def test_one_warning_that_cpus_stand_in(caplog):
     _tpu._warn_of_stand_ins.cache_clear()
     with caplog.at_level(logging.WARNING, "replicax"):
         rx.TPUStrategy()
-        rx.TPUStrategy(TPUClusterResolver())
+        rx.TPUStrategy(TPUClusterResolver("local"))
         initialize_tpu_system()
     warnings = [record.getMessage() for record in caplog.records if "stand in" in record.getMessage()]
     assert len(warnings) == 1

@@ -225,8 +225,8 @@ def test_hints_are_taken():
 @pytest.mark.parametrize(
     "get, message",
     [
-        (lambda: D.window, "'window'. Use `batch`"),
-        (lambda: Dataset.sample_from_datasets, "Use `grain.MapDataset.mix`"),
+        (lambda: D.bucket_by_sequence_length, "'bucket_by_sequence_length'. Use `from_generator`"),
+        (lambda: Dataset.from_list, "Use `from_generator"),
         (lambda: D.nonsense, "no attribute 'nonsense'.$"),
         (lambda: data.FixedLengthRecordDataset, "has no 'FixedLengthRecordDataset'. Use `np.memmap`"),
         (lambda: data.nonsense, "has no 'nonsense'.$"),

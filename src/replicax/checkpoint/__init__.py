@@ -8,6 +8,7 @@ from replicax.checkpoint._pending import restore_pending
 from replicax.checkpoint._preemption import PreemptionCheckpointHandler, TerminationConfig
 from replicax.checkpoint._status import RestoreStatus
 from replicax.checkpoint._store import Store
+from replicax.checkpoint._tracking import track
 
 __all__ = [
     "Checkpoint",
@@ -20,4 +21,5 @@ __all__ = [
     "on_first_process",
     "read_content",
     "restore_pending",
+    "track",
 ]

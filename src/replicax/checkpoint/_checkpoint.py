@@ -122,7 +122,7 @@ class Checkpoint:
 
     def _save_into(self, store: Store, *, first: int) -> str:
         _require_outside("save")
-        step = store.meet(store.next_step(first), is_given=False)
+        step = store.meet(max(first, store.next_step(first)), is_given=False)
         self.write_now(Writer(store), step)
         return str(store.path(step))
 

@@ -51,6 +51,31 @@ class RestoreStatus:
             )
         return self
 
+    def assert_existing_objects_matched(self) -> RestoreStatus:
+        """Raise `CheckpointMismatchError` unless everything that is here now was restored."""
+        self._restored.attach()
+        if problems := self._restored.problems([]):
+            self._restored.was_reported = True
+            raise CheckpointMismatchError(
+                f"The checkpoint {self._restored.where} was not restored completely: {problems}."
+            )
+        return self
+
+    def assert_nontrivial_match(self) -> RestoreStatus:
+        """Raise `CheckpointMismatchError` if nothing at all was restored."""
+        if len(self.unused) == len(self._restored.entries):
+            raise CheckpointMismatchError(
+                f"Nothing of the checkpoint {self._restored.where} was restored: "
+                f"{self._restored.problems(self.unused) or 'it is empty'}."
+            )
+        return self
+
+    def run_restore_ops(self, session: None = None) -> None:
+        """No effect: values were restored when `restore` was called, and there are no sessions."""
+
+    def initialize_or_restore(self, session: None = None) -> None:
+        """No effect: variables have their values from the start."""
+
     def expect_partial(self) -> RestoreStatus:
         """Accept that not everything matches: nothing is logged.
 

@@ -27,6 +27,7 @@ from replicax.cluster._tf_config import TFConfigClusterResolver
 from replicax.cluster._torchrun import TorchrunClusterResolver
 from replicax.cluster._tpu import (
     TPUClusterResolver,
+    TPUSystemMetadata,
     connect_to_cluster,
     initialize_tpu_system,
     shutdown_tpu_system,
@@ -62,6 +63,7 @@ __all__ = [
     "StoppingPoint",
     "TFConfigClusterResolver",
     "TPUClusterResolver",
+    "TPUSystemMetadata",
     "Task",
     "TorchrunClusterResolver",
     "UnionClusterResolver",

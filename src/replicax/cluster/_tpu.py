@@ -4,8 +4,9 @@ With JAX a program runs *on* the machine that the TPU is attached to. There is n
 connect to or to initialize, so these functions do little: they return the devices that JAX has. Programs
 that initialize a TPU for TensorFlow run unchanged. A remote TPU, given by its name, is refused.
 
-Without a TPU, JAX's other devices stand in for TPU cores, with a warning, so that a program for TPUs can be
-tested on any machine.
+Without a TPU, `TPUClusterResolver()` is an error, on which TensorFlow programs choose another strategy.
+With `TPUClusterResolver("local")`, JAX's other devices stand in for TPU cores, with a warning, so that a
+program for TPUs can be tested on any machine.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Sequence
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
+from replicax._jax import has_tpu
 from replicax.cluster._resolver import ClusterResolver, master_url, refuse_config_proto
 from replicax.cluster._spec import ClusterSpec
 from replicax.errors import ClusterError
@@ -24,6 +26,7 @@ from replicax.types import Device
 
 __all__ = [
     "TPUClusterResolver",
+    "TPUSystemMetadata",
     "connect_to_cluster",
     "initialize_tpu_system",
     "shutdown_tpu_system",
@@ -35,12 +38,28 @@ _LOCAL = (None, "", "local")
 _logger = logging.getLogger("replicax")
 
 
+class TPUSystemMetadata(NamedTuple):
+    """What a TPU consists of; made by `TPUClusterResolver.get_tpu_system_metadata`."""
+
+    num_cores: int
+    """The number of cores of all hosts."""
+    num_hosts: int
+    """The number of processes."""
+    num_of_cores_per_host: int
+    """The number of cores of each process."""
+    topology: Topology
+    """The grid of cores."""
+    devices: tuple[Device, ...]
+    """The cores."""
+
+
 @final
 class TPUClusterResolver(ClusterResolver):
     """The TPU that this process runs on; if it is a slice with several hosts, all of the slice.
 
     Args:
-        tpu: None, "" or "local". A name or an address is refused: JAX can't use a remote TPU.
+        tpu: None or "" is the TPU of this machine, "local" also allows other devices in place of its cores.
+            A name or an address is refused: JAX can't use a remote TPU.
         zone: must be None, like the following arguments, which locate a TPU by name.
         project: must be None.
         job_name: must be "worker", the job of all processes of a TPU.
@@ -51,10 +70,11 @@ class TPUClusterResolver(ClusterResolver):
         discovery_url: must be None.
 
     Raises:
-        ClusterError: the arguments name a remote TPU; the message says how to run there.
+        ClusterError: this machine has no TPU, or the arguments name a remote one; the message says how
+            to run there.
 
     >>> from replicax.cluster import TPUClusterResolver
-    >>> resolver = TPUClusterResolver(tpu="")
+    >>> resolver = TPUClusterResolver("local")
     >>> len(resolver.devices)
     8
     >>> TPUClusterResolver(tpu="my-tpu", zone="europe-west4-a")
@@ -99,6 +119,12 @@ class TPUClusterResolver(ClusterResolver):
                 "leave these arguments out; on a slice of several hosts, call "
                 "`jax.distributed.initialize()` first."
             )
+        if tpu != "local" and not has_tpu():
+            raise ClusterError(
+                f"TPUClusterResolver(tpu={tpu!r}): this machine has no TPU. TensorFlow programs catch this "
+                "ValueError and choose another strategy. To test a program for TPUs with other devices in "
+                "place of TPU cores, pass tpu='local'."
+            )
 
     @classmethod
     def connect(
@@ -107,7 +133,7 @@ class TPUClusterResolver(ClusterResolver):
         """Make a resolver and initialize its TPU, in one call.
 
         >>> from replicax.cluster import TPUClusterResolver
-        >>> strategy = rx.TPUStrategy(TPUClusterResolver.connect())
+        >>> strategy = rx.TPUStrategy(TPUClusterResolver.connect("local"))
         >>> strategy.num_replicas_in_sync
         8
         """
@@ -121,7 +147,7 @@ class TPUClusterResolver(ClusterResolver):
         """The TPU cores; without a TPU, the devices that stand in for them. Starts JAX.
 
         >>> from replicax.cluster import TPUClusterResolver
-        >>> TPUClusterResolver().devices == tuple(jax.devices())
+        >>> TPUClusterResolver("local").devices == tuple(jax.devices())
         True
         """
         devices = tuple(resolve_devices(None))
@@ -146,6 +172,22 @@ class TPUClusterResolver(ClusterResolver):
         """The number of cores of each process, including devices that stand in for them: `{"TPU": 8}`."""
         refuse_config_proto(config_proto)
         return {"TPU": Topology(self.devices).num_tpus_per_task}
+
+    def get_tpu_system_metadata(self) -> TPUSystemMetadata:
+        """How many cores and hosts there are.
+
+        >>> from replicax.cluster import TPUClusterResolver
+        >>> TPUClusterResolver("local").get_tpu_system_metadata().num_cores
+        8
+        """
+        topology = Topology(self.devices)
+        return TPUSystemMetadata(
+            len(self.devices), topology.num_tasks, topology.num_tpus_per_task, topology, self.devices
+        )
+
+    def get_job_name(self) -> str:
+        """The job of the processes of a TPU."""
+        return "worker"
 
 
 def warn_of_stand_ins(devices: Sequence[Device]) -> None:
@@ -175,7 +217,7 @@ def connect_to_cluster(cluster_spec_or_resolver: ClusterResolver | ClusterSpec) 
         ClusterError: the cluster has tasks. Strategies for several hosts join them by themselves.
 
     >>> from replicax.cluster import TPUClusterResolver, connect_to_cluster
-    >>> connect_to_cluster(TPUClusterResolver(tpu=""))
+    >>> connect_to_cluster(TPUClusterResolver("local"))
     """
     spec = cluster_spec_or_resolver
     if isinstance(spec, ClusterResolver):
@@ -200,7 +242,7 @@ def initialize_tpu_system(cluster_resolver: TPUClusterResolver | None = None) ->
         The coordinates of the cores, for `DeviceAssignment.build`.
 
     >>> from replicax.cluster import TPUClusterResolver, initialize_tpu_system
-    >>> initialize_tpu_system(TPUClusterResolver(tpu=""))
+    >>> initialize_tpu_system(TPUClusterResolver("local"))
     Topology(mesh_shape=[1, 2, 2, 2], 8 devices)
     """
     return Topology(_checked(cluster_resolver, "initialize_tpu_system").devices)
@@ -220,7 +262,7 @@ def shutdown_tpu_system(cluster_resolver: TPUClusterResolver | None = None) -> N
 
 def _checked(resolver: Any, what: str) -> TPUClusterResolver:
     if resolver is None:
-        return TPUClusterResolver()
+        return TPUClusterResolver("local")
     if not isinstance(resolver, TPUClusterResolver):
         raise TypeError(f"{what} takes a TPUClusterResolver or None, got {resolver!r}.")
     return resolver

@@ -28,7 +28,7 @@ from replicax.execution._outputs import mask_leaves, shared_masks
 from replicax.execution._signals import signals_deferred
 from replicax.execution._traced_values import explain_leaks
 from replicax.input import DistributedDataset, DistributedIterator
-from replicax.values import PerReplica, check_signature
+from replicax.values import PerReplica, check_signature, converted
 from replicax.variables import EagerFrame, is_variable
 
 __all__ = ["Function", "function", "in_replicas"]
@@ -310,6 +310,7 @@ class Function(Generic[_P, _R]):
         return run(leaves) if run is not None else self._call_first(tuple(key), args, kwargs)
 
     def _call_with_structure(self, key: list[Any], args: Any, kwargs: Any) -> Any:
+        args = args if self._signature is None else converted(self._signature, args)
         leaves, treedef = _flatten((args, kwargs))
         try:
             full = (*key, treedef, *[x.aval if type(x) is ArrayImpl else leaf_key(x) for x in leaves])
@@ -325,6 +326,7 @@ class Function(Generic[_P, _R]):
         if in_replica or in_update or here.tapes or is_transforming() or disable_jit.value:
             # Part of a larger trace, of what a tape records, of an eager replica, which has to take turns
             # with the others, or of the update of one copy of a variable.
+            args = args if self._signature is None else converted(self._signature, args)
             self._check_signature(args, kwargs)
             python_function: Callable[..., Any] = self.python_function
             return python_function(*args, **kwargs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from replicax.contexts import current
+from replicax.errors import ContextError
 from replicax.strategies._initial_values import of_first_process
 from replicax.variables import (
     EagerFrame,
@@ -47,7 +48,22 @@ def create_variable(self: StrategyBase, *args: Any, **kwargs: Any) -> Variable:
         return variable
 
     replica = current().replica
-    return make() if replica is None else replica.create(make)
+    if replica is None:
+        return make()
+    variable = replica.create(make)
+    _check_name(variable, kwargs.get("name") or (args[2] if len(args) > 2 else None))
+    return variable
+
+
+def _check_name(variable: Variable, name: str | None) -> None:
+    """Raise if another replica gave the variable another name: they are not the same variable."""
+    created = variable.name.removesuffix(":0")
+    if created != (name or "Variable"):
+        raise ContextError(
+            f"The replicas create different variables in the same place: {created!r} on the first replica, "
+            f"{name or 'Variable'!r} on another one. Every replica must create the same variables, in the "
+            "same order."
+        )
 
 
 def _placed(strategy: StrategyBase, spec: VariableSpec, layout: Layout, value: Any) -> Any:

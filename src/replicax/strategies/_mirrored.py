@@ -22,7 +22,7 @@ class MirroredStrategy(Strategy):
 
     Args:
         devices: names ("GPU:0", "/cpu:1") or `jax.Device`s; None takes all GPUs, or all TPUs, or all
-            CPU devices (see `rx.set_cpu_devices`).
+            CPU devices (see `rx.set_cpu_devices`), and so does an empty list.
         cross_device_ops: how values are combined across devices; None leaves it to XLA.
         logical_devices: the number of devices of each replica, its logical devices. Variables with a
             partition are divided among them, and XLA divides the computation; see `rx.Variable`.
@@ -61,7 +61,7 @@ class MirroredStrategy(Strategy):
             raise TypeError(
                 f"cross_device_ops must be an rx.CrossDeviceOps, got {type(ops).__name__} {ops!r}."
             )
-        grid = group_devices(resolve_devices(devices), logical_devices)
+        grid = group_devices(resolve_devices(devices or None), logical_devices)
         communicator = Communicator(ReplicaMesh(grid, axis_name), ops)
         rules = PartitionRules(partition_rules)
         super().__init__(Answers(communicator, mirrored_layouts(communicator), partition_rules=rules))

@@ -72,7 +72,7 @@ class TPUStrategy(Strategy):
         axis_name: str = REPLICA_AXIS,
     ) -> None:
         """Choose the cores and group them."""
-        resolver = TPUClusterResolver() if tpu_cluster_resolver is None else tpu_cluster_resolver
+        resolver = TPUClusterResolver("local") if tpu_cluster_resolver is None else tpu_cluster_resolver
         if not isinstance(resolver, TPUClusterResolver):
             raise TypeError(f"TPUStrategy takes a TPUClusterResolver, got {resolver!r}.")
         assignment = experimental_device_assignment

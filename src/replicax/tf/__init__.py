@@ -17,9 +17,11 @@ from typing import Any
 
 import jax
 
-from replicax import errors
 from replicax._version import __version__ as __version__
 from replicax.contexts import get_replica_context
+from replicax.tf import (
+    _syntax as _syntax,
+)
 from replicax.tf import (
     compat,
     config,
@@ -27,6 +29,8 @@ from replicax.tf import (
     debugging,
     distribute,
     dtypes,
+    errors,
+    image,
     io,
     linalg,
     math,
@@ -35,9 +39,13 @@ from replicax.tf import (
     random,
     tpu,
     train,
+    types,
 )
 from replicax.tf._control import cond, executing_eagerly, map_fn, print, switch_case, while_loop
+from replicax.tf._custom_gradient import custom_gradient
 from replicax.tf._function import function
+from replicax.tf._graphs import control_dependencies, group, init_scope, no_op
+from replicax.tf._host import numpy_function, py_function
 from replicax.tf._keras import load_keras
 from replicax.tf._logging import get_logger
 from replicax.tf._math import (
@@ -99,6 +107,33 @@ from replicax.tf._math import (
 )
 from replicax.tf._missing import OF_TF, refuse
 from replicax.tf._module import Module, device, name_scope
+from replicax.tf._more_math import (
+    acosh,
+    asinh,
+    atan2,
+    atanh,
+    cosh,
+    foldl,
+    foldr,
+    histogram_fixed_width,
+    meshgrid,
+    scan,
+    searchsorted,
+    sequence_mask,
+    sinh,
+    strided_slice,
+    unique,
+    vectorized_map,
+)
+from replicax.tf._scatter import (
+    scatter_nd,
+    tensor_scatter_nd_add,
+    tensor_scatter_nd_max,
+    tensor_scatter_nd_min,
+    tensor_scatter_nd_sub,
+    tensor_scatter_nd_update,
+)
+from replicax.tf._tensor_array import TensorArray
 from replicax.tf._tensors import (
     boolean_mask,
     broadcast_to,
@@ -160,7 +195,7 @@ from replicax.tf.dtypes import (
 )
 from replicax.training import GradientTape
 from replicax.types import UnconnectedGradients, VariableAggregation, VariableSynchronization
-from replicax.values import IndexedSlices, TensorSpec
+from replicax.values import IndexedSlices, TensorShape, TensorSpec
 from replicax.variables import Variable
 
 __all__ = [
@@ -169,6 +204,7 @@ __all__ = [
     "IndexedSlices",
     "Module",
     "Tensor",
+    "TensorArray",
     "TensorShape",
     "TensorSpec",
     "UnconnectedGradients",
@@ -177,6 +213,7 @@ __all__ = [
     "VariableSynchronization",
     "abs",
     "acos",
+    "acosh",
     "add",
     "add_n",
     "argmax",
@@ -184,7 +221,10 @@ __all__ = [
     "argsort",
     "as_dtype",
     "asin",
+    "asinh",
     "atan",
+    "atan2",
+    "atanh",
     "bfloat16",
     "bool",
     "boolean_mask",
@@ -200,9 +240,12 @@ __all__ = [
     "cond",
     "config",
     "constant",
+    "control_dependencies",
     "convert_to_tensor",
     "cos",
+    "cosh",
     "cumsum",
+    "custom_gradient",
     "data",
     "debugging",
     "device",
@@ -221,6 +264,8 @@ __all__ = [
     "float16",
     "float32",
     "float64",
+    "foldl",
+    "foldr",
     "floor",
     "function",
     "gather",
@@ -229,7 +274,11 @@ __all__ = [
     "get_replica_context",
     "greater",
     "greater_equal",
+    "group",
+    "histogram_fixed_width",
     "identity",
+    "image",
+    "init_scope",
     "int16",
     "int32",
     "int64",
@@ -247,20 +296,25 @@ __all__ = [
     "math",
     "matmul",
     "maximum",
+    "meshgrid",
     "minimum",
     "multiply",
     "name_scope",
     "negative",
     "nest",
+    "newaxis",
     "nn",
+    "no_op",
     "norm",
     "not_equal",
+    "numpy_function",
     "one_hot",
     "ones",
     "ones_like",
     "pad",
     "pow",
     "print",
+    "py_function",
     "random",
     "range",
     "rank",
@@ -277,10 +331,15 @@ __all__ = [
     "reverse",
     "roll",
     "round",
+    "scan",
+    "scatter_nd",
+    "searchsorted",
+    "sequence_mask",
     "shape",
     "sigmoid",
     "sign",
     "sin",
+    "sinh",
     "size",
     "slice",
     "sort",
@@ -290,22 +349,31 @@ __all__ = [
     "squeeze",
     "stack",
     "stop_gradient",
+    "strided_slice",
     "string",
     "subtract",
     "switch_case",
     "tan",
     "tanh",
+    "tensor_scatter_nd_add",
+    "tensor_scatter_nd_max",
+    "tensor_scatter_nd_min",
+    "tensor_scatter_nd_sub",
+    "tensor_scatter_nd_update",
     "tensordot",
     "tile",
     "tpu",
     "train",
     "transpose",
     "truediv",
+    "types",
     "uint16",
     "uint32",
     "uint64",
     "uint8",
+    "unique",
     "unstack",
+    "vectorized_map",
     "where",
     "while_loop",
     "zeros",
@@ -313,16 +381,7 @@ __all__ = [
 ]
 
 Tensor = jax.Array
-
-
-def TensorShape(dims: Any) -> tuple[int | None, ...]:
-    """A shape, which is a tuple in JAX.
-
-    >>> from replicax import tf
-    >>> tf.TensorShape([2, None])
-    (2, None)
-    """
-    return tuple(dims)
+newaxis = None
 
 
 _OF_KERAS = ("initializers", "losses", "metrics", "optimizers")

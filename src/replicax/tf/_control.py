@@ -10,10 +10,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from replicax._jax import is_tracer
 from replicax._recording import is_transforming
-from replicax.tf._op import array, op
+from replicax.tf._op import array, named
 from replicax.tf.dtypes import on_device
 
 __all__ = ["cond", "executing_eagerly", "map_fn", "print", "switch_case", "while_loop"]
@@ -21,7 +22,7 @@ __all__ = ["cond", "executing_eagerly", "map_fn", "print", "switch_case", "while
 _print = print
 
 
-@op
+@named
 def cond(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
     """The result of `true_fn` or `false_fn`.
 
@@ -29,12 +30,13 @@ def cond(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> 
     >>> tf.cond(tf.constant(1.0) > 0, lambda: "yes", lambda: "no")
     'yes'
     """
-    if not is_tracer(array(pred)):
-        return true_fn() if pred else false_fn()
-    return jax.lax.cond(array(pred), true_fn, false_fn)
+    decided = pred if isinstance(pred, bool | np.bool_ | np.ndarray) else array(pred)
+    if not is_tracer(decided):
+        return true_fn() if decided else false_fn()
+    return jax.lax.cond(decided, true_fn, false_fn)
 
 
-@op
+@named
 def switch_case(
     branch_index: Any, branch_fns: Sequence[Callable[[], Any]], default: Callable[[], Any] | None = None
 ) -> Any:
@@ -51,7 +53,7 @@ def switch_case(
     return jax.lax.switch(index, functions) if is_tracer(index) else functions[int(index)]()
 
 
-@op
+@named
 def while_loop(
     cond: Callable[..., Any],
     body: Callable[..., Any],
@@ -96,7 +98,7 @@ def _traced_loop(cond: Any, body: Any, state: tuple[Any, ...], at_most: int | No
     return jax.lax.while_loop(go_on, step, (jnp.int32(0), arrays))[1]
 
 
-@op
+@named
 def map_fn(fn: Callable[..., Any], elems: Any, fn_output_signature: Any = None) -> Any:
     """`fn` applied to every row.
 

@@ -7,10 +7,12 @@ import logging
 from typing import Any, NoReturn
 
 import jax
+import jax.numpy as jnp
 
 from replicax import execution
-from replicax.errors import TracedValueError
+from replicax.errors import OutOfRangeError, TracedValueError
 from replicax.tf._tensors import convert_to_tensor
+from replicax.values import is_number
 from replicax.variables import Variable, VariableCopy
 
 __all__ = ["function"]
@@ -93,6 +95,10 @@ def _returning_tensors(func: Any) -> Any:
         try:
             with execution.explain_traced_values(_NO_VALUES):
                 result = func(*args, **kwargs)
+        except StopIteration as error:
+            raise OutOfRangeError(
+                "next(iterator) in a tf.function: the dataset has no more elements."
+            ) from error
         except TracedValueError as error:  # maybe raised in a replica function
             if _NO_AUTOGRAPH not in "".join([str(error), *getattr(error, "__notes__", ())]):
                 error.add_note(_NO_AUTOGRAPH)
@@ -114,7 +120,9 @@ def _no_concrete_function(*_: Any, **__: Any) -> NoReturn:
 
 
 def _as_tensor(leaf: Any) -> Any:
-    return convert_to_tensor(leaf) if isinstance(leaf, bool | int | float | complex) else leaf
+    """Numbers as an array, known integers (see `_op.py`), too."""
+    is_tensor = isinstance(leaf, jax.Array) or not is_number(leaf)
+    return leaf if is_tensor else jnp.asarray(convert_to_tensor(leaf))
 
 
 def _is_variable(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""`tf.keras`: Keras 3 on JAX, under strategies."""
+"""`tf.keras`, imported when it is first used."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ __all__ = ["load_keras"]
 
 
 def load_keras() -> Any:
-    """The module `keras` with JAX as its backend and with support for strategies."""
+    """The module `replicax.tf.keras`."""
     try:
-        return importlib.import_module("replicax.integrations.keras").require_keras()
+        importlib.import_module("replicax.integrations.keras").require_keras()
+        return importlib.import_module("replicax.tf.keras")
     except ImportError as error:
         raise AttributeError(f"tf.keras is Keras 3 on JAX. {error}") from error

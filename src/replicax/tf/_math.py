@@ -8,8 +8,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from replicax.tf._op import array, op
+from replicax.tf._op import array, binary, folding, op, static, unary
 from replicax.values import IndexedSlices
 
 __all__ = [
@@ -94,64 +95,40 @@ __all__ = [
 ]
 
 
-def _unary(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """An op that calls a JAX function of one argument."""
-
-    def unary(x: Any) -> Any:
-        return fn(array(x))
-
-    return _named_after(fn, unary)
-
-
-def _binary(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """An op that calls a JAX function of two arguments."""
-
-    def binary(x: Any, y: Any) -> Any:
-        return fn(array(x), array(y))
-
-    return _named_after(fn, binary)
-
-
-def _named_after(fn: Callable[..., Any], thin: Callable[..., Any]) -> Callable[..., Any]:
-    thin.__doc__ = f"`{fn.__module__}.{fn.__name__}`, element by element."
-    thin.__name__ = thin.__qualname__ = fn.__name__
-    return op(thin)
-
-
-abs, acos, asin, atan = _unary(jnp.abs), _unary(jnp.arccos), _unary(jnp.arcsin), _unary(jnp.arctan)
+abs, acos, asin, atan = unary(jnp.abs), unary(jnp.arccos), unary(jnp.arcsin), unary(jnp.arctan)
 ceil, cos, erf, exp, expm1 = (
-    _unary(jnp.ceil),
-    _unary(jnp.cos),
-    _unary(jax.scipy.special.erf),
-    _unary(jnp.exp),
-    _unary(jnp.expm1),
+    unary(jnp.ceil),
+    unary(jnp.cos),
+    unary(jax.scipy.special.erf),
+    unary(jnp.exp),
+    unary(jnp.expm1),
 )
 floor, log, log1p, negative, round = (
-    _unary(jnp.floor),
-    _unary(jnp.log),
-    _unary(jnp.log1p),
-    _unary(jnp.negative),
-    _unary(jnp.round),
+    unary(jnp.floor),
+    unary(jnp.log),
+    unary(jnp.log1p),
+    unary(jnp.negative),
+    unary(jnp.round),
 )
-rsqrt, sigmoid, sign, sin = _unary(jax.lax.rsqrt), _unary(jax.nn.sigmoid), _unary(jnp.sign), _unary(jnp.sin)
-sqrt, square, tan, tanh = _unary(jnp.sqrt), _unary(jnp.square), _unary(jnp.tan), _unary(jnp.tanh)
-reciprocal = _unary(jnp.reciprocal)
+rsqrt, sigmoid, sign, sin = unary(jax.lax.rsqrt), unary(jax.nn.sigmoid), unary(jnp.sign), unary(jnp.sin)
+sqrt, square, tan, tanh = unary(jnp.sqrt), unary(jnp.square), unary(jnp.tan), unary(jnp.tanh)
+reciprocal = unary(jnp.reciprocal)
 is_finite, is_inf, is_nan, logical_not = (
-    _unary(jnp.isfinite),
-    _unary(jnp.isinf),
-    _unary(jnp.isnan),
-    _unary(jnp.logical_not),
+    unary(jnp.isfinite),
+    unary(jnp.isinf),
+    unary(jnp.isnan),
+    unary(jnp.logical_not),
 )
 
-add, subtract, multiply = _binary(jnp.add), _binary(jnp.subtract), _binary(jnp.multiply)
-divide, truediv, floordiv = _binary(jnp.divide), _binary(jnp.true_divide), _binary(jnp.floor_divide)
-floormod, mod, pow = _binary(jnp.mod), _binary(jnp.mod), _binary(jnp.power)
-maximum, minimum = _binary(jnp.maximum), _binary(jnp.minimum)
-equal, not_equal = _binary(jnp.equal), _binary(jnp.not_equal)
-less, less_equal = _binary(jnp.less), _binary(jnp.less_equal)
-greater, greater_equal = _binary(jnp.greater), _binary(jnp.greater_equal)
-logical_and, logical_or = _binary(jnp.logical_and), _binary(jnp.logical_or)
-logical_xor = _binary(jnp.logical_xor)
+add, subtract, multiply = binary(jnp.add), binary(jnp.subtract), binary(jnp.multiply)
+divide, truediv, floordiv = binary(jnp.divide), binary(jnp.true_divide), binary(jnp.floor_divide)
+floormod, mod, pow = binary(jnp.mod), binary(jnp.mod), binary(jnp.power)
+maximum, minimum = binary(jnp.maximum), binary(jnp.minimum)
+equal, not_equal = binary(jnp.equal), binary(jnp.not_equal)
+less, less_equal = binary(jnp.less), binary(jnp.less_equal)
+greater, greater_equal = binary(jnp.greater), binary(jnp.greater_equal)
+logical_and, logical_or = binary(jnp.logical_and), binary(jnp.logical_or)
+logical_xor = binary(jnp.logical_xor)
 
 
 @op
@@ -178,49 +155,55 @@ def multiply_no_nan(x: Any, y: Any) -> jax.Array:
     return jnp.where(array(y) == 0, 0, array(x) * array(y))
 
 
-@op
+@folding
 def add_n(inputs: Sequence[Any]) -> jax.Array:
     """The sum of arrays of one shape."""
     return functools.reduce(jnp.add, map(array, inputs))
 
 
-def _axes(axis: Any) -> Any:
-    return tuple(axis) if isinstance(axis, list) else axis
-
-
-def _reduction(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """An op that reduces over axes."""
+def _reduction(fn: Callable[..., Any], empty: Callable[[Any], Any] | None = None) -> Callable[..., Any]:
+    """An op that reduces over axes; `empty` is what the reduction of no elements gives for a dtype."""
 
     def reduction(input_tensor: Any, axis: Any = None, keepdims: bool = False) -> jax.Array:
-        return fn(array(input_tensor), axis=_axes(axis), keepdims=keepdims)
+        x = array(input_tensor)
+        of_none = {} if empty is None or x.size else {"initial": empty(x.dtype)}
+        return fn(x, axis=static(axis), keepdims=keepdims, **of_none)
 
     reduction.__doc__ = f"`{fn.__module__}.{fn.__name__}` over `axis`; by default over all axes."
     reduction.__name__ = reduction.__qualname__ = fn.__name__
-    return op(reduction)
+    return folding(reduction)
+
+
+def _least(dtype: Any) -> Any:
+    return -jnp.inf if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).min
+
+
+def _greatest(dtype: Any) -> Any:
+    return jnp.inf if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).max
 
 
 reduce_sum, reduce_prod = _reduction(jnp.sum), _reduction(jnp.prod)
-reduce_max, reduce_min = _reduction(jnp.max), _reduction(jnp.min)
+reduce_max, reduce_min = _reduction(jnp.max, _least), _reduction(jnp.min, _greatest)
 reduce_any, reduce_all = _reduction(jnp.any), _reduction(jnp.all)
 reduce_std, reduce_variance = _reduction(jnp.std), _reduction(jnp.var)
 reduce_logsumexp = _reduction(jax.nn.logsumexp)
 
 
-@op
+@folding
 def reduce_mean(input_tensor: Any, axis: Any = None, keepdims: bool = False) -> jax.Array:
     """The mean over `axis`, by default all axes. The mean of integers is an integer, as in TensorFlow."""
     x = array(input_tensor)
-    mean = jnp.mean(x, axis=_axes(axis), keepdims=keepdims)
+    mean = jnp.mean(x, axis=static(axis), keepdims=keepdims)
     return mean.astype(x.dtype) if jnp.issubdtype(x.dtype, jnp.integer) else mean
 
 
 def _indexing(fn: Callable[..., Any]) -> Callable[..., Any]:
     def indexing(input: Any, axis: int = 0, output_type: Any = jnp.int32) -> jax.Array:
-        return fn(array(input), axis=axis).astype(jax.dtypes.canonicalize_dtype(output_type))
+        return fn(array(input), axis=static(axis)).astype(jax.dtypes.canonicalize_dtype(output_type))
 
     indexing.__doc__ = f"`{fn.__module__}.{fn.__name__}` along `axis`, by default the first."
     indexing.__name__ = indexing.__qualname__ = fn.__name__
-    return op(indexing)
+    return folding(indexing)
 
 
 argmax, argmin = _indexing(jnp.argmax), _indexing(jnp.argmin)
@@ -229,13 +212,13 @@ argmax, argmin = _indexing(jnp.argmax), _indexing(jnp.argmin)
 @op
 def sort(values: Any, axis: int = -1, direction: str = "ASCENDING") -> jax.Array:
     """The elements in order along an axis."""
-    return jnp.sort(array(values), axis=axis, descending=_descending(direction))
+    return jnp.sort(array(values), axis=static(axis), descending=_descending(direction))
 
 
 @op
 def argsort(values: Any, axis: int = -1, direction: str = "ASCENDING", stable: bool = False) -> jax.Array:
     """The indices that put the elements in order."""
-    return jnp.argsort(array(values), axis=axis, descending=_descending(direction), stable=True)
+    return jnp.argsort(array(values), axis=static(axis), descending=_descending(direction), stable=True)
 
 
 def _descending(direction: str) -> bool:
@@ -247,11 +230,11 @@ def _descending(direction: str) -> bool:
 @op
 def top_k(input: Any, k: int = 1, sorted: bool = True) -> tuple[jax.Array, jax.Array]:
     """The largest `k` elements of the last axis, and their indices."""
-    values, indices = jax.lax.top_k(array(input), k)
+    values, indices = jax.lax.top_k(array(input), static(k))
     return values, indices
 
 
-@op
+@folding
 def cumsum(x: Any, axis: int = 0, exclusive: bool = False, reverse: bool = False) -> jax.Array:
     """The cumulative sum along an axis."""
     x = array(x)
@@ -271,7 +254,7 @@ def clip_by_value(t: Any, clip_value_min: Any, clip_value_max: Any) -> Any:
 def clip_by_norm(t: Any, clip_norm: Any, axes: Any = None) -> jax.Array:
     """An array scaled down so that its norm is at most `clip_norm`."""
     t = array(t)
-    squares = jnp.sum(jnp.square(t), axis=_axes(axes), keepdims=True)
+    squares = jnp.sum(jnp.square(t), axis=static(axes), keepdims=True)
     # The gradient of a square root at 0 would be NaN.
     length = jnp.where(squares > 0, jnp.sqrt(jnp.where(squares > 0, squares, 1)), 0)
     return t * (clip_norm / jnp.maximum(length, clip_norm))
@@ -325,7 +308,12 @@ def matmul(
 @op
 def tensordot(a: Any, b: Any, axes: Any) -> jax.Array:
     """The sum of products over axes."""
-    return jnp.tensordot(array(a), array(b), axes)
+    return jnp.tensordot(array(a), array(b), _pairs(axes))
+
+
+def _pairs(axes: Any) -> Any:
+    """The axes of `tensordot`: a number, or those of each array."""
+    return static(axes) if np.ndim(axes) == 0 else tuple(map(static, axes))
 
 
 @op
@@ -339,7 +327,7 @@ def norm(tensor: Any, ord: Any = "euclidean", axis: Any = None, keepdims: bool =
     """The norm, by default of all elements as one vector."""
     x = array(tensor)
     if axis is not None:
-        return jnp.linalg.norm(x, None if ord == "euclidean" else ord, _axes(axis), keepdims)
+        return jnp.linalg.norm(x, None if ord == "euclidean" else ord, static(axis), keepdims)
     length = jnp.linalg.norm(x.ravel(), None if ord in ("euclidean", "fro") else ord)
     return length.reshape((1,) * x.ndim) if keepdims else length
 
@@ -348,11 +336,11 @@ def norm(tensor: Any, ord: Any = "euclidean", axis: Any = None, keepdims: bool =
 def l2_normalize(x: Any, axis: Any = None, epsilon: float = 1e-12) -> jax.Array:
     """An array with norm 1 along an axis."""
     x = array(x)
-    square_sum = jnp.sum(jnp.square(x), axis=_axes(axis), keepdims=True)
+    square_sum = jnp.sum(jnp.square(x), axis=static(axis), keepdims=True)
     return x * jax.lax.rsqrt(jnp.maximum(square_sum, epsilon))
 
 
 @op
 def softmax(logits: Any, axis: int = -1) -> jax.Array:
     """Exponentials that add up to 1."""
-    return jax.nn.softmax(array(logits), axis)
+    return jax.nn.softmax(array(logits), static(axis))

@@ -14,7 +14,8 @@ import numpy as np
 
 from replicax._jax import add_array_method, is_staging
 from replicax.tf import dtypes
-from replicax.tf._op import array, op, rows_of
+from replicax.tf._op import array, folding, has_arrays, op, rows_of, static
+from replicax.values import IndexedSlices
 
 __all__ = [
     "boolean_mask",
@@ -61,10 +62,10 @@ _range, _slice = range, slice
 add_array_method("numpy", lambda array: np.asarray(array), "The value as a NumPy array.")
 
 
-def _strong(value: Any, dtype: Any) -> jax.Array:
+def _strong(value: Any, dtype: Any) -> Any:
     """An array with the dtype that TensorFlow would choose, where JAX has it, and never a weak type."""
-    if isinstance(value, jax.Array) or hasattr(value, "__jax_array__"):
-        found = jnp.asarray(value)
+    if has_arrays(value) or isinstance(value, IndexedSlices):
+        found = array(value)
         return found if dtype is None else found.astype(dtypes.on_device(dtype))
     found = np.asarray(value, None if dtype is None else dtypes.as_dtype(dtype))
     if found.dtype.kind in "OUS":
@@ -72,11 +73,13 @@ def _strong(value: Any, dtype: Any) -> jax.Array:
             f"{value!r} is not an array of numbers. JAX has no string tensors; keep text on the host, as "
             "Python strings or in a dataset."
         )
+    if is_staging() and found.dtype.kind in "iub":
+        return np.array(found, dtypes.on_device(found.dtype))  # known, see `_op.py`
     return jnp.asarray(found, dtypes.on_device(found.dtype))
 
 
 @op
-def constant(value: Any, dtype: Any = None, shape: Any = None) -> jax.Array:
+def constant(value: Any, dtype: Any = None, shape: Any = None) -> Any:
     """An array: Python floats are float32, Python ints int32.
 
     >>> from replicax import tf
@@ -88,12 +91,13 @@ def constant(value: Any, dtype: Any = None, shape: Any = None) -> jax.Array:
     made = _strong(value, dtype)
     if shape is None:
         return made
-    shape = _shape(shape)
-    return jnp.full(shape, made) if made.size == 1 else made.reshape(shape)
+    if made.size != 1:
+        return made.reshape(_shape(shape))
+    return (jnp if isinstance(made, jax.Array) else np).full(_shape(shape), made)
 
 
 @op
-def convert_to_tensor(value: Any, dtype: Any = None, dtype_hint: Any = None) -> jax.Array:
+def convert_to_tensor(value: Any, dtype: Any = None, dtype_hint: Any = None) -> Any:
     """`value`, which may be a variable, as an array.
 
     Args:
@@ -108,12 +112,13 @@ def convert_to_tensor(value: Any, dtype: Any = None, dtype_hint: Any = None) -> 
 
 
 @op
-def identity(input: Any) -> jax.Array:
+def identity(input: Any) -> Any:
     """A copy of an array, or of the value of a variable."""
-    return jnp.array(_strong(input, None), copy=True)
+    found = _strong(input, None)
+    return found.copy() if isinstance(found, np.ndarray) else jnp.array(found, copy=True)
 
 
-@op
+@folding
 def cast(x: Any, dtype: Any) -> jax.Array:
     """`x` with another dtype."""
     return array(x).astype(dtypes.on_device(dtype))
@@ -159,9 +164,9 @@ def ones_like(input: Any, dtype: Any = None) -> jax.Array:
 
 
 @op
-def eye(num_rows: int, num_columns: int | None = None, dtype: Any = dtypes.float32) -> jax.Array:
+def eye(num_rows: Any, num_columns: Any = None, dtype: Any = dtypes.float32) -> jax.Array:
     """The identity matrix."""
-    return jnp.eye(num_rows, num_columns, dtype=dtypes.on_device(dtype))
+    return jnp.eye(static(num_rows), static(num_columns), dtype=dtypes.on_device(dtype))
 
 
 @op
@@ -175,7 +180,7 @@ def range(start: Any, limit: Any = None, delta: Any = 1, dtype: Any = None) -> j
 @op
 def linspace(start: Any, stop: Any, num: int, axis: int = 0) -> jax.Array:
     """`num` numbers from `start` to `stop`, evenly spaced."""
-    return jnp.linspace(start, stop, num, axis=axis)
+    return jnp.linspace(array(start), array(stop), static(num), axis=static(axis))
 
 
 @op
@@ -183,68 +188,68 @@ def one_hot(
     indices: Any, depth: int, on_value: Any = None, off_value: Any = None, axis: int = -1, dtype: Any = None
 ) -> jax.Array:
     """`on_value` (1) at the indices, `off_value` (0) elsewhere; the default dtype is that of the values."""
-    hot = jax.nn.one_hot(array(indices), depth, axis=axis, dtype=jnp.bool_)
+    hot = jax.nn.one_hot(array(indices), static(depth), axis=static(axis), dtype=jnp.bool_)
     given = [_strong(value, None).dtype for value in (on_value, off_value) if value is not None]
     found = jnp.result_type(*(given or [dtypes.float32])) if dtype is None else dtypes.on_device(dtype)
     on, off = 1 if on_value is None else on_value, 0 if off_value is None else off_value
     return jnp.where(hot, on, off).astype(found)
 
 
-@op
+@folding
 def reshape(tensor: Any, shape: Any) -> jax.Array:
     """The same elements in another shape; one size may be -1."""
     return jnp.reshape(array(tensor), _shape(shape) if np.size(shape) else ())
 
 
-@op
+@folding
 def transpose(a: Any, perm: Sequence[int] | None = None) -> jax.Array:
     """The axes in another order; by default reversed."""
-    return jnp.transpose(array(a), perm)
+    return jnp.transpose(array(a), static(perm))
 
 
-@op
+@folding
 def expand_dims(input: Any, axis: int) -> jax.Array:
     """A new axis of size 1."""
-    return jnp.expand_dims(array(input), axis)
+    return jnp.expand_dims(array(input), static(axis))
 
 
-@op
+@folding
 def squeeze(input: Any, axis: Any = None) -> jax.Array:
     """Remove axes of size 1."""
-    return jnp.squeeze(array(input), tuple(axis) if isinstance(axis, list) else axis)
+    return jnp.squeeze(array(input), static(axis) if np.size(axis) else None)
 
 
-@op
+@folding
 def concat(values: Any, axis: int) -> jax.Array:
     """Arrays joined along an axis."""
     parts = [array(value) for value in values] if isinstance(values, list | tuple) else [array(values)]
-    return jnp.concatenate(parts, axis)
+    return jnp.concatenate(parts, static(axis))
 
 
-@op
+@folding
 def stack(values: Any, axis: int = 0) -> jax.Array:
     """Arrays joined along a new axis."""
-    return jnp.stack([_strong(value, None) for value in values], axis)
+    return jnp.stack([_strong(value, None) for value in values], static(axis))
 
 
-@op
+@folding
 def unstack(value: Any, num: int | None = None, axis: int = 0) -> list[jax.Array]:
     """The slices of an array along an axis, without that axis."""
-    moved = jnp.moveaxis(array(value), axis, 0)
+    moved = jnp.moveaxis(array(value), static(axis), 0)
     if num is not None and num != moved.shape[0]:
         raise ValueError(f"tf.unstack(num={num}): the array has size {moved.shape[0]} along axis {axis}.")
     return list(moved)
 
 
-@op
+@folding
 def split(value: Any, num_or_size_splits: Any, axis: int = 0, num: int | None = None) -> list[jax.Array]:
     """An array split along an axis into a number of equal parts, or into parts of given sizes."""
     whole = array(value)
     if num is not None and num != np.size(num_or_size_splits):
         raise ValueError(f"tf.split(num={num}): there are {np.size(num_or_size_splits)} sizes.")
     if np.ndim(num_or_size_splits) == 0:
-        return jnp.split(whole, int(num_or_size_splits), axis)
-    sizes, total = np.asarray(num_or_size_splits).tolist(), whole.shape[axis]
+        return jnp.split(whole, int(num_or_size_splits), static(axis))
+    sizes, total = np.asarray(num_or_size_splits).tolist(), whole.shape[static(axis)]
     if sizes.count(-1) == 1:
         sizes[sizes.index(-1)] = total - sum(sizes) - 1  # the rest
     if sum(sizes) != total or min(sizes) < 0:
@@ -252,7 +257,7 @@ def split(value: Any, num_or_size_splits: Any, axis: int = 0, num: int | None = 
             f"tf.split({num_or_size_splits}): the sizes must add up to {total}, the size of the array "
             f"along axis {axis}."
         )
-    return jnp.split(whole, np.cumsum(sizes)[:-1].tolist(), axis)
+    return jnp.split(whole, np.cumsum(sizes)[:-1].tolist(), static(axis))
 
 
 @op
@@ -263,23 +268,27 @@ def tile(input: Any, multiples: Any) -> jax.Array:
 
 @op
 def repeat(input: Any, repeats: Any, axis: int | None = None) -> jax.Array:
-    """Every element several times."""
-    return jnp.repeat(array(input), repeats, axis)
+    """Every element several times: one number of times for all, or one for each."""
+    counts = static(repeats)
+    return jnp.repeat(array(input), counts if isinstance(counts, int) else np.asarray(counts), static(axis))
 
 
-@op
-def gather(params: Any, indices: Any, axis: int = 0, batch_dims: int = 0) -> jax.Array:
+@folding
+def gather(params: Any, indices: Any, axis: Any = None, batch_dims: int = 0) -> jax.Array:
     """The rows of `params` at `indices`."""
     if batch_dims:
-        raise NotImplementedError("tf.gather(batch_dims=...): use jnp.take_along_axis or jax.vmap.")
-    return jnp.take(array(params), array(indices), axis=axis) if axis else rows_of(params, indices)
+        params, indices = array(params), array(indices)
+        inner = batch_dims - 1 if axis is None else static(axis) % params.ndim - 1
+        return jax.vmap(lambda p, i: gather(p, i, inner, batch_dims - 1))(params, indices)
+    along = static(axis) or 0
+    return jnp.take(array(params), array(indices), axis=along) if along else rows_of(params, indices)
 
 
-@op
+@folding
 def gather_nd(params: Any, indices: Any, batch_dims: int = 0) -> jax.Array:
     """The elements or slices of `params` at `indices`, whose last axis counts the axes of `params`."""
     if batch_dims:
-        raise NotImplementedError("tf.gather_nd(batch_dims=...): use jax.vmap.")
+        return jax.vmap(lambda p, i: gather_nd(p, i, batch_dims - 1))(array(params), array(indices))
     where_to_look = array(indices)
     return array(params)[tuple(jnp.moveaxis(where_to_look, -1, 0))]
 
@@ -301,7 +310,7 @@ def where(condition: Any, x: Any = None, y: Any = None) -> jax.Array:
     return jnp.where(array(condition), array(x), array(y))
 
 
-@op
+@folding
 def slice(input_: Any, begin: Any, size: Any) -> jax.Array:
     """The part of an array of a given size from `begin`; -1 is all that remains."""
     starts, sizes = _shape(begin), _shape(size)
@@ -319,16 +328,16 @@ def pad(tensor: Any, paddings: Any, mode: str = "CONSTANT", constant_values: Any
     return jnp.pad(array(tensor), widths, mode=modes[mode.upper()])
 
 
-@op
+@folding
 def reverse(tensor: Any, axis: Any) -> jax.Array:
     """The other way round along some axes."""
-    return jnp.flip(array(tensor), tuple(axis))
+    return jnp.flip(array(tensor), static(axis))
 
 
-@op
+@folding
 def roll(input: Any, shift: Any, axis: Any) -> jax.Array:
     """An array shifted along axes; elements that leave at one end come back at the other."""
-    return jnp.roll(array(input), shift, axis)
+    return jnp.roll(array(input), array(shift), static(axis))
 
 
 @op

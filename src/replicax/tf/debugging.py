@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax._jax import is_tracer
+from replicax._jax import at_trace, eval_trace, is_tracer
+from replicax.errors import OpArgumentError
 from replicax.tf._missing import refuse
 from replicax.tf._op import array
 
@@ -30,23 +31,32 @@ def _assertion(name: str, compare: Callable[[Any, Any], Any]) -> Callable[..., N
     def check(
         x: Any, y: Any, message: str | None = None, summarize: int | None = None, name: str = name
     ) -> None:
-        x, y = array(x), array(y)
+        x, y = _given(x), _given(y)
         if is_tracer(x) or is_tracer(y):
             raise NotImplementedError(
                 f"tf.debugging.{name} in a compiled function: the values are not known while it is traced. "
                 "Check outside it, or use `jax.experimental.checkify`."
             )
-        if not np.all(compare(x, y)):
+        with at_trace(eval_trace):
+            holds = np.all(compare(x, y))
+        if not holds:
             shown = f"x = {_shown(x, summarize)}, y = {_shown(y, summarize)}"
-            raise ValueError(f"{message or f'tf.debugging.{name} failed'}: {shown}.")
+            raise OpArgumentError(f"{message or f'tf.debugging.{name} failed'}: {shown}.")
 
     check.__name__ = check.__qualname__ = name
-    check.__doc__ = f"Raise ValueError unless `{name.removeprefix('assert_')}` holds for all elements."
+    condition = name.removeprefix("assert_")
+    check.__doc__ = f"Raise `tf.errors.InvalidArgumentError` unless `{condition}` holds for all elements."
     return check
+
+
+def _given(value: Any) -> Any:
+    """What has a value while a function is traced, too, or an array."""
+    return value if isinstance(value, np.ndarray | np.generic | bool | int | float) else array(value)
 
 
 def _shown(x: Any, summarize: int | None) -> str:
     """All elements, or the first `summarize`."""
+    x = np.asarray(x)
     cut = summarize is not None and x.size > summarize
     return f"{x.ravel()[:summarize]} and {x.size - (summarize or 0)} more" if cut else str(x)
 
@@ -60,7 +70,7 @@ assert_near = _assertion("assert_near", lambda x, y: jnp.isclose(x, y, rtol=1e-5
 
 
 def assert_shapes(shapes: Any, message: str | None = None) -> None:
-    """Raise ValueError unless arrays have given shapes; None stands for any size."""
+    """Raise `tf.errors.InvalidArgumentError` unless arrays have given shapes; None stands for any size."""
     for x, shape in shapes.items() if isinstance(shapes, dict) else shapes:
         actual = jnp.shape(array(x))
         fits = len(actual) == len(shape) and all(
@@ -68,7 +78,7 @@ def assert_shapes(shapes: Any, message: str | None = None) -> None:
         )
         if not fits:
             failure = message or "tf.debugging.assert_shapes failed"
-            raise ValueError(f"{failure}: the shape is {actual}, not {tuple(shape)}.")
+            raise OpArgumentError(f"{failure}: the shape is {actual}, not {tuple(shape)}.")
 
 
 def check_numerics(tensor: Any, message: str) -> jax.Array:
@@ -80,7 +90,7 @@ def check_numerics(tensor: Any, message: str) -> jax.Array:
             "`jax.config.update('jax_debug_nans', True)`."
         )
     if not np.all(np.isfinite(x)):
-        raise ValueError(f"{message}: the tensor contains NaN or infinity.")
+        raise OpArgumentError(f"{message}: the tensor contains NaN or infinity.")
     return x
 
 

@@ -1,27 +1,102 @@
-"""`tf.linalg`: matrix products and norms; for the rest see `jax.numpy.linalg`."""
+"""`tf.linalg`: thin wrappers of `jax.numpy.linalg`."""
 
+from __future__ import annotations
+
+from typing import Any
+
+import jax
 import jax.numpy as jnp
 
 from replicax.tf._math import einsum, global_norm, l2_normalize, matmul, norm, tensordot
 from replicax.tf._missing import refuse
-from replicax.tf._op import op
+from replicax.tf._op import array, op, static, unary
 from replicax.tf._tensors import eye
 
 __all__ = [
+    "band_part",
+    "cholesky",
+    "det",
     "diag",
+    "diag_part",
     "einsum",
     "eye",
     "global_norm",
     "inv",
     "l2_normalize",
     "matmul",
+    "matrix_transpose",
+    "matvec",
     "norm",
+    "pinv",
+    "qr",
+    "solve",
     "tensordot",
     "trace",
 ]
 
-diag, inv, trace = op(jnp.diag), op(jnp.linalg.inv), op(jnp.trace)
+cholesky, det, inv, pinv = map(
+    unary, (jnp.linalg.cholesky, jnp.linalg.det, jnp.linalg.inv, jnp.linalg.pinv)
+)
+
+
+@op
+def diag(diagonal: Any) -> jax.Array:
+    """Matrices with given diagonals and zeros elsewhere."""
+    x = array(diagonal)
+    return x[..., None] * jnp.eye(x.shape[-1], dtype=x.dtype)
+
+
+@op
+def diag_part(input: Any) -> jax.Array:
+    """The diagonals of matrices."""
+    return jnp.diagonal(array(input), axis1=-2, axis2=-1)
+
+
+@op
+def trace(x: Any) -> jax.Array:
+    """The sums of the diagonals of matrices."""
+    return jnp.trace(array(x), axis1=-2, axis2=-1)
+
+
+@op
+def matrix_transpose(a: Any, conjugate: bool = False) -> jax.Array:
+    """Matrices with rows and columns exchanged."""
+    turned = jnp.matrix_transpose(array(a))
+    return jnp.conj(turned) if conjugate else turned
+
+
+@op
+def matvec(a: Any, b: Any, transpose_a: bool = False) -> jax.Array:
+    """The products of matrices and vectors."""
+    return matmul(a, array(b)[..., None], transpose_a=transpose_a)[..., 0]
+
+
+@op
+def solve(matrix: Any, rhs: Any, adjoint: bool = False) -> jax.Array:
+    """The solutions of systems of linear equations."""
+    a = array(matrix)
+    return jnp.linalg.solve(jnp.conj(jnp.matrix_transpose(a)) if adjoint else a, array(rhs))
+
+
+@op
+def band_part(input: Any, num_lower: Any, num_upper: Any) -> jax.Array:
+    """Matrices with zeros outside of a band around the diagonal; -1 keeps all below, or above, it."""
+    x, lower, upper = array(input), static(num_lower), static(num_upper)
+    below = jnp.arange(x.shape[-2])[:, None] - jnp.arange(x.shape[-1])
+    inside = ((lower < 0) | (below <= lower)) & ((upper < 0) | (-below <= upper))
+    return jnp.where(inside, x, 0)
+
+
+@op
+def qr(input: Any, full_matrices: bool = False) -> Any:
+    """The factors of matrices, orthogonal and triangular."""
+    return jnp.linalg.qr(array(input), "complete" if full_matrices else "reduced")
+
 
 __getattr__ = refuse(
-    "tf.linalg", dict.fromkeys(("cholesky", "det", "qr", "solve", "svd"), "`jax.numpy.linalg`")
+    "tf.linalg",
+    dict.fromkeys(
+        ("eig", "eigh", "eigvalsh", "expm", "logdet", "lstsq", "lu", "slogdet", "svd", "triangular_solve"),
+        "`jax.numpy.linalg` and `jax.scipy.linalg`",
+    ),
 )

@@ -11,22 +11,45 @@ import numpy as np
 
 from replicax.tf._math import l2_normalize, sigmoid, softmax, tanh, top_k
 from replicax.tf._missing import refuse
-from replicax.tf._op import array, op, rows_of
+from replicax.tf._more_math import in_top_k, softsign, zero_fraction
+from replicax.tf._more_nn import (
+    conv1d,
+    conv2d_transpose,
+    crelu,
+    depth_to_space,
+    depthwise_conv2d,
+    dropout,
+    log_poisson_loss,
+    space_to_depth,
+    stateless_dropout,
+    weighted_cross_entropy_with_logits,
+)
+from replicax.tf._op import array, op, rows_of, static
 from replicax.training import compute_average_loss, scale_regularization_loss
 
 __all__ = [
+    "avg_pool",
     "avg_pool2d",
     "batch_normalization",
     "bias_add",
     "compute_average_loss",
+    "conv1d",
     "conv2d",
+    "conv2d_transpose",
+    "crelu",
+    "depth_to_space",
+    "depthwise_conv2d",
+    "dropout",
     "elu",
     "embedding_lookup",
     "gelu",
+    "in_top_k",
     "l2_loss",
     "l2_normalize",
     "leaky_relu",
+    "log_poisson_loss",
     "log_softmax",
+    "max_pool",
     "max_pool2d",
     "moments",
     "relu",
@@ -39,10 +62,15 @@ __all__ = [
     "softmax",
     "softmax_cross_entropy_with_logits",
     "softplus",
+    "softsign",
+    "space_to_depth",
     "sparse_softmax_cross_entropy_with_logits",
+    "stateless_dropout",
     "swish",
     "tanh",
     "top_k",
+    "weighted_cross_entropy_with_logits",
+    "zero_fraction",
 ]
 
 
@@ -86,13 +114,13 @@ def leaky_relu(features: Any, alpha: float = 0.2) -> jax.Array:
 @op
 def log_softmax(logits: Any, axis: int = -1) -> jax.Array:
     """The logarithm of the softmax."""
-    return jax.nn.log_softmax(array(logits), axis)
+    return jax.nn.log_softmax(array(logits), static(axis))
 
 
 @op
 def softmax_cross_entropy_with_logits(labels: Any, logits: Any, axis: int = -1) -> jax.Array:
     """The cross entropy of distributions, one number for each example."""
-    return -jnp.sum(array(labels) * jax.nn.log_softmax(array(logits), axis), axis)
+    return -jnp.sum(array(labels) * jax.nn.log_softmax(array(logits), static(axis)), axis)
 
 
 @op
@@ -188,6 +216,9 @@ def avg_pool2d(input: Any, ksize: Any, strides: Any, padding: Any, data_format: 
     return total / count
 
 
+avg_pool, max_pool = avg_pool2d, max_pool2d
+
+
 def _pool(
     x: Any, start: Any, combine: Any, ksize: Any, strides: Any, padding: Any, data_format: str
 ) -> Any:
@@ -223,10 +254,8 @@ def _margins(padding: Any, data_format: str) -> list[tuple[int, int]]:
 __getattr__ = refuse(
     "tf.nn",
     {
-        "dropout": "`jax.random.bernoulli` with a key from `rx.get_replica_context().rng(key)`",
-        "conv1d": "`jax.lax.conv_general_dilated`",
+        "convolution": "`jax.lax.conv_general_dilated`",
         "conv3d": "`jax.lax.conv_general_dilated`",
-        "depthwise_conv2d": "`jax.lax.conv_general_dilated` with feature_group_count",
         "ctc_loss": "`optax.ctc_loss`",
     },
 )

@@ -7,6 +7,7 @@ functions.
 
 from __future__ import annotations
 
+import enum
 from typing import Any, final
 
 import jax
@@ -18,16 +19,25 @@ from replicax.contexts import get_replica_context, has_strategy
 from replicax.errors import ContextError
 from replicax.tf import dtypes
 from replicax.tf._missing import refuse
-from replicax.tf._op import array, op
+from replicax.tf._op import array, op, static
 from replicax.types import VariableAggregation, VariableSynchronization
 from replicax.variables import Variable
 
 __all__ = [
+    "Algorithm",
     "Generator",
+    "categorical",
+    "gamma",
+    "get_global_generator",
     "normal",
+    "poisson",
+    "set_global_generator",
     "set_seed",
     "shuffle",
+    "split",
+    "stateless_categorical",
     "stateless_normal",
+    "stateless_truncated_normal",
     "stateless_uniform",
     "truncated_normal",
     "uniform",
@@ -156,6 +166,83 @@ def stateless_normal(
     return _normal(_stateless_key(seed), shape, mean, stddev, dtype)
 
 
+class Algorithm(enum.Enum):
+    """TensorFlow's names of algorithms. The numbers come from JAX's threefry, whatever is asked for."""
+
+    PHILOX = 1
+    THREEFRY = 2
+    AUTO_SELECT = 3
+
+
+def _check_algorithm(alg: Any) -> None:
+    known = (None, "auto_select", "philox", "threefry", 1, 2, 3)
+    if alg not in known and not isinstance(alg, Algorithm):
+        raise ValueError(
+            f"tf.random.Generator(alg={alg!r}): numbers come from JAX's threefry; leave `alg` out."
+        )
+
+
+def _state_of(seed: Any) -> jax.Array:
+    return jnp.append(jax.random.key_data(jax.random.key(seed, impl="threefry2x32")), 0)
+
+
+@op
+def stateless_truncated_normal(
+    shape: Any, seed: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = dtypes.float32
+) -> jax.Array:
+    """Normally distributed numbers near the mean that depend only on `seed`, which is two integers."""
+    return _truncated(_stateless_key(seed), shape, mean, stddev, dtype)
+
+
+def _categorical(key: Any, logits: Any, num_samples: Any, dtype: Any) -> jax.Array:
+    x, count = array(logits), static(num_samples)
+    drawn = jax.random.categorical(key, x, axis=-1, shape=(count, x.shape[0]))
+    return drawn.T.astype(dtypes.on_device(dtype))
+
+
+@op
+def categorical(
+    logits: Any, num_samples: Any, dtype: Any = dtypes.int64, seed: int | None = None
+) -> jax.Array:
+    """`num_samples` classes for each row of `logits`, drawn with these log probabilities.
+
+    >>> from replicax import tf
+    >>> tf.random.categorical(tf.math.log([[0.5, 0.5]]), 4).shape
+    (1, 4)
+    """
+    return _categorical(_stream.next_key("categorical", seed), logits, num_samples, dtype)
+
+
+@op
+def stateless_categorical(logits: Any, num_samples: Any, seed: Any, dtype: Any = dtypes.int64) -> jax.Array:
+    """Classes drawn with given log probabilities, which depend only on `seed`, two integers."""
+    return _categorical(_stateless_key(seed), logits, num_samples, dtype)
+
+
+@op
+def gamma(
+    shape: Any, alpha: Any, beta: Any = None, dtype: Any = dtypes.float32, seed: int | None = None
+) -> jax.Array:
+    """Numbers with a gamma distribution, `shape` of them for each `alpha`."""
+    a = array(alpha).astype(dtypes.on_device(dtype))
+    drawn = jax.random.gamma(_stream.next_key("gamma", seed), a, (*_shape(shape), *a.shape))
+    return drawn if beta is None else drawn / array(beta)
+
+
+@op
+def poisson(shape: Any, lam: Any, dtype: Any = dtypes.float32, seed: int | None = None) -> jax.Array:
+    """Numbers with a Poisson distribution, `shape` of them for each `lam`."""
+    rate = array(lam)
+    drawn = jax.random.poisson(_stream.next_key("poisson", seed), rate, (*_shape(shape), *rate.shape))
+    return drawn.astype(dtypes.on_device(dtype))
+
+
+@op
+def split(seed: Any, num: int = 2) -> jax.Array:
+    """Several seeds for stateless functions, from one."""
+    return jax.random.key_data(jax.random.split(_stateless_key(seed), num)).astype(jnp.int32)
+
+
 @final
 class Generator:
     """A stream of random numbers whose state is a variable, so that compiled steps can draw from it.
@@ -168,8 +255,12 @@ class Generator:
     Array(True, dtype=bool)
     """
 
-    def __init__(self, state: Any) -> None:
-        """Continue from `state`: the two integers of a key, and a count."""
+    def __init__(self, state: Any = None, alg: Any = None, *, copy_from: Generator | None = None) -> None:
+        """Continue from `state`, the two integers of a key and a count, or where another generator is."""
+        _check_algorithm(alg)
+        if (state is None) == (copy_from is None):
+            raise ValueError("tf.random.Generator takes either `state` or `copy_from`; see also from_seed.")
+        state = copy_from.state.read_value() if copy_from is not None else state
         make: Any = Variable
         self.state = make(
             jnp.asarray(state, jnp.uint32),
@@ -184,11 +275,8 @@ class Generator:
     @classmethod
     def from_seed(cls, seed: int, alg: Any = None) -> Generator:
         """A stream determined by a seed."""
-        if alg not in (None, "auto_select", "philox", "threefry"):
-            raise ValueError(
-                f"tf.random.Generator(alg={alg!r}): numbers come from JAX's threefry; leave `alg` out."
-            )
-        return cls(jnp.append(jax.random.key_data(jax.random.key(seed, impl="threefry2x32")), 0))
+        _check_algorithm(alg)
+        return cls(_state_of(seed))
 
     @classmethod
     def from_non_deterministic_state(cls, alg: Any = None) -> Generator:
@@ -220,7 +308,85 @@ class Generator:
         """Normally distributed numbers at most two standard deviations from the mean."""
         return _truncated(self._next_key(), shape, mean, stddev, dtype)
 
+    def uniform_full_int(self, shape: Any, dtype: Any = dtypes.uint64) -> jax.Array:
+        """Integers from the whole range of a dtype."""
+        found = dtypes.on_device(dtype)
+        bits = jax.random.bits(self._next_key(), _shape(shape), f"uint{8 * found.itemsize}")
+        return bits.view(found)
+
+    def binomial(self, shape: Any, counts: Any, probs: Any, dtype: Any = dtypes.int32) -> jax.Array:
+        """The number of successes in `counts` trials with probability `probs`."""
+        drawn = jax.random.binomial(self._next_key(), array(counts), array(probs), _shape(shape))
+        return drawn.astype(dtypes.on_device(dtype))
+
+    def make_seeds(self, count: int = 1) -> jax.Array:
+        """Seeds for stateless functions, as an array of shape (2, count)."""
+        keys = jax.random.split(self._next_key(), count)
+        return jax.random.key_data(keys).astype(jnp.int32).T
+
+    def split(self, count: int = 1) -> list[Generator]:
+        """Several generators with streams of their own."""
+        keys = jax.random.key_data(jax.random.split(self._next_key(), count))
+        return [Generator(jnp.append(key, 0)) for key in keys]
+
+    def reset_from_seed(self, seed: int) -> None:
+        """Start again from a seed."""
+        self.reset(_state_of(seed))
+
+    def reset(self, state: Any) -> None:
+        """Continue from a state."""
+        self.state.assign(jnp.asarray(state, jnp.uint32))
+
+    def reset_from_key_counter(self, key: Any, counter: Any) -> None:
+        """Refused: a state here is two integers and a count."""
+        raise NotImplementedError("Generator.reset_from_key_counter: use reset_from_seed, or reset(state).")
+
+    def skip(self, delta: int) -> jax.Array:
+        """Leave out what `delta` calls would draw; returns the state before."""
+        state = array(self.state.read_value())
+        self.state.assign(state.at[2].add(jnp.uint32(delta)))
+        return state
+
+    @property
+    def key(self) -> jax.Array:
+        """The two integers that the stream depends on."""
+        return array(self.state.read_value())[:2]
+
+    @property
+    def algorithm(self) -> int:
+        """Threefry, by its number."""
+        return Algorithm.THREEFRY.value
+
+
+_global_generator: list[Generator] = []
+
+
+def get_global_generator() -> Generator:
+    """The generator of the process; made with a random seed when it is first asked for.
+
+    >>> from replicax import tf
+    >>> tf.random.get_global_generator() is tf.random.get_global_generator()
+    True
+    """
+    if not _global_generator:
+        _global_generator.append(Generator.from_non_deterministic_state())
+    return _global_generator[0]
+
+
+def set_global_generator(generator: Generator) -> None:
+    """Replace the generator of the process."""
+    _global_generator[:] = [generator]
+
 
 __getattr__ = refuse(
-    "tf.random", dict.fromkeys(("categorical", "gamma", "poisson"), "the function in `jax.random`")
+    "tf.random",
+    {
+        "create_rng_state": "`tf.random.Generator.from_seed(seed).state`",
+        "experimental": "the same names in `tf.random`",
+        "log_uniform_candidate_sampler": "`jax.random.choice`",
+        "stateless_binomial": "`jax.random.binomial`",
+        "stateless_gamma": "`jax.random.gamma`",
+        "stateless_poisson": "`jax.random.poisson`",
+        "uniform_candidate_sampler": "`jax.random.choice`",
+    },
 )

@@ -1,32 +1,46 @@
 """`tf.train`: checkpoints and cluster specs. Optimizers are `rx.Optimizer` on optax.
 
-Checkpoints are in Replicax's own format. TensorFlow's checkpoints can't be read here: read the values with
-TensorFlow's `tf.train.load_checkpoint`, and `assign` them to variables.
+Checkpoints are in Replicax's own format. Those of TensorFlow can be read: `load_checkpoint` has their
+values, and `Checkpoint.restore` assigns them to variables with the same path.
 """
 
 from __future__ import annotations
 
 import os
 import pathlib
-import re
 from collections.abc import Callable, Mapping
 from typing import Any, final
 
+import jax.numpy as jnp
 import numpy as np
 
 from replicax import checkpoint as core
-from replicax.checkpoint import Store
+from replicax.checkpoint import Store, track
 from replicax.cluster import ClusterDef, ClusterSpec, JobDef
 from replicax.errors import CheckpointMismatchError, CheckpointMissingError
+from replicax.tf._checkpoint_states import (
+    CheckpointState,
+    checkpoints_iterator,
+    get_checkpoint_state,
+    latest_checkpoint,
+)
 from replicax.tf._missing import refuse
+from replicax.tf._moving_average import ExponentialMovingAverage
+from replicax.tf._tensorflow_checkpoint import is_tensorflow_checkpoint, read_tensorflow_checkpoint
+from replicax.types import VariableAggregation
+from replicax.variables import Variable
 
 __all__ = [
     "Checkpoint",
     "CheckpointManager",
     "CheckpointReader",
+    "CheckpointState",
     "ClusterDef",
     "ClusterSpec",
+    "ExponentialMovingAverage",
     "JobDef",
+    "checkpoints_iterator",
+    "get_checkpoint_state",
     "latest_checkpoint",
     "list_variables",
     "load_checkpoint",
@@ -38,7 +52,7 @@ class Checkpoint(core.Checkpoint):
     """`rx.Checkpoint`, with checkpoints named like `ckpt-1`.
 
     Args:
-        root: must be None; name the objects, as in `Checkpoint(model=model)`.
+        root: an object to save, by the name `root`.
         **kwargs: the objects to save, by name.
 
     >>> import tempfile
@@ -55,11 +69,19 @@ class Checkpoint(core.Checkpoint):
     """
 
     def __init__(self, root: Any = None, **kwargs: Any) -> None:
-        if root is not None:
-            raise ValueError(
-                "tf.train.Checkpoint(root=...): name the objects to save, as in Checkpoint(model=model)."
-            )
-        super().__init__(**kwargs)
+        self._counter: Variable | None = None
+        super().__init__(**kwargs if root is None else {"root": root, **kwargs})
+
+    @property
+    def save_counter(self) -> Variable:
+        """How often `save` was called; a variable, which is saved too."""
+        if self._counter is None:
+            self._counter = _new_counter()
+        return self._counter
+
+    def _objects(self) -> dict[str, Any]:
+        counter = {} if self._counter is None else {"save_counter": self._counter}
+        return super()._objects() | counter
 
     def save(self, file_prefix: str | os.PathLike[str], options: Any = None) -> str:  # type: ignore[override]
         """Write a checkpoint `file_prefix-n`, where n is the next free number from 1.
@@ -72,20 +94,58 @@ class Checkpoint(core.Checkpoint):
         """
         _refuse_options(options)
         path = pathlib.Path(file_prefix)
-        return self._save_into(Store(path.parent, prefix=f"{path.name}-", own_folders=True), first=1)
+        store = Store(path.parent, prefix=f"{path.name}-", own_folders=True)
+        self.save_counter.assign(max(store.next_step(1), int(self.save_counter) + 1))
+        return self._save_into(store, first=int(self.save_counter))
 
     def restore(self, save_path: str | os.PathLike[str] | None, options: Any = None) -> Any:  # type: ignore[override]
         """Restore all objects from a checkpoint; None leaves them unchanged."""
         _refuse_options(options)
+        if save_path is not None and is_tensorflow_checkpoint(save_path):
+            return self._restore_tensorflow(save_path)
         return NothingRestored() if save_path is None else super().restore(save_path)
 
     read = restore
 
-    def write(self, file_prefix: str, options: Any = None) -> str:
-        """Refused: checkpoints are numbered."""
-        raise NotImplementedError(
-            "tf.train.Checkpoint.write: checkpoints are numbered here; use save(file_prefix)."
-        )
+    def _restore_tensorflow(self, path: str | os.PathLike[str]) -> ForeignRestored:
+        """Assign the values that TensorFlow saved to variables with the same path."""
+        saved = read_tensorflow_checkpoint(path)
+        values = {name.removesuffix(_SUFFIX): value for name, value in saved.items()}
+        _ = self.save_counter if "save_counter" in values else None
+        things = track(self._objects())
+        variables = {name: thing for name, thing in things.items() if isinstance(thing, Variable)}
+        for name in variables.keys() & values.keys():
+            variables[name].assign(jnp.asarray(values[name], variables[name].dtype))
+        missing, unused = sorted(variables.keys() - values.keys()), sorted(values.keys() - variables.keys())
+        return ForeignRestored(os.fspath(path), missing, unused, len(variables) - len(missing))
+
+    def restore_saved(self, saved: Any, where: str) -> Any:
+        """Restore what was read; a checkpoint of `save` has the counter, too."""
+        if "save_counter" in saved.document["entries"]:
+            _ = self.save_counter
+        return super().restore_saved(saved, where)
+
+    def write(self, file_prefix: str | os.PathLike[str], options: Any = None) -> str:
+        """Write a checkpoint `file_prefix`, without a number; `read` restores it.
+
+        It is a folder, and replaces what was written there before.
+        """
+        _refuse_options(options)
+        self._save_into(Store(file_prefix, max_to_keep=1, managed=True, own_folders=True), first=0)
+        return str(file_prefix)
+
+    def sync(self) -> None:
+        """No effect: `save` and `write` wait until the checkpoint is complete."""
+
+
+def _new_counter() -> Variable:
+    make: Any = Variable
+    return make(
+        np.int32(0),
+        trainable=False,
+        name="save_counter",
+        aggregation=VariableAggregation.ONLY_FIRST_REPLICA,
+    )
 
 
 def _refuse_options(options: Any) -> None:
@@ -101,11 +161,55 @@ class NothingRestored:
         """Raise an error, since nothing was restored."""
         raise CheckpointMismatchError("No checkpoint was given to restore, so nothing was restored.")
 
-    assert_existing_objects_matched = assert_consumed
+    assert_existing_objects_matched = assert_nontrivial_match = assert_consumed
+
+    def run_restore_ops(self, session: None = None) -> None:
+        """No effect."""
+
+    initialize_or_restore = run_restore_ops
 
     def expect_partial(self) -> NothingRestored:
         """No effect."""
         return self
+
+
+@final
+class ForeignRestored:
+    """What restoring a checkpoint of TensorFlow returns."""
+
+    def __init__(self, where: str, missing: list[str], unused: list[str], num_restored: int) -> None:
+        self.missing, self.unused = missing, unused
+        self._where, self._num_restored = where, num_restored
+
+    def _require(self, matched: bool) -> ForeignRestored:
+        if not matched:
+            raise CheckpointMismatchError(
+                f"The checkpoint {self._where} of TensorFlow was not restored completely. It has no "
+                f"values for {self.missing}; there are no variables for {self.unused}. Variables are found "
+                "by their path: the names given to tf.train.Checkpoint, then the names of attributes."
+            )
+        return self
+
+    def assert_consumed(self) -> ForeignRestored:
+        """Raise unless everything matched, in both directions."""
+        return self._require(not self.missing and not self.unused)
+
+    def assert_existing_objects_matched(self) -> ForeignRestored:
+        """Raise unless all variables here have got their values."""
+        return self._require(not self.missing)
+
+    def assert_nontrivial_match(self) -> ForeignRestored:
+        """Raise if nothing was restored."""
+        return self._require(self._num_restored > 0)
+
+    def expect_partial(self) -> ForeignRestored:
+        """No effect: nothing is logged."""
+        return self
+
+    def run_restore_ops(self, session: None = None) -> None:
+        """No effect."""
+
+    initialize_or_restore = run_restore_ops
 
 
 @final
@@ -189,12 +293,26 @@ class CheckpointManager:
         step = None if self._counter is None else int(self._counter)
         if check_interval and self._is_early(step):
             return None
-        number = (
-            max(self._store.steps(), default=0) + 1 if checkpoint_number is None else int(checkpoint_number)
-        )
+        number = self._next_number() if checkpoint_number is None else int(checkpoint_number)
         self._manager.save(number)
         self._last = step
         return str(self._store.path(number))
+
+    def _next_number(self) -> int:
+        """The number after the newest checkpoint, and after those that the counter knows of."""
+        number = max(self._store.steps(), default=0) + 1
+        if isinstance(self.checkpoint, Checkpoint):
+            number = max(number, int(self.checkpoint.save_counter) + 1)
+            self.checkpoint.save_counter.assign(number)
+        return number
+
+    @property
+    def last_checkpoint_step(self) -> int | None:
+        """The value of `step_counter` when a checkpoint was saved last."""
+        return self._last
+
+    def sync(self) -> None:
+        """No effect: `save` waits until the checkpoint is complete."""
 
     def _is_early(self, step: int | None) -> bool:
         if step is None or self._last is None or self.checkpoint_interval is None:
@@ -213,21 +331,6 @@ class CheckpointManager:
         if self._init is not None:
             self._init()
         return None
-
-
-def latest_checkpoint(checkpoint_dir: str | os.PathLike[str], latest_filename: Any = None) -> str | None:
-    """The path of the newest checkpoint in a directory; None if there is none.
-
-    >>> from replicax import tf
-    >>> tf.train.latest_checkpoint("nowhere")
-    """
-    if latest_filename is not None:
-        raise ValueError("latest_checkpoint(latest_filename=...): there is no such file; leave it out.")
-    folder = pathlib.Path(checkpoint_dir)
-    paths = [folder / name for name in Store(folder).others()]
-    named = [(path, re.fullmatch(r"(?:.*-)?(\d+)", path.name)) for path in paths]
-    found = [(path.stat().st_mtime_ns, int(match[1]), path) for path, match in named if match is not None]
-    return str(max(found)[2]) if found else None
 
 
 @final
@@ -261,7 +364,9 @@ _SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
 
 
 def load_checkpoint(ckpt_dir_or_file: str | os.PathLike[str]) -> CheckpointReader:
-    """Read the values of a checkpoint without its objects; names have TensorFlow's suffix.
+    """Read the values of a checkpoint without its objects, also of one that TensorFlow wrote.
+
+    Names have TensorFlow's suffix.
 
     >>> import tempfile
     >>> from replicax import tf
@@ -269,6 +374,8 @@ def load_checkpoint(ckpt_dir_or_file: str | os.PathLike[str]) -> CheckpointReade
     >>> tf.train.load_checkpoint(path).get_tensor("v/.ATTRIBUTES/VARIABLE_VALUE")
     array([1., 2.], dtype=float32)
     """
+    if is_tensorflow_checkpoint(ckpt_dir_or_file):
+        return CheckpointReader(read_tensorflow_checkpoint(ckpt_dir_or_file))
     path = pathlib.Path(ckpt_dir_or_file)
     newest = latest_checkpoint(path)
     content = core.read_content(path if newest is None else newest)
@@ -293,7 +400,6 @@ __getattr__ = refuse(
     {
         "AdamOptimizer": _OPTAX,
         "CheckpointOptions": "nothing: they are for TensorFlow's file format",
-        "ExponentialMovingAverage": "`optax.ema`",
         "GradientDescentOptimizer": _OPTAX,
         "MomentumOptimizer": _OPTAX,
         "Example": "a library for protocol buffers",

@@ -7,6 +7,7 @@ even, and chips in a grid that is as close to a cube as possible.
 
 from __future__ import annotations
 
+import json
 import operator
 from collections.abc import Iterable, Sequence
 from typing import Any, final
@@ -29,6 +30,10 @@ class Topology:
     Args:
         devices: the devices, or their names; None takes all of JAX's default backend.
         mesh_shape: the grid for devices without coordinates, `[x, y, z, cores]`. TPU cores have their own.
+        device_coordinates: the coordinates of each process's devices, an array of shape (tasks, devices of
+            a task, 4), for a grid that is described rather than found. It may be larger than there is: only
+            devices that exist can be looked up.
+        serialized: what `serialized()` of another topology returned.
 
     Raises:
         DeviceError: the devices do not fill `mesh_shape`, or it is given for TPU cores.
@@ -41,10 +46,20 @@ class Topology:
     """
 
     def __init__(
-        self, devices: Iterable[str | Device] | None = None, mesh_shape: Sequence[int] | None = None
+        self,
+        devices: Iterable[str | Device] | None = None,
+        mesh_shape: Sequence[int] | None = None,
+        device_coordinates: Any = None,
+        *,
+        serialized: bytes | None = None,
     ) -> None:
         """Look up the coordinates of the devices, or make them up."""
         found = resolve_devices(devices)
+        if serialized is not None:
+            device_coordinates = json.loads(serialized)["device_coordinates"]
+        if device_coordinates is not None:
+            self._describe(found, device_coordinates, mesh_shape)
+            return
         places = _coordinates_of(found)
         if places is None:
             places = _made_up_coordinates(len(found), mesh_shape)
@@ -62,6 +77,30 @@ class Topology:
         self._coordinates = np.asarray(by_task, np.int32)
         self._coordinates.flags.writeable = False
         self._tasks = tasks
+
+    def _describe(self, devices: Sequence[Any], coordinates: Any, mesh_shape: Sequence[int] | None) -> None:
+        given = np.array(coordinates, np.int32)
+        if given.ndim != 3 or given.shape[2] != RANK:
+            raise DeviceError(
+                f"Topology(device_coordinates=...) has the shape (tasks, devices of a task, {RANK}), got "
+                f"{given.shape}."
+            )
+        given.flags.writeable = False
+        self._coordinates, self._tasks = given, list(range(given.shape[0]))
+        places = [tuple(int(i) for i in place) for place in given.reshape(-1, RANK)]
+        self._devices = dict(zip(places, devices, strict=False))
+        if mesh_shape is not None and self.mesh_shape != checked_box(mesh_shape, "mesh_shape"):
+            raise DeviceError(
+                f"Topology(mesh_shape={list(mesh_shape)}): the coordinates fill {list(self.mesh_shape)}."
+            )
+
+    def serialized(self) -> bytes:
+        """The coordinates as bytes, for `Topology(serialized=...)`.
+
+        >>> rx.Topology(serialized=rx.Topology().serialized()).mesh_shape
+        (1, 2, 2, 2)
+        """
+        return json.dumps({"device_coordinates": self._coordinates.tolist()}).encode()
 
     def __repr__(self) -> str:
         return f"Topology(mesh_shape={list(self.mesh_shape)}, {len(self._devices)} devices)"

@@ -101,7 +101,7 @@ class GradientFrame(RecordingFrame):
                 f"{what} of the variable {variable.name!r} in a merge_call or run inside a function that "
                 "rx.value_and_grad differentiates. Write it in the function itself, or afterwards."
             )
-        write = write._replace(operand=variable._checked(write.operand, what))
+        write = write._replace(operand=variable._checked(write.operand, write.method))
         self._writes.append((variable, write))
         return self._preview(variable, write)
 
@@ -153,10 +153,16 @@ def _unless(skip: Any, variable: Variable, operand: Any, what: str) -> Any:
     if isinstance(operand, IndexedSlices):
         unchanged: Any = _UNCHANGED.get(what)
         if unchanged is None:
-            unchanged = variable.read_value()[jnp.asarray(operand.indices)]
+            read = variable.gather_nd if what.startswith("scatter_nd") else variable.sparse_read
+            unchanged = read(operand.indices)
         values = jnp.where(skip, jnp.asarray(unchanged, operand.values.dtype), operand.values)
         return IndexedSlices(values, operand.indices, operand.dense_shape)
     unchanged = _UNCHANGED.get(what)
+    if what == "assign of a slice":
+        raise NotImplementedError(
+            f"{what} of the variable {variable.name!r} where a batch is padded: the rows that are padding "
+            "must not be written. Use `v.assign(v.read_value().at[index].set(x))`."
+        )
     if unchanged is None:
         unchanged = variable.read_value()
         if not variable.layout.differs and variable.aggregation is VariableAggregation.SUM:
@@ -170,6 +176,10 @@ _UNCHANGED = {
     "assign_sub": 0,
     "scatter_add": 0,
     "scatter_sub": 0,
+    "scatter_nd_add": 0,
+    "scatter_nd_sub": 0,
+    "assign_add of a slice": 0,
+    "assign_sub of a slice": 0,
     "scatter_mul": 1,
     "scatter_div": 1,
 }

@@ -28,7 +28,8 @@ from replicax.values._nest import (
 )
 from replicax.values._operators import ArrayOperators
 from replicax.values._per_replica import Layout, PerReplica
-from replicax.values._specs import PerReplicaSpec, TensorSpec, check_signature
+from replicax.values._shape import TensorShape
+from replicax.values._specs import PerReplicaSpec, TensorSpec, check_signature, converted
 
 __all__ = [
     "FIND",
@@ -42,9 +43,11 @@ __all__ = [
     "Mirrored",
     "PerReplica",
     "PerReplicaSpec",
+    "TensorShape",
     "TensorSpec",
     "batch_numbers",
     "check_signature",
+    "converted",
     "find_masks",
     "in_all",
     "num_rows",

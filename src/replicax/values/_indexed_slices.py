@@ -41,10 +41,28 @@ class IndexedSlices:
             None if dense_shape is None else tuple(int(d) for d in np.asarray(dense_shape))
         )
 
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        """The shape of the whole array: `dense_shape`."""
+        return self.dense_shape
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of the values."""
+        return self.values.dtype
+
+    @property
+    def device(self) -> Any:
+        """The device of the values."""
+        return self.values.device
+
     def to_dense(self) -> jax.Array:
         """The whole array; rows that repeat are added."""
         if self.dense_shape is None:
-            raise ValueError("These IndexedSlices have no dense_shape: pass it to the constructor.")
+            raise ValueError(
+                "These IndexedSlices have no dense_shape, so the size of the whole array is not known. "
+                "Pass it to the constructor, IndexedSlices(values, indices, dense_shape)."
+            )
         values = jnp.asarray(self.values)
         zeros = jnp.zeros(self.dense_shape, values.dtype)
         return zeros.at[jnp.asarray(self.indices)].add(values)

@@ -18,7 +18,7 @@ from replicax.values._arrays import is_number
 from replicax.values._distributed import Leaf
 from replicax.values._per_replica import PerReplica
 
-__all__ = ["PerReplicaSpec", "TensorSpec", "check_signature"]
+__all__ = ["PerReplicaSpec", "TensorSpec", "check_signature", "converted"]
 
 
 @final
@@ -108,6 +108,22 @@ _Spec = TensorSpec | PerReplicaSpec | jax.ShapeDtypeStruct
 
 def _is_spec(value: Any) -> bool:
     return isinstance(value, _Spec)
+
+
+def converted(signature: Sequence[Any], args: Sequence[Any]) -> Sequence[Any]:
+    """`args`, with arrays in place of lists and variables where `signature` names an array."""
+    try:
+        return jax.tree.map(_converted, tuple(signature), tuple(args), is_leaf=_is_spec)
+    except ValueError:
+        return args  # another structure, which `check_signature` explains
+
+
+def _converted(spec: Any, argument: Any) -> Any:
+    if not isinstance(spec, TensorSpec | jax.ShapeDtypeStruct) or isinstance(argument, PerReplica):
+        return argument
+    if isinstance(argument, list | tuple):
+        return jnp.asarray(argument, jax.dtypes.canonicalize_dtype(spec.dtype))
+    return jnp.asarray(argument) if hasattr(type(argument), "__jax_array__") else argument
 
 
 def check_signature(signature: Sequence[Any], args: Sequence[Any], what: str) -> None:

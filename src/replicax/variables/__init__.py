@@ -44,6 +44,7 @@ from replicax.variables._per_replica import OnePerReplica
 from replicax.variables._readable import is_variable
 from replicax.variables._recorded import watched_by
 from replicax.variables._replicated import Replicated
+from replicax.variables._rows import HasRows, VariableSlice
 from replicax.variables._servers import Servers
 from replicax.variables._sharded import Shard, Sharded, axis_to_shard
 from replicax.variables._spec import VariableSpec
@@ -66,6 +67,7 @@ __all__ = [
     "EagerFrame",
     "FixedShardsPartitioner",
     "Frame",
+    "HasRows",
     "Layout",
     "MaxSizePartitioner",
     "Memory",
@@ -94,6 +96,7 @@ __all__ = [
     "Variable",
     "VariableCopy",
     "VariableKind",
+    "VariableSlice",
     "VariableSpec",
     "Write",
     "advise",

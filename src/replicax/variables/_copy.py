@@ -9,9 +9,10 @@ import numpy as np
 
 from replicax.contexts import current
 from replicax.errors import ContextError
-from replicax.values import Component, IndexedSlices
-from replicax.variables._readable import Readable, describe, seen_by_jax
-from replicax.variables._writes import ADD, REPLACE, SCATTER, SUBTRACT, Method
+from replicax.values import Component, TensorShape
+from replicax.variables._readable import describe, seen_by_jax
+from replicax.variables._rows import HasRows
+from replicax.variables._writes import ADD, METHODS, REPLACE, SUBTRACT, Method
 
 if TYPE_CHECKING:
     from replicax.variables._variable import Variable
@@ -21,7 +22,7 @@ __all__ = ["VariableCopy"]
 
 @final
 @seen_by_jax
-class VariableCopy(Readable, Component):
+class VariableCopy(HasRows, Component):
     """One replica's copy of a distributed variable; `strategy.local_results(v)` returns them.
 
     It can be written only inside `strategy.extended.update`, so that the copies stay equal.
@@ -47,7 +48,7 @@ class VariableCopy(Readable, Component):
         return f"{base}/replica_{replica}:0" if replica else f"{base}:0"
 
     @property
-    def shape(self) -> tuple[int, ...]:
+    def shape(self) -> TensorShape:
         """The shape of the value."""
         return self._variable.shape
 
@@ -70,31 +71,28 @@ class VariableCopy(Readable, Component):
         """The value of this copy."""
         return self._variable.layout.read_copy(self._variable, self._local_index)
 
-    def assign(self, value: Any, read_value: bool = True) -> Any:
+    def assign(
+        self, value: Any, use_locking: bool = False, name: str | None = None, read_value: bool = True
+    ) -> Any:
         """Replace the value of this copy."""
-        return self._write(REPLACE, value, read_value)
+        return self._write(REPLACE, value, read_value, name)
 
-    def assign_add(self, value: Any, read_value: bool = True) -> Any:
+    def assign_add(
+        self, delta: Any, use_locking: bool = False, name: str | None = None, read_value: bool = True
+    ) -> Any:
         """Add to this copy."""
-        return self._write(ADD, value, read_value)
+        return self._write(ADD, delta, read_value, name)
 
-    def assign_sub(self, value: Any, read_value: bool = True) -> Any:
+    def assign_sub(
+        self, delta: Any, use_locking: bool = False, name: str | None = None, read_value: bool = True
+    ) -> Any:
         """Subtract from this copy."""
-        return self._write(SUBTRACT, value, read_value)
+        return self._write(SUBTRACT, delta, read_value, name)
 
-    def scatter_add(self, sparse_delta: IndexedSlices) -> Any:
-        """Add to some rows of this copy."""
-        return self._write(SCATTER["scatter_add"], sparse_delta, True)
+    def _write_rows(self, name: str, rows: Any, scope: str | None) -> Any:
+        return self._write(METHODS[name], rows, True, scope)
 
-    def scatter_sub(self, sparse_delta: IndexedSlices) -> Any:
-        """Subtract from some rows of this copy."""
-        return self._write(SCATTER["scatter_sub"], sparse_delta, True)
-
-    def scatter_update(self, sparse_delta: IndexedSlices) -> Any:
-        """Replace some rows of this copy."""
-        return self._write(SCATTER["scatter_update"], sparse_delta, True)
-
-    def _write(self, method: Method, value: Any, read_value: bool) -> Any:
+    def _write(self, method: Method, value: Any, read_value: bool, scope: str | None = None) -> Any:
         here = current()
         variable = self._variable
         if here.strategy is not variable._strategy or here.update_replica_id is None:
@@ -102,7 +100,7 @@ class VariableCopy(Readable, Component):
                 f"{method.name} of one copy of the variable {variable.name!r} would leave the other copies "
                 "behind. Write the variable itself, or use `strategy.extended.update(variable, fn)`."
             )
-        return variable._write(method, value, read_value)
+        return variable._write(method, value, read_value, scope)
 
     def __repr__(self) -> str:
         return describe(self.name, self)

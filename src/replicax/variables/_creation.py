@@ -20,7 +20,7 @@ from replicax.types import (
     VariableAggregation,
     VariableSynchronization,
 )
-from replicax.values import Mirrored, PerReplica, is_key, is_number
+from replicax.values import Mirrored, PerReplica, TensorShape, is_key, is_number
 from replicax.variables._frames import current_frame
 from replicax.variables._partition import checked_parts
 from replicax.variables._readable import Readable
@@ -71,7 +71,7 @@ def prepare_variable(
     part of the value.
     """
     synchronization = _member(VariableSynchronization, synchronization, "synchronization")
-    aggregation = _member(VariableAggregation, aggregation, "aggregation")
+    aggregation = _member(VariableAggregation, aggregation or "NONE", "aggregation")
     if initial_value is None:
         raise VariableError("A variable needs an initial_value: an array, or a function that returns one.")
     if in_parts and shape is not None and callable(initial_value) and not is_staging():
@@ -90,7 +90,7 @@ def prepare_variable(
     on_read = synchronization is VariableSynchronization.ON_READ
     spec = VariableSpec(
         name=name or "Variable",
-        shape=value.shape,
+        shape=TensorShape(value.shape),
         dtype=np.dtype(value.dtype),
         trainable=(not on_read) if trainable is None else bool(trainable),
         synchronization=synchronization,

@@ -53,7 +53,7 @@ class Readable(ArrayOperators, Leaf, abc.ABC):
 
     def __setitem__(self, index: Any, value: Never) -> None:
         raise TypeError(
-            "`v[index] = x` does not write a variable. Use `v.assign(v.value.at[index].set(x))`, or "
+            "`v[index] = x` does not write a variable. Use `v.slice_at(index).assign(x)`, or "
             "`v.scatter_update(...)` for rows."
         )
 

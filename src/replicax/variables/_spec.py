@@ -13,7 +13,7 @@ import numpy as np
 
 from replicax.errors import VariableError
 from replicax.types import VariableAggregation, VariableSynchronization
-from replicax.values import IndexedSlices, Mirrored, PerReplica, is_array
+from replicax.values import IndexedSlices, Mirrored, PerReplica, TensorShape, is_array
 
 __all__ = ["VariableSpec"]
 
@@ -24,7 +24,7 @@ class VariableSpec:
     """The immutable properties of a variable."""
 
     name: str
-    shape: tuple[int, ...]
+    shape: TensorShape
     dtype: np.dtype
     trainable: bool
     synchronization: VariableSynchronization
@@ -91,6 +91,26 @@ class VariableSpec:
             raise VariableError(
                 f"{what} of the variable '{self.name}:0', which has shape {self.shape}, got values of "
                 f"shape {values.shape} for row numbers of shape {indices.shape}."
+            )
+        self._check_dtype(values, what)
+
+    def check_places(self, places: IndexedSlices, what: str) -> None:
+        """Raise unless the values of `places` can be written at their coordinates."""
+        values, indices = (_described(part) for part in (places.values, places.indices))
+        if values is None or indices is None:
+            return
+        depth = indices.shape[-1] if indices.ndim else 0
+        if not 1 <= depth <= len(self.shape) or not jnp.issubdtype(indices.dtype, jnp.integer):
+            raise VariableError(
+                f"{what} of the variable '{self.name}:0', which has shape {self.shape}, takes "
+                f"integer coordinates, from 1 to {len(self.shape)} of them along the last axis; got "
+                f"indices of shape {indices.shape} and dtype {indices.dtype}."
+            )
+        wanted = (*indices.shape[:-1], *self.shape[depth:])
+        if not _broadcasts(values.shape, wanted):
+            raise VariableError(
+                f"{what} of the variable '{self.name}:0', which has shape {self.shape}, got updates of "
+                f"shape {values.shape} for indices of shape {indices.shape}; expected {wanted}."
             )
         self._check_dtype(values, what)
 

@@ -26,17 +26,18 @@ from replicax.types import (
     VariableAggregation,
     VariableSynchronization,
 )
-from replicax.values import IndexedSlices, Mirrored, PerReplica, is_number
+from replicax.values import IndexedSlices, Mirrored, PerReplica, TensorShape, is_number
 from replicax.variables._aggregation import aggregate, check_same_method
 from replicax.variables._copy import VariableCopy
 from replicax.variables._frames import Cell, RecordingFrame
 from replicax.variables._layout import Layout
 from replicax.variables._readable import Readable, describe, seen_by_jax
 from replicax.variables._recorded import read_recorded, write_unrecorded
+from replicax.variables._rows import HasRows
 from replicax.variables._spec import VariableSpec
 from replicax.variables._store import Store
 from replicax.variables._table import row_numbers
-from replicax.variables._writes import ADD, REPLACE, SCATTER, SUBTRACT, Method, Write
+from replicax.variables._writes import ADD, METHODS, REPLACE, SCATTER_ND, SUBTRACT, Method, Write
 
 if TYPE_CHECKING:
     from replicax.strategies import Strategy
@@ -66,7 +67,7 @@ class _Reference:
 
 @final
 @seen_by_jax
-class Variable(Readable):
+class Variable(HasRows):
     """State that the strategy in scope places on its devices.
 
     Use it like the array that it holds: `v + 1`, `v[0]`, `jnp.sum(v)`. In a replica function that is the
@@ -173,14 +174,30 @@ class Variable(Readable):
         return f"{self._spec.name}:0"
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the value."""
+    def shape(self) -> TensorShape:
+        """The shape of the value: a tuple, with TensorFlow's `as_list()` and `rank`."""
         return self._spec.shape
 
     @property
     def dtype(self) -> np.dtype:
         """The dtype of the value."""
         return self._spec.dtype
+
+    def get_shape(self) -> TensorShape:
+        """The shape, as TensorFlow's older code asks for it.
+
+        >>> rx.Variable([1.0, 2.0]).get_shape()
+        (2,)
+        """
+        return self.shape
+
+    @property
+    def initial_value(self) -> Any:
+        """Refused, as in eager TensorFlow: the value at the start is not kept."""
+        raise ContextError(
+            f"v.initial_value of the variable {self.name!r}: the value at the start is not kept. Keep it "
+            "yourself, as in `start = v.read_value()`."
+        )
 
     @property
     def ndim(self) -> int:
@@ -355,7 +372,7 @@ class Variable(Readable):
         index = here.local_index if here.strategy is self._strategy else None
         return self._layout.read(self) if index is None else self._layout.read_copy(self, index)
 
-    def sparse_read(self, indices: Any) -> jax.Array:
+    def sparse_read(self, indices: Any, name: str | None = None) -> jax.Array:
         """The rows at `indices`, whole numbers of any shape; rows that do not exist are NaN.
 
         If the variable is on parameter servers, a compiled step fetches only the rows that it looks up, and
@@ -372,7 +389,8 @@ class Variable(Readable):
                 f"sparse_read of the variable {self.name!r} of shape {self.shape} got indices of dtype "
                 f"{indices.dtype}. Pass the numbers of rows, as integers, to a variable that has rows."
             )
-        return self._layout.look_up(self, indices)
+        with jax.named_scope(name or "sparse_read"):
+            return self._layout.look_up(self, indices)
 
     def __getitem__(self, index: Any) -> jax.Array:
         if self._layout.servers is None or not self.shape or not _is_row_number(index):
@@ -385,7 +403,9 @@ class Variable(Readable):
 
     # Writing.
 
-    def assign(self, value: Any, read_value: bool = True) -> Any:
+    def assign(
+        self, value: Any, use_locking: bool = False, name: str | None = None, read_value: bool = True
+    ) -> Any:
         """Replace the value.
 
         In a replica function, the replicas' values are combined as `aggregation` says, or, if the variable
@@ -394,72 +414,48 @@ class Variable(Readable):
 
         Args:
             value: the new value; it is broadcast to the shape of the variable.
+            use_locking: no effect: a write is always atomic.
+            name: shown in profiles.
             read_value: return the new value; otherwise None.
 
         >>> v = rx.Variable([1.0, 2.0])
         >>> v.assign([3.0, 4.0])
         Array([3., 4.], dtype=float32)
         """
-        return self._write(REPLACE, value, read_value)
+        return self._write(REPLACE, value, read_value, name)
 
-    def assign_add(self, value: Any, read_value: bool = True) -> Any:
-        """Add `value`, combined over the replicas as in `assign`.
+    def assign_add(
+        self, delta: Any, use_locking: bool = False, name: str | None = None, read_value: bool = True
+    ) -> Any:
+        """Add `delta`, combined over the replicas as in `assign`.
 
         >>> v = rx.Variable(1.0)
         >>> v.assign_add(2.0)
         Array(3., dtype=float32)
         """
-        return self._write(ADD, value, read_value)
+        return self._write(ADD, delta, read_value, name)
 
-    def assign_sub(self, value: Any, read_value: bool = True) -> Any:
-        """Subtract `value`, combined over the replicas as in `assign`.
+    def assign_sub(
+        self, delta: Any, use_locking: bool = False, name: str | None = None, read_value: bool = True
+    ) -> Any:
+        """Subtract `delta`, combined over the replicas as in `assign`.
 
         >>> v = rx.Variable(1.0)
         >>> v.assign_sub(2.0)
         Array(-1., dtype=float32)
         """
-        return self._write(SUBTRACT, value, read_value)
+        return self._write(SUBTRACT, delta, read_value, name)
 
-    def scatter_add(self, sparse_delta: IndexedSlices) -> Any:
-        """Add to some rows; in a replica function, add the rows of all replicas.
-
-        >>> v = rx.Variable([1.0, 2.0, 3.0])
-        >>> v.scatter_add(rx.IndexedSlices(jnp.array([10.0]), jnp.array([1])))
-        Array([ 1., 12.,  3.], dtype=float32)
-        """
-        return self._write_rows("scatter_add", sparse_delta)
-
-    def scatter_sub(self, sparse_delta: IndexedSlices) -> Any:
-        """Subtract from some rows."""
-        return self._write_rows("scatter_sub", sparse_delta)
-
-    def scatter_mul(self, sparse_delta: IndexedSlices) -> Any:
-        """Multiply some rows."""
-        return self._write_rows("scatter_mul", sparse_delta)
-
-    def scatter_div(self, sparse_delta: IndexedSlices) -> Any:
-        """Divide some rows."""
-        return self._write_rows("scatter_div", sparse_delta)
-
-    def scatter_min(self, sparse_delta: IndexedSlices) -> Any:
-        """Replace some rows by the elementwise minimum of old and new."""
-        return self._write_rows("scatter_min", sparse_delta)
-
-    def scatter_max(self, sparse_delta: IndexedSlices) -> Any:
-        """Replace some rows by the elementwise maximum of old and new."""
-        return self._write_rows("scatter_max", sparse_delta)
-
-    def scatter_update(self, sparse_delta: IndexedSlices) -> Any:
-        """Replace some rows."""
-        return self._write_rows("scatter_update", sparse_delta)
-
-    def _write_rows(self, name: str, rows: Any) -> Any:
+    def _write_rows(self, name: str, rows: Any, scope: str | None) -> Any:
         if not isinstance(rows, IndexedSlices):
             raise TypeError(f"{name} takes an rx.IndexedSlices, got {type(rows).__name__}.")
         self._layout.check_method(self, name)
-        return self._write(SCATTER[name], rows, True)
+        return self._write(METHODS[name], rows, True, scope)
 
-    def _write(self, method: Method, value: Any, read_value: bool) -> Any:
+    def _write(self, method: Method, value: Any, read_value: bool, scope: str | None = None) -> Any:
+        if scope is not None:
+            with jax.named_scope(scope):
+                return self._write(method, value, read_value)
         here = current()
         if not here.tapes:
             return self._write_now(here, method, value, read_value)
@@ -473,7 +469,7 @@ class Variable(Readable):
         own = here.strategy is self._strategy
         if here.replica is not None and not own and has_strategy():
             raise ContextError(self._of_another_strategy(here.strategy, method.name))
-        write = Write(method, self._checked(value, method.name))
+        write = Write(method, self._checked(value, method))
         if own and here.replica is not None:
             result = self._layout.write_in_replica(self, here.replica, write)
         elif own and here.update_replica_id is not None:
@@ -496,20 +492,28 @@ class Variable(Readable):
             "replica function."
         )
 
-    def _checked(self, value: Any, what: str) -> Any:
+    def _checked(self, value: Any, method: Method) -> Any:
         """Check the dtype and shape of `value`, and convert it to what can be written."""
+        what = method.name
+        if method.is_sliced and self._layout.servers is not None:
+            raise NotImplementedError(
+                f"{what} of the variable {self.name!r}, which is on parameter servers, which have no "
+                "slices. Write rows with `v.scatter_update(...)`, or the whole value with `v.assign(...)`."
+            )
         if isinstance(value, Variable) and current().replica is None:
             value = current().frame.load(value)
         elif isinstance(value, Readable):
             value = value.read_value()
         if isinstance(value, IndexedSlices):
-            self._spec.check_rows(value, what)
+            check = self._spec.check_places if what in SCATTER_ND else self._spec.check_rows
+            check(value, what)
             return IndexedSlices(_own(value.values), _own(value.indices), value.dense_shape)
         if isinstance(value, PerReplica | Mirrored):
             return value
         if not is_number(value):
             value = self._spec.from_python(value, what)
-        self._spec.check_fits(value, what)
+        if not method.is_sliced:  # whoever wrote a slice has fitted the value to it
+            self._spec.check_fits(value, what)
         return _own(value)
 
     def _fitted(self, value: Any) -> Any:

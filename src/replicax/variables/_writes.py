@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, final
 
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = ["ADD", "METHODS", "REPLACE", "SCATTER", "SUBTRACT", "SUMMABLE_SCATTER", "Method", "Write"]
+__all__ = [
+    "ADD",
+    "METHODS",
+    "REPLACE",
+    "SCATTER",
+    "SCATTER_ND",
+    "SUBTRACT",
+    "SUMMABLE_SCATTER",
+    "Method",
+    "Write",
+    "sliced",
+]
 
 
 @final
@@ -20,6 +32,8 @@ class Method:
     name: str
     apply: Callable[[Any, Any], Any]
     """Computes the new value from the old one and the operand."""
+    is_sliced: bool = False
+    """Whether the operand is for a part of the variable."""
 
 
 class Write(NamedTuple):
@@ -71,7 +85,74 @@ SCATTER = {
         "scatter_update": "set",
     }.items()
 }
-SUMMABLE_SCATTER = ("scatter_add", "scatter_sub", "scatter_mul", "scatter_div")
+SUMMABLE_SCATTER = (
+    *("scatter_add", "scatter_sub", "scatter_mul", "scatter_div"),
+    *("scatter_nd_add", "scatter_nd_sub"),
+)
 
-METHODS = {method.name: method for method in (REPLACE, ADD, SUBTRACT, *SCATTER.values())}
+
+def _scatter_nd(method: str) -> Callable[[Any, Any], Any]:
+    def apply(old: Any, places: Any) -> Any:
+        axes = jnp.moveaxis(jnp.asarray(places.indices), -1, 0)
+        return getattr(old.at[tuple(axes)], method)(places.values)
+
+    return apply
+
+
+SCATTER_ND = {
+    name: Method(name, _scatter_nd(method))
+    for name, method in {
+        "scatter_nd_add": "add",
+        "scatter_nd_sub": "subtract",
+        "scatter_nd_min": "min",
+        "scatter_nd_max": "max",
+        "scatter_nd_update": "set",
+    }.items()
+}
+
+METHODS = {
+    method.name: method for method in (REPLACE, ADD, SUBTRACT, *SCATTER.values(), *SCATTER_ND.values())
+}
 """All methods by name, under which another process finds them."""
+
+
+def sliced(method: str, index: Any) -> Method:
+    """`assign`, `assign_add` or `assign_sub` of the part of a variable at `index`."""
+    return _sliced(method, tuple(map(_hashable, index)) if isinstance(index, tuple) else _hashable(index))
+
+
+@functools.lru_cache(maxsize=1024)
+def _sliced(method: str, index: Any) -> Method:
+    """One object for the same part, so that the writes of replicas can be compared."""
+    place = tuple(map(_index, index)) if isinstance(index, tuple) else _index(index)
+    update = {"assign": "set", "assign_add": "add", "assign_sub": "subtract"}[method]
+    return Method(
+        f"{method} of a slice", lambda old, new: getattr(old.at[place], update)(new), is_sliced=True
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Bounds:
+    """A slice, which Python can hash only since 3.12."""
+
+    start: int | None
+    stop: int | None
+    step: int | None
+
+
+def _hashable(part: Any) -> Any:
+    if isinstance(part, slice):
+        return _Bounds(*(None if n is None else int(n) for n in (part.start, part.stop, part.step)))
+    if part is None or part is Ellipsis:
+        return part
+    try:
+        return int(part)
+    except TypeError as error:
+        raise TypeError(
+            f"A slice of a variable that is written takes integers and slices of integers, got {part!r}. "
+            "For several rows use v.scatter_update(...), for single elements v.scatter_nd_update(...)."
+        ) from error
+
+
+def _index(part: Any) -> Any:
+    return slice(part.start, part.stop, part.step) if isinstance(part, _Bounds) else part

@@ -45,6 +45,19 @@ class InputIterator:
             self._iterator.close()
         self._iterator = iter(self._dataset)
 
+    @property
+    def initializer(self) -> None:
+        """Nothing to run: an iterator starts at its first batch, and `initialize()` starts it again."""
+
+    def __iter__(self) -> InputIterator:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            return self.get_next()
+        except OutOfRangeError:
+            raise StopIteration from None
+
     def get_next(self) -> Any:
         """The next batch, split over the replicas.
 

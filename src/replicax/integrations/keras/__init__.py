@@ -6,6 +6,8 @@ metrics and optimizers work inside `strategy.run`.
 
     _load        imports Keras and checks that it runs on JAX
     _variable    a Keras variable backed by an `rx.Variable`
+    _unscoped    variables from outside of scopes, in steps and checkpoints
+    _reading     how plain variables are read and written
     _layout      how batches are placed on the devices
     _models      a model's strategy, and how `fit`, `evaluate` and `predict` use it
     _run         the state of one such call, safe against interrupts
@@ -15,6 +17,8 @@ metrics and optimizers work inside `strategy.run`.
                  Keras' optimizers on parameter servers
     _travel      Keras' objects in functions that are scheduled there
     _callbacks   callbacks that write files, which only one worker does
+    _tensorboard the TensorBoard callback without TensorFlow
+    _adapters    variables of Replicax for optimizers
     _layers, _losses, _optimizers
                  Keras' layers, losses and optimizers in replica functions
     _notes       Keras' per-thread state, separate for each replica

@@ -14,17 +14,28 @@ import keras
 
 from replicax.contexts import has_strategy
 from replicax.integrations.keras import _private
+from replicax.integrations.keras._adapters import building_for_variables, taking_variables
 from replicax.integrations.keras._callbacks import backing_up_once, deciding_alike, saving_once
 from replicax.integrations.keras._datasets import adapting_datasets, building_from_a_look
 from replicax.integrations.keras._executions import running_together
-from replicax.integrations.keras._layers import normalizing_some_rows
+from replicax.integrations.keras._layers import (
+    accepting_synchronized,
+    moments_of_all_replicas,
+    normalizing_some_rows,
+)
 from replicax.integrations.keras._layout import StrategyLayout
 from replicax.integrations.keras._losses import (
     scale_loss_for_distribution,
     scaling_additional_losses,
     unscale_loss_for_distribution,
 )
-from replicax.integrations.keras._models import in_scope, moving_what_was_built, on_all_devices, remember
+from replicax.integrations.keras._models import (
+    building_in_scope,
+    in_scope,
+    moving_what_was_built,
+    on_all_devices,
+    remember,
+)
 from replicax.integrations.keras._notes import getting_notes, losses_of_layers, setting_notes
 from replicax.integrations.keras._optimizers import adding_mirrored_slots, reducing_first
 from replicax.integrations.keras._places import (
@@ -34,15 +45,14 @@ from replicax.integrations.keras._places import (
     may_grow,
     restoring_after,
 )
+from replicax.integrations.keras._reading import accepting_copy, adopted_when_read, writing_outside_of_steps
 from replicax.integrations.keras._run import placing_state, running, syncing_state, taking_state
 from replicax.integrations.keras._scheduling import while_scheduling
 from replicax.integrations.keras._server_optimizers import creating_state, creating_state_of
+from replicax.integrations.keras._tensorboard import summarizing_without_tensorflow, without_graph
 from replicax.integrations.keras._travel import dumps
-from replicax.integrations.keras._variable import (
-    DistributedVariable,
-    watched_when_read,
-    writing_outside_of_steps,
-)
+from replicax.integrations.keras._unscoped import adopted_variable, begins_adopted
+from replicax.integrations.keras._variable import DistributedVariable
 from replicax.parameter_server import pickle_with
 
 __all__ = ["install"]
@@ -61,9 +71,14 @@ def install() -> None:
     """Replace the methods. Must be called only once."""
     keras.Variable.__new__ = staticmethod(_new_variable)
     _replace(keras.Variable, "_direct_assign", writing_outside_of_steps)
-    _replace(keras.Variable, "_maybe_autocast", watched_when_read)
+    _replace(keras.Variable, "_maybe_autocast", adopted_when_read)
+    _replace(keras.Variable, "__array__", accepting_copy)
+    setattr(keras.Variable, "replicax_variable", property(adopted_variable))  # noqa: B010
     keras.Model.__new__ = staticmethod(_remembered(keras.Model.__new__))
     _replace(keras.Model, "compile", in_scope)
+    for kind in (keras.Model, keras.Sequential):
+        _replace(kind, "build", building_in_scope)
+    _replace(keras.Model, "_maybe_build", building_in_scope)
     for name in _RUNS:
         _replace(keras.Model, name, on_all_devices)
     _replace(keras.Model, "_symbolic_build", moving_what_was_built)
@@ -76,8 +91,12 @@ def install() -> None:
         _replace(keras.Model, name, while_scheduling)
     _replace(keras.Model, "_aggregate_additional_loss", scaling_additional_losses)
     _replace(keras.layers.BatchNormalization, "call", normalizing_some_rows)
+    _replace(keras.layers.BatchNormalization, "__init__", accepting_synchronized)
+    _replace(keras.layers.BatchNormalization, "_moments", moments_of_all_replicas)
     for optimizer in (keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer):
         _replace(optimizer, "apply", reducing_first)
+        _replace(optimizer, "apply", taking_variables)
+    _replace(keras.optimizers.Optimizer, "build", building_for_variables)
     _replace(keras.optimizers.Optimizer, "add_variable", adding_mirrored_slots)
     _replace(keras.optimizers.Optimizer, "__init__", creating_state)
     _replace(keras.optimizers.Optimizer, "add_variable_from_reference", creating_state_of)
@@ -96,6 +115,8 @@ def install() -> None:
     for name in ("_save_model", "on_train_end"):
         _replace(keras.callbacks.BackupAndRestore, name, backing_up_once)
     _replace(keras.callbacks.ModelCheckpoint, "_save_model", saving_once)
+    _replace(keras.callbacks.TensorBoard, "summary", summarizing_without_tensorflow)
+    _replace(keras.callbacks.TensorBoard, "_write_keras_model_summary", without_graph)
     _replace(keras.callbacks.ModelCheckpoint, "_should_save_model", deciding_alike)
     setattr(keras.Layer, "_losses", losses_of_layers)  # noqa: B010
     _private.global_state.get_global_attribute = getting_notes(_private.global_state.get_global_attribute)
@@ -115,7 +136,7 @@ def _replace(kind: Any, name: str, wrap: Callable[[Any], Any]) -> None:
 
 def _new_variable(cls: type, *args: Any, **kwargs: Any) -> Any:
     # Copying and unpickling call this without arguments and set the attributes afterwards.
-    distributed = cls is keras.Variable and (args or kwargs) and has_strategy()
+    distributed = cls is keras.Variable and (args or kwargs) and (has_strategy() or begins_adopted())
     return object.__new__(DistributedVariable if distributed else cls)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import functools
 import weakref
@@ -17,7 +18,14 @@ from replicax.integrations.keras._scheduling import on_servers, scheduling
 from replicax.integrations.keras._variable import DistributedVariable, move
 from replicax.parameter_server import ParameterServerStrategy
 
-__all__ = ["in_scope", "moving_what_was_built", "on_all_devices", "remember", "strategy_of"]
+__all__ = [
+    "building_in_scope",
+    "in_scope",
+    "moving_what_was_built",
+    "on_all_devices",
+    "remember",
+    "strategy_of",
+]
 
 _strategies: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
@@ -64,6 +72,18 @@ def in_scope(method: Callable[..., Any]) -> Callable[..., Any]:
         _check_place(self, strategy, method.__name__)
         with strategy.scope():
             return method(self, *args, **kwargs)
+
+    return call
+
+
+def building_in_scope(build: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a model that was created in a scope be built in it, wherever it is built."""
+
+    @functools.wraps(build)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        strategy = None if has_strategy() else _strategies.get(self)
+        with contextlib.nullcontext() if strategy is None else strategy.scope():
+            return build(self, *args, **kwargs)
 
     return call
 

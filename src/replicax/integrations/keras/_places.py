@@ -15,8 +15,8 @@ from typing import Any
 import keras
 
 from replicax.checkpoint import restore_pending
-from replicax.errors import CheckpointError
-from replicax.integrations.keras._variable import DistributedVariable, place_in_checkpoint
+from replicax.integrations.keras._unscoped import adopt
+from replicax.integrations.keras._variable import place_in_checkpoint
 
 __all__ = [
     "adding_in_place",
@@ -62,12 +62,7 @@ def may_grow(self: Any) -> bool:
 
 def _replicax_variable(variable: Any) -> Any:
     """The `rx.Variable` of a Keras variable; None if it has no value yet."""
-    if not isinstance(variable, DistributedVariable):
-        raise CheckpointError(
-            f"The Keras variable {variable.path!r} was created outside of `strategy.scope()`, so an "
-            "rx.Checkpoint can't save it. Create and build the model and its optimizer in a scope, or "
-            "use `model.save_weights`."
-        )
+    adopt(variable)
     return None if variable._variable is None else variable.replicax_variable
 
 

@@ -17,7 +17,6 @@ Synchronization and aggregation depend on the use of the variable:
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
@@ -26,23 +25,21 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
-from replicax._jax import at_trace, eval_trace, is_tracer
-from replicax._recording import unrecorded
-from replicax.contexts import StrategyProtocol, current, get_replica_context, has_strategy
+from replicax._jax import at_trace, eval_trace
+from replicax.contexts import StrategyProtocol, current, get_replica_context
 from replicax.errors import ContextError, TracingError, VariableError
 from replicax.integrations.keras._private import in_stateless_scope
 from replicax.integrations.keras._run import Run, running
+from replicax.strategies import DefaultStrategy
 from replicax.types import VariableAggregation, VariableSynchronization
 from replicax.values import Mirrored
-from replicax.variables import Variable, watched_by
+from replicax.variables import Variable
 
 __all__ = [
     "DistributedVariable",
     "move",
     "optimizer_state",
     "place_in_checkpoint",
-    "watched_when_read",
-    "writing_outside_of_steps",
 ]
 
 place_in_checkpoint: ContextVar[tuple[Any, str]] = ContextVar("replicax_keras_place", default=(None, ""))
@@ -124,7 +121,9 @@ class DistributedVariable(keras.Variable):
         if self._variable.layout.servers is not None:
             self._borrower = run
             return jnp.copy(array)
-        if self._was_read:
+        if not self._variable.layout.on_mesh:
+            array = jnp.copy(array)  # it may be the array of the store
+        elif self._was_read:
             array = jnp.copy(array)
             if not self._variable.layout.differs:
                 self._variable.assign(array, read_value=False)  # frees the old array unless the user has it
@@ -242,6 +241,16 @@ class DistributedVariable(keras.Variable):
             return {}
         return {"is_slot": True, "slot_of": owners}
 
+    def _move_from_default(self, strategy: StrategyProtocol) -> bool:
+        """Move a variable that was used without a strategy; returns whether it was."""
+        if strategy is self._distribute_strategy:
+            return False
+        value = None if self._variable is None else self.replicax_variable.read_value()
+        self._distribute_strategy = strategy
+        if value is not None:
+            self._create(value)
+        return True
+
     def _how_combined(self) -> tuple[VariableSynchronization, VariableAggregation]:
         synchronization = VariableSynchronization.AUTO
         if self._synchronization == "on_read":
@@ -267,40 +276,11 @@ def _on_all_devices(variable: Variable) -> Any:
     return variable.distribute_strategy.mesh.replicate(variable.read_value())
 
 
-def writing_outside_of_steps(direct_assign: Callable[..., Any]) -> Callable[..., Any]:
-    """Let plain Keras variables refuse writes in a strategy's replica functions and compiled steps."""
-
-    @functools.wraps(direct_assign)
-    def call(self: Any, value: Any) -> None:
-        here = current()
-        if has_strategy() and (here.replica is not None or is_tracer(value)):
-            raise ContextError(
-                f"The Keras variable {self.path!r} is written in a step of {here.strategy!r}, but was "
-                "created outside of that strategy's scope, so it has no copies on the replicas. Create "
-                "the model, its optimizer, its metrics and its seed generators inside `with "
-                "strategy.scope():`."
-            )
-        direct_assign(self, unrecorded(value))
-
-    return call
-
-
-def watched_when_read(maybe_autocast: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a `GradientTape` watch plain Keras variables. Others are variables of ours, which it sees."""
-
-    @functools.wraps(maybe_autocast)
-    def call(self: Any, value: Any) -> Any:
-        tapes = current().tapes
-        if tapes and not isinstance(self, DistributedVariable) and not in_stateless_scope():
-            value = watched_by(tapes, self, value)
-        return maybe_autocast(self, value)
-
-    return call
-
-
 def move(variable: Any, strategy: StrategyProtocol) -> bool:
     """Move a variable that was created outside of the strategy's scope; returns whether it was."""
     if isinstance(variable, DistributedVariable):
+        if isinstance(variable._distribute_strategy, DefaultStrategy):
+            return variable._move_from_default(strategy)
         if variable._distribute_strategy is not strategy:
             raise ContextError(
                 f"The Keras variable {variable.path!r} was created in the scope of another strategy, "

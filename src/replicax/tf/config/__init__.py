@@ -11,6 +11,7 @@ from replicax.tf.config._devices import (
     list_physical_devices,
     set_logical_device_configuration,
 )
+from replicax.tf.config._eagerly import functions_run_eagerly, run_functions_eagerly
 
 __all__ = [
     "LogicalDevice",
@@ -18,8 +19,10 @@ __all__ = [
     "PhysicalDevice",
     "experimental",
     "experimental_connect_to_cluster",
+    "functions_run_eagerly",
     "list_logical_devices",
     "list_physical_devices",
+    "run_functions_eagerly",
     "set_logical_device_configuration",
 ]
 
@@ -27,8 +30,10 @@ __getattr__ = refuse(
     "tf.config",
     {
         "get_visible_devices": "`tf.config.list_logical_devices`",
+        "experimental_connect_to_host": "`tf.config.experimental_connect_to_cluster`",
+        "experimental_run_functions_eagerly": "`tf.config.run_functions_eagerly`",
+        "get_soft_device_placement": "the names of devices that exist",
         "optimizer": "XLA_FLAGS",
-        "run_functions_eagerly": "the function without @tf.function",
         "set_soft_device_placement": "the names of devices that exist",
         "set_visible_devices": "CUDA_VISIBLE_DEVICES in the environment, or the `devices` of a strategy",
         "threading": "XLA_FLAGS",

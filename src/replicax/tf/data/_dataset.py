@@ -22,9 +22,11 @@ from replicax.input import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, GivesSourc
 from replicax.tf.data import _arguments as arguments
 from replicax.tf.data import _sources as sources
 from replicax.tf.data import _steps as steps
+from replicax.tf.data import _streams as streams
 from replicax.tf.data._elements import guarded, spec_of_element, to_element
 from replicax.tf.data._iterator import DatasetIterator
 from replicax.tf.data._missing import Helpful, of_dataset
+from replicax.tf.data._more import Streams
 from replicax.tf.data._node import Node
 from replicax.tf.data._options import Options
 from replicax.tf.data._padding import pad_and_stack, padded_spec
@@ -34,7 +36,7 @@ from replicax.values import TensorSpec
 __all__ = ["Dataset"]
 
 
-class Dataset(GivesSource, metaclass=Helpful):
+class Dataset(Streams, GivesSource, metaclass=Helpful):
     """A sequence of elements. Methods return new datasets, and elements are read only when needed.
 
     Loop over it for JAX arrays, or give it to `strategy.experimental_distribute_dataset`. Elements are
@@ -68,7 +70,10 @@ class Dataset(GivesSource, metaclass=Helpful):
         self._passes = itertools.count()
 
     def _then(self, step: Callable[..., Node], *arguments: Any) -> Dataset:
-        return Dataset(step(self._node, *arguments), self._options)
+        return self._with_node(step(self._node, *arguments))
+
+    def _with_node(self, node: Node) -> Dataset:
+        return Dataset(node, self._options)
 
     # Sources.
 
@@ -176,6 +181,77 @@ class Dataset(GivesSource, metaclass=Helpful):
             raise InputError("Dataset.zip got no datasets.")
         options = functools.reduce(Options.merge, (leaf._options for leaf in leaves))
         return Dataset(steps.zipped(*[leaf._node for leaf in leaves], treedef=treedef), options)
+
+    @staticmethod
+    def counter(start: Any = 0, step: Any = 1, dtype: Any = np.int64, name: str | None = None) -> Dataset:
+        """Numbers without an end.
+
+        >>> [int(i) for i in Dataset.counter(2, 3).take(3)]
+        [2, 5, 8]
+        """
+        first, apart = (arguments.as_number(n, "Dataset.counter(", least=-(2**63)) for n in (start, step))
+        return Dataset(sources.numbers(first, apart, None, np.dtype(dtype)))
+
+    @staticmethod
+    def random(
+        seed: Any = None, rerandomize_each_iteration: bool | None = None, name: str | None = None
+    ) -> Dataset:
+        """Random 64-bit numbers, without an end; the same ones in each pass.
+
+        >>> len(list(Dataset.random(seed=4).take(3)))
+        3
+        """
+        if rerandomize_each_iteration:
+            raise NotImplementedError(
+                "Dataset.random(rerandomize_each_iteration=True): each pass gives the same numbers. Use "
+                "Dataset.counter().map(lambda i: ...) with np.random.default_rng([seed, i])."
+            )
+        number = arguments.as_seed(seed, "Dataset.random(seed=")
+        return Dataset.counter().map(lambda i: np.random.default_rng([number, i]).integers(2**63))
+
+    @staticmethod
+    def choose_from_datasets(
+        datasets: Any, choice_dataset: Any, stop_on_empty_dataset: bool = True
+    ) -> Dataset:
+        """Elements of several datasets, in the order of the numbers in `choice_dataset`.
+
+        >>> both = [Dataset.range(3), Dataset.range(10, 13)]
+        >>> [int(i) for i in Dataset.choose_from_datasets(both, Dataset.from_tensor_slices([1, 0, 1]))]
+        [10, 0, 11]
+        """
+        for dataset in (choice_dataset, *datasets):
+            _check_dataset(dataset, "Dataset.choose_from_datasets")
+        stop = arguments.as_flag(
+            stop_on_empty_dataset, "Dataset.choose_from_datasets(stop_on_empty_dataset="
+        )
+        nodes = [dataset._node for dataset in (choice_dataset, *datasets)]
+        options = functools.reduce(Options.merge, (dataset._options for dataset in datasets))
+        node = streams.streamed(*nodes, name="ChooseDataset", transform=streams.chosen(stop))
+        return Dataset(node, options)
+
+    @staticmethod
+    def sample_from_datasets(
+        datasets: Any,
+        weights: Any = None,
+        seed: Any = None,
+        stop_on_empty_dataset: bool = False,
+        rerandomize_each_iteration: bool | None = None,
+    ) -> Dataset:
+        """Elements of several datasets, in a random order that is the same in each pass.
+
+        >>> both = [Dataset.range(2), Dataset.range(10, 12)]
+        >>> sorted(int(i) for i in Dataset.sample_from_datasets(both, seed=1))
+        [0, 1, 10, 11]
+        """
+        if rerandomize_each_iteration:
+            raise NotImplementedError("Dataset.sample_from_datasets(rerandomize_each_iteration=True).")
+        number = arguments.as_seed(seed, "Dataset.sample_from_datasets(seed=")
+        chances = np.full(len(datasets), 1.0) if weights is None else np.asarray(weights, float)
+        chances = chances / chances.sum()
+        choices = Dataset.counter().map(
+            lambda i: np.random.default_rng([number, i]).choice(len(datasets), p=chances)
+        )
+        return Dataset.choose_from_datasets(datasets, choices, stop_on_empty_dataset)
 
     # Selection and order.
 

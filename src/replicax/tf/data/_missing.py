@@ -11,30 +11,21 @@ __all__ = ["OF_DATA", "OF_EXPERIMENTAL", "Helpful", "of_dataset"]
 
 _TENSORFLOW = "TensorFlow's own `tf.data` if it is installed, whose datasets strategies distribute too"
 _GENERATOR = f"`from_generator` with a generator that does it, or {_TENSORFLOW}"
-_MIX = "`grain.MapDataset.mix`: strategies distribute Grain's datasets too"
 _NOT_SERIALISED = "nothing: datasets are not serialised"
 
 # Methods of a dataset; most are also functions in `experimental`.
 _METHODS = {
-    **dict.fromkeys(
-        ["bucket_by_sequence_length", "group_by_window", "scan", "take_while", "unique"], _GENERATOR
-    ),
-    **dict.fromkeys(["choose_from_datasets", "sample_from_datasets"], _MIX),
+    **dict.fromkeys(["bucket_by_sequence_length"], _GENERATOR),
     **dict.fromkeys(
         ["load", "save", "snapshot"], f"`cache`, which is in memory, `TFRecordDataset`, or {_TENSORFLOW}"
     ),
     **dict.fromkeys(["dense_to_ragged_batch", "dense_to_sparse_batch"], "`padded_batch`"),
     **dict.fromkeys(["make_initializable_iterator", "make_one_shot_iterator"], "`iter(dataset)`"),
     **dict.fromkeys(["ragged_batch", "sparse_batch"], "`padded_batch`"),
-    "counter": "`Dataset.range(start, stop)` or `enumerate`",
     "fingerprint": _NOT_SERIALISED,
     "from_list": "`from_generator(lambda: elements, output_signature=...)`",
-    "get_single_element": "`next(iter(dataset))`",
     "ignore_errors": "a `map` that catches the error, and a `filter` after it",
-    "random": "`range(n).map(...)` with `np.random.default_rng([seed, i])`",
-    "rebatch": "`unbatch().batch(batch_size)`",
     "rejection_resample": "`filter`, or weights in the loss",
-    "window": "`batch`, or `map` over the indices of the windows",
 }
 
 
@@ -61,10 +52,16 @@ OF_DATA = {
 
 OF_EXPERIMENTAL = {
     **_METHODS,
+    **dict.fromkeys(
+        ["choose_from_datasets", "sample_from_datasets", "group_by_window", "scan", "take_while", "unique"],
+        "the method of `Dataset` with that name",
+    ),
+    "Counter": "`Dataset.counter`",
+    "get_single_element": "`dataset.get_single_element()`",
     **dict.fromkeys(["CsvDataset", "make_csv_dataset"], "`Dataset.from_tensor_slices` of what pandas read"),
     "ExternalStatePolicy": _NOT_SERIALISED,
     "RaggedTensorStructure": "arrays; `padded_batch` makes them of one size",
-    "RandomDataset": _METHODS["random"],
+    "RandomDataset": "`Dataset.random(seed)`",
     "SHARD_HINT": "`strategy.distribute_datasets_from_function`, and `shard` by context.input_pipeline_id",
     "SqlDataset": "`Dataset.from_generator`",
     "TFRecordWriter": WRITE_RECORDS,

@@ -37,24 +37,49 @@ __all__ = [
 CollectiveCommunication = CommunicationImplementation
 
 
-def MultiWorkerMirroredStrategy(
-    communication: CommunicationImplementation = CommunicationImplementation.AUTO,
-    cluster_resolver: Any = None,
-) -> _MultiWorkerMirroredStrategy:
+class _Older(type):
+    """The metaclass of an older name: its instances are those of the strategy itself."""
+
+    strategy: type
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, cls.strategy)
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        return issubclass(subclass, cls.strategy)
+
+
+class MultiWorkerMirroredStrategy(metaclass=_Older):
     """The older way to make a `tf.distribute.MultiWorkerMirroredStrategy`.
 
     >>> from replicax import tf
-    >>> tf.distribute.experimental.MultiWorkerMirroredStrategy().cluster_resolver.task_type
+    >>> strategy = tf.distribute.experimental.MultiWorkerMirroredStrategy()
+    >>> isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+    True
     """
-    options = None
-    if communication is not CommunicationImplementation.AUTO:
-        options = CommunicationOptions(implementation=communication)
-    return _MultiWorkerMirroredStrategy(cluster_resolver, options)
+
+    strategy = _MultiWorkerMirroredStrategy
+
+    def __new__(
+        cls,
+        communication: CommunicationImplementation = CommunicationImplementation.AUTO,
+        cluster_resolver: Any = None,
+    ) -> Any:
+        """Make the strategy itself."""
+        options = None
+        if communication is not CommunicationImplementation.AUTO:
+            options = CommunicationOptions(implementation=communication)
+        return _MultiWorkerMirroredStrategy(cluster_resolver, options)
 
 
-def TPUStrategy(tpu_cluster_resolver: Any = None, device_assignment: Any = None) -> _TPUStrategy:
+class TPUStrategy(metaclass=_Older):
     """The older way to make a `tf.distribute.TPUStrategy`."""
-    return _TPUStrategy(tpu_cluster_resolver, device_assignment)
+
+    strategy = _TPUStrategy
+
+    def __new__(cls, tpu_cluster_resolver: Any = None, device_assignment: Any = None) -> Any:
+        """Make the strategy itself."""
+        return _TPUStrategy(tpu_cluster_resolver, device_assignment)
 
 
 __getattr__ = refuse("tf.distribute.experimental", OF_DISTRIBUTE)

@@ -1,0 +1,149 @@
+"""The kinds of errors that TensorFlow distinguishes: `tf.errors` of `replicax.tf`.
+
+They are here, below everything, because `except tf.errors.NotFoundError` looks at real base classes: the
+classes of `errors.py` inherit from them. Each kind has TensorFlow's number in `error_code`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = [
+    "AbortedError",
+    "AlreadyExistsError",
+    "CancelledError",
+    "DataLossError",
+    "DeadlineExceededError",
+    "FailedPreconditionError",
+    "InternalError",
+    "InvalidArgumentError",
+    "NotFoundError",
+    "OpError",
+    "OutOfRangeError",
+    "PermissionDeniedError",
+    "ResourceExhaustedError",
+    "UnauthenticatedError",
+    "UnavailableError",
+    "UnimplementedError",
+    "UnknownError",
+]
+
+
+class OpError(Exception):
+    """The base class of TensorFlow's errors.
+
+    Args:
+        *args: the message, or TensorFlow's three arguments, `node_def`, `op` and `message`. There are no
+            graphs, so the first two are None.
+
+    >>> from replicax import tf
+    >>> error = tf.errors.NotFoundError(None, None, "no such file")
+    >>> error.message, error.error_code == tf.errors.NOT_FOUND
+    ('no such file', True)
+    """
+
+    error_code = 2
+    node_def = op = None
+
+    def __init__(self, *args: Any) -> None:
+        """Keep the message."""
+        super().__init__(*(args[2:3] if len(args) >= 3 else args))
+
+    @property
+    def message(self) -> str:
+        """What went wrong."""
+        return Exception.__str__(self)
+
+
+class CancelledError(OpError):
+    """An operation was cancelled."""
+
+    error_code = 1
+
+
+class UnknownError(OpError):
+    """An error of no other kind."""
+
+
+class InvalidArgumentError(OpError):
+    """An argument that is wrong whatever the state of the program."""
+
+    error_code = 3
+
+
+class DeadlineExceededError(OpError):
+    """An operation took too long."""
+
+    error_code = 4
+
+
+class NotFoundError(OpError):
+    """A file or another thing does not exist."""
+
+    error_code = 5
+
+
+class AlreadyExistsError(OpError):
+    """Something that should be created exists."""
+
+    error_code = 6
+
+
+class PermissionDeniedError(OpError):
+    """The program may not do that."""
+
+    error_code = 7
+
+
+class ResourceExhaustedError(OpError):
+    """Memory, or another resource, is used up."""
+
+    error_code = 8
+
+
+class FailedPreconditionError(OpError):
+    """The program is not in the state that an operation needs."""
+
+    error_code = 9
+
+
+class AbortedError(OpError):
+    """An operation was aborted, usually because others run at the same time."""
+
+    error_code = 10
+
+
+class OutOfRangeError(OpError):
+    """There is nothing more to read."""
+
+    error_code = 11
+
+
+class UnimplementedError(OpError):
+    """An operation is not implemented."""
+
+    error_code = 12
+
+
+class InternalError(OpError):
+    """Something inside is broken."""
+
+    error_code = 13
+
+
+class UnavailableError(OpError):
+    """A worker or a service can't be reached."""
+
+    error_code = 14
+
+
+class DataLossError(OpError):
+    """Data is damaged."""
+
+    error_code = 15
+
+
+class UnauthenticatedError(OpError):
+    """The program has not said who it is."""
+
+    error_code = 16

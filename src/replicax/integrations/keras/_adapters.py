@@ -1,0 +1,80 @@
+"""Keras' optimizers on variables of Replicax: `optimizer.apply_gradients([(gradient, tf.Variable(...))])`.
+
+Keras asks a variable for things that only its own have. So an optimizer sees a `DistributedVariable` around
+each `rx.Variable` that it is given, the same one each time: Keras finds slots by the variable's identity.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+
+from replicax.integrations.keras._variable import DistributedVariable
+from replicax.variables import Variable
+
+__all__ = ["building_for_variables", "taking_variables"]
+
+
+def taking_variables(apply: Callable[..., Any]) -> Callable[..., Any]:
+    """Let `optimizer.apply` take variables of Replicax."""
+
+    @functools.wraps(apply)
+    def call(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        return apply(self, grads, _adapted(self, trainable_variables))
+
+    return call
+
+
+def building_for_variables(build: Callable[..., Any]) -> Callable[..., Any]:
+    """Let `optimizer.build` take variables of Replicax."""
+
+    @functools.wraps(build)
+    def call(self: Any, variables: Any) -> Any:
+        return build(self, _adapted(self, variables))
+
+    return call
+
+
+def _adapted(optimizer: Any, variables: Any) -> Any:
+    given = None if variables is None else list(variables)
+    if given is None or not any(isinstance(variable, Variable) for variable in given):
+        return given
+    known: dict[Any, Any] = optimizer.__dict__.setdefault("_replicax_adapters", {})
+    return [_adapter(known, variable) for variable in given]
+
+
+def _adapter(known: dict[Any, Any], variable: Any) -> Any:
+    if not isinstance(variable, Variable):
+        return variable
+    if variable.ref() not in known:
+        known[variable.ref()] = _around(variable)
+    return known[variable.ref()]
+
+
+def _around(variable: Variable) -> Any:
+    # In a new context Keras makes a plain variable, whose attributes the other one gets.
+    plain = contextvars.Context().run(_plain_like, variable)
+    adapter: Any = object.__new__(DistributedVariable)
+    attributes = {name: value for name, value in vars(plain).items() if name not in ("_value", "_layout")}
+    adapter.__dict__.update(
+        attributes,
+        _layout=None,
+        _variable=variable,
+        _distribute_strategy=variable.distribute_strategy,
+        _place_in_checkpoint=(None, ""),
+        _borrower=None,
+        _was_read=False,
+    )
+    return adapter
+
+
+def _plain_like(variable: Variable) -> Any:
+    name = variable.name.removesuffix(":0").replace("/", "_")
+    value = np.zeros(variable.shape, variable.dtype)
+    make: Any = keras.Variable
+    return make(value, dtype=str(variable.dtype), trainable=variable.trainable, name=name)

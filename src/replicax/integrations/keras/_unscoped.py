@@ -1,0 +1,47 @@
+"""Keras variables that were created outside of any scope, in compiled steps and checkpoints.
+
+They are plain Keras variables until they meet a step of `rx.function`, `rx.value_and_grad` or an
+`rx.Checkpoint`, which need an `rx.Variable`. Then each becomes a `DistributedVariable` of the default
+strategy, with the same value. What Keras creates inside such a step, or while a restored checkpoint waits
+for new variables, is one from the start.
+"""
+
+from __future__ import annotations
+
+import contextvars
+from typing import Any
+
+from replicax._jax import outside_of_traces
+from replicax.contexts import current, has_strategy
+from replicax.integrations.keras._variable import DistributedVariable, move
+from replicax.variables import awaiting_values
+
+__all__ = ["adopt", "adopted_variable", "begins_adopted", "in_step"]
+
+
+def in_step() -> bool:
+    """Whether this is traced as part of a step, without a strategy."""
+    return not has_strategy() and not current().frame.is_eager
+
+
+def begins_adopted() -> bool:
+    """Whether a variable that is created here, without a strategy, must be an `rx.Variable` at once."""
+    return in_step() or bool(awaiting_values)
+
+
+def adopt(variable: Any) -> None:
+    """Make a plain Keras variable one of the default strategy."""
+    if not isinstance(variable, DistributedVariable):
+        # In a new context there are no strategies, steps and tapes.
+        contextvars.Context().run(_move_to_default, variable)
+
+
+def _move_to_default(variable: Any) -> None:
+    with outside_of_traces():
+        move(variable, current().strategy)
+
+
+def adopted_variable(variable: Any) -> Any:
+    """The `rx.Variable` of any Keras variable, for `rx.value_and_grad` and `rx.Optimizer`."""
+    adopt(variable)
+    return variable.replicax_variable

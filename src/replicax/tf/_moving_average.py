@@ -1,0 +1,90 @@
+"""`tf.train.ExponentialMovingAverage`: averages of variables, each in a variable of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, final
+
+import jax.numpy as jnp
+
+from replicax.types import VariableAggregation
+from replicax.variables import Variable
+
+__all__ = ["ExponentialMovingAverage"]
+
+
+@final
+class ExponentialMovingAverage:
+    """Averages that follow variables: `average = decay * average + (1 - decay) * value` in each `apply`.
+
+    Call `apply` outside of replica functions, or in one, after the variables were written. The averages
+    are variables beside theirs, so `tf.train.Checkpoint` saves them.
+
+    Args:
+        decay: how slowly the averages follow.
+        num_updates: a number or a variable that counts steps; at first the averages follow faster.
+        zero_debias: must be False: an average starts at the value of its variable.
+        name: the name of the averages.
+
+    >>> from replicax import tf
+    >>> v = tf.Variable(1.0)
+    >>> average = tf.train.ExponentialMovingAverage(decay=0.5)
+    >>> average.apply([v])
+    >>> _ = v.assign(3.0)
+    >>> average.apply([v])
+    >>> float(average.average(v))
+    2.0
+    """
+
+    def __init__(
+        self,
+        decay: Any,
+        num_updates: Any = None,
+        zero_debias: bool = False,
+        name: str = "ExponentialMovingAverage",
+    ) -> None:
+        if zero_debias:
+            raise NotImplementedError(
+                "ExponentialMovingAverage(zero_debias=True): an average starts at the value of its "
+                "variable, which needs no correction. Leave it out, or use `optax.ema(decay, debias=True)`."
+            )
+        self._decay, self._num_updates, self.name = decay, num_updates, name
+        self._averages: dict[Any, Variable] = {}
+
+    def apply(self, var_list: Iterable[Variable]) -> None:
+        """Update the averages; a variable that has none gets one with its value."""
+        for variable in var_list:
+            if not isinstance(variable, Variable):
+                raise TypeError(f"ExponentialMovingAverage.apply takes variables, got {variable!r}.")
+            if variable.ref() not in self._averages:
+                self._averages[variable.ref()] = self._create(variable)
+            average = self._averages[variable.ref()]
+            difference = average.read_value() - variable.read_value()
+            average.assign_sub((1 - self._decay_now()) * difference, read_value=False)
+
+    def _create(self, variable: Variable) -> Variable:
+        name = variable.name.removesuffix(":0")
+        return variable.distribute_strategy.create_variable(
+            variable.read_value(),
+            trainable=False,
+            name=f"{name}/{self.name}",
+            aggregation=VariableAggregation.ONLY_FIRST_REPLICA,
+        )
+
+    def _decay_now(self) -> Any:
+        if self._num_updates is None:
+            return self._decay
+        count = jnp.asarray(self._num_updates, jnp.float32)
+        return jnp.minimum(self._decay, (1 + count) / (10 + count))
+
+    def average(self, var: Variable) -> Variable | None:
+        """The average of a variable; None if it has none."""
+        return self._averages.get(var.ref())
+
+    def average_name(self, var: Variable) -> str:
+        """The name of the average of a variable."""
+        return f"{var.name.removesuffix(':0')}/{self.name}"
+
+    def variables_to_restore(self, moving_avg_variables: Any = None) -> dict[str, Variable]:
+        """The averaged variables, by the names of their averages."""
+        return {self.average_name(ref.deref()): ref.deref() for ref in self._averages}

@@ -1,0 +1,346 @@
+"""`tf.image`: sizes, crops, flips and colours, as thin wrappers of `jax.image` and `jax.numpy`.
+
+Images are (height, width, channels), or have a batch axis before that. Files are decoded by Pillow, on the
+host; see `tf.io`.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from replicax.tf import random
+from replicax.tf._missing import refuse
+from replicax.tf._op import array, op, static
+from replicax.tf.dtypes import on_device
+from replicax.tf.io._images import (
+    decode_bmp,
+    decode_gif,
+    decode_image,
+    decode_jpeg,
+    decode_png,
+    encode_jpeg,
+    encode_png,
+)
+
+__all__ = [
+    "ResizeMethod",
+    "adjust_brightness",
+    "adjust_contrast",
+    "central_crop",
+    "convert_image_dtype",
+    "crop_to_bounding_box",
+    "decode_bmp",
+    "decode_gif",
+    "decode_image",
+    "decode_jpeg",
+    "decode_png",
+    "encode_jpeg",
+    "encode_png",
+    "flip_left_right",
+    "flip_up_down",
+    "grayscale_to_rgb",
+    "pad_to_bounding_box",
+    "per_image_standardization",
+    "psnr",
+    "random_brightness",
+    "random_contrast",
+    "random_crop",
+    "random_flip_left_right",
+    "random_flip_up_down",
+    "resize",
+    "resize_with_crop_or_pad",
+    "rgb_to_grayscale",
+    "rot90",
+    "stateless_random_crop",
+    "stateless_random_flip_left_right",
+    "stateless_random_flip_up_down",
+    "total_variation",
+    "transpose",
+]
+
+
+class ResizeMethod(enum.StrEnum):
+    """How `resize` computes pixels."""
+
+    BILINEAR = "bilinear"
+    NEAREST_NEIGHBOR = "nearest"
+    LANCZOS3 = "lanczos3"
+    LANCZOS5 = "lanczos5"
+
+
+_METHODS = {"bilinear": "linear", "nearest": "nearest", "lanczos3": "lanczos3", "lanczos5": "lanczos5"}
+
+
+@op
+def resize(
+    images: Any,
+    size: Any,
+    method: str = ResizeMethod.BILINEAR,
+    preserve_aspect_ratio: bool = False,
+    antialias: bool = False,
+) -> jax.Array:
+    """Images of another height and width.
+
+    Args:
+        images: the images.
+        size: height and width.
+        method: a `ResizeMethod`; not "bicubic", "area", "gaussian" or "mitchellcubic", whose kernels JAX
+            does not have.
+        preserve_aspect_ratio: make the images as large as fits into `size`.
+        antialias: compute each pixel of a smaller image from all that it covers.
+
+    >>> from replicax import tf
+    >>> tf.image.resize(tf.ones([4, 4, 3]), [2, 2]).shape
+    (2, 2, 3)
+    """
+    if str(method) not in _METHODS:
+        raise ValueError(
+            f"method={str(method)!r}: JAX has the methods {', '.join(_METHODS)}. (Its `cubic` has another "
+            "kernel than TensorFlow's.)"
+        )
+    x = array(images)
+    height, width = static(size)
+    if preserve_aspect_ratio:
+        scale = min(height / x.shape[-3], width / x.shape[-2])
+        height, width = round(x.shape[-3] * scale), round(x.shape[-2] * scale)
+    shape = (*x.shape[:-3], height, width, x.shape[-1])
+    resized = jax.image.resize(_floating(x), shape, _METHODS[str(method)], antialias=antialias)
+    return resized.astype(x.dtype) if method == "nearest" else resized
+
+
+def _floating(x: jax.Array) -> jax.Array:
+    return x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(jnp.float32)
+
+
+@op
+def flip_left_right(image: Any) -> jax.Array:
+    """An image mirrored from left to right."""
+    return jnp.flip(array(image), -2)
+
+
+@op
+def flip_up_down(image: Any) -> jax.Array:
+    """An image turned upside down."""
+    return jnp.flip(array(image), -3)
+
+
+@op
+def rot90(image: Any, k: int = 1) -> jax.Array:
+    """An image turned counter-clockwise by 90 degrees, `k` times."""
+    return jnp.rot90(array(image), static(k), axes=(-3, -2))
+
+
+@op
+def transpose(image: Any) -> jax.Array:
+    """An image with height and width exchanged."""
+    return jnp.swapaxes(array(image), -3, -2)
+
+
+@op
+def crop_to_bounding_box(
+    image: Any, offset_height: Any, offset_width: Any, target_height: Any, target_width: Any
+) -> jax.Array:
+    """A part of an image."""
+    x, top, left = array(image), static(offset_height), static(offset_width)
+    height, width = static(target_height), static(target_width)
+    if top + height > x.shape[-3] or left + width > x.shape[-2] or min(top, left) < 0:
+        raise ValueError(
+            f"the box from ({top}, {left}) of size ({height}, {width}) is not inside the image of size "
+            f"{x.shape[-3:-1]}."
+        )
+    return x[..., top : top + height, left : left + width, :]
+
+
+@op
+def pad_to_bounding_box(
+    image: Any, offset_height: Any, offset_width: Any, target_height: Any, target_width: Any
+) -> jax.Array:
+    """An image placed in a larger one of zeros."""
+    x, top, left = array(image), static(offset_height), static(offset_width)
+    below, right = static(target_height) - top - x.shape[-3], static(target_width) - left - x.shape[-2]
+    if min(top, left, below, right) < 0:
+        raise ValueError(f"the image of size {x.shape[-3:-1]} does not fit into the larger one there.")
+    return jnp.pad(x, [(0, 0)] * (x.ndim - 3) + [(top, below), (left, right), (0, 0)])
+
+
+@op
+def central_crop(image: Any, central_fraction: float) -> jax.Array:
+    """The middle of an image, `central_fraction` of its height and width."""
+    x = array(image)
+    top, left = (int((size - size * central_fraction) / 2) for size in x.shape[-3:-1])
+    return x[..., top : x.shape[-3] - top, left : x.shape[-2] - left, :]
+
+
+@op
+def resize_with_crop_or_pad(image: Any, target_height: Any, target_width: Any) -> jax.Array:
+    """An image of another size, cropped or padded with zeros at all sides."""
+    x, height, width = array(image), static(target_height), static(target_width)
+    top, left = max(x.shape[-3] - height, 0) // 2, max(x.shape[-2] - width, 0) // 2
+    x = crop_to_bounding_box(x, top, left, min(height, x.shape[-3]), min(width, x.shape[-2]))
+    return pad_to_bounding_box(x, (height - x.shape[-3]) // 2, (width - x.shape[-2]) // 2, height, width)
+
+
+@op
+def convert_image_dtype(image: Any, dtype: Any, saturate: bool = False) -> jax.Array:
+    """An image of another dtype: floats are from 0 to 1, integers from 0 to their largest value."""
+    x, wanted = array(image), on_device(dtype)
+    is_float, to_float = (jnp.issubdtype(d, jnp.floating) for d in (x.dtype, wanted))
+    if x.dtype == wanted or (is_float and to_float):
+        return x.astype(wanted)
+    if to_float:
+        return x.astype(wanted) / jnp.iinfo(x.dtype).max
+    if is_float:
+        scaled = x * (jnp.iinfo(wanted).max + 0.5)
+        return (jnp.clip(scaled, 0, jnp.iinfo(wanted).max) if saturate else scaled).astype(wanted)
+    return (x.astype(jnp.float32) / jnp.iinfo(x.dtype).max * jnp.iinfo(wanted).max).astype(wanted)
+
+
+@op
+def rgb_to_grayscale(images: Any) -> jax.Array:
+    """The brightness of coloured images, as one channel."""
+    x = array(images)
+    gray = _floating(x) @ jnp.asarray([0.2989, 0.587, 0.114], _floating(x).dtype)
+    return gray[..., None].astype(x.dtype)
+
+
+@op
+def grayscale_to_rgb(images: Any) -> jax.Array:
+    """Images with one channel, three times."""
+    return jnp.repeat(array(images), 3, axis=-1)
+
+
+@op
+def adjust_brightness(image: Any, delta: Any) -> jax.Array:
+    """An image with `delta` added; integers are scaled to floats and back."""
+    x = array(image)
+    return convert_image_dtype(convert_image_dtype(x, jnp.float32) + delta, x.dtype, saturate=True)
+
+
+@op
+def adjust_contrast(images: Any, contrast_factor: Any) -> jax.Array:
+    """Images whose differences from the mean of each channel are multiplied."""
+    original = array(images)
+    x = convert_image_dtype(original, jnp.float32)
+    mean = jnp.mean(x, axis=(-3, -2), keepdims=True)
+    return convert_image_dtype((x - mean) * contrast_factor + mean, original.dtype, saturate=True)
+
+
+@op
+def per_image_standardization(image: Any) -> jax.Array:
+    """An image with mean 0 and standard deviation 1."""
+    x = _floating(array(image))
+    axes = (-3, -2, -1)
+    count = x.shape[-3] * x.shape[-2] * x.shape[-1]
+    deviation = jnp.maximum(jnp.std(x, axis=axes, keepdims=True), 1 / jnp.sqrt(count))
+    return (x - jnp.mean(x, axis=axes, keepdims=True)) / deviation
+
+
+@op
+def total_variation(images: Any) -> jax.Array:
+    """The sum of the differences between neighbouring pixels."""
+    x, axes = array(images), (-3, -2, -1)
+    down, across = jnp.abs(jnp.diff(x, axis=-3)), jnp.abs(jnp.diff(x, axis=-2))
+    return jnp.sum(down, axis=axes) + jnp.sum(across, axis=axes)
+
+
+@op
+def psnr(a: Any, b: Any, max_val: Any) -> jax.Array:
+    """The ratio of the largest value to the error, in decibels."""
+    x, y = convert_image_dtype(a, jnp.float32), convert_image_dtype(b, jnp.float32)
+    largest = convert_image_dtype(jnp.asarray(max_val, array(a).dtype), jnp.float32)
+    error = jnp.mean(jnp.square(x - y), axis=(-3, -2, -1))
+    return 20 * jnp.log10(largest) - 10 * jnp.log10(error)
+
+
+# Random changes: of this process outside of compiled functions, or from a seed.
+
+
+def _unit(seed: Any) -> Any:
+    return random.uniform([], seed=seed)
+
+
+@op
+def random_flip_left_right(image: Any, seed: int | None = None) -> jax.Array:
+    """An image, mirrored or not."""
+    return jnp.where(_unit(seed) < 0.5, flip_left_right(image), array(image))
+
+
+@op
+def random_flip_up_down(image: Any, seed: int | None = None) -> jax.Array:
+    """An image, upside down or not."""
+    return jnp.where(_unit(seed) < 0.5, flip_up_down(image), array(image))
+
+
+@op
+def random_brightness(image: Any, max_delta: float, seed: int | None = None) -> jax.Array:
+    """An image with a random number added."""
+    return adjust_brightness(image, (2 * _unit(seed) - 1) * max_delta)
+
+
+@op
+def random_contrast(image: Any, lower: float, upper: float, seed: int | None = None) -> jax.Array:
+    """An image with a random contrast."""
+    return adjust_contrast(image, lower + (upper - lower) * _unit(seed))
+
+
+@op
+def random_crop(value: Any, size: Any, seed: int | None = None) -> jax.Array:
+    """A part of an array of a given size, at a random place."""
+    whole = jnp.shape(array(value))
+    return _cropped(value, size, random.uniform([len(whole)], seed=seed))
+
+
+def _cropped(value: Any, size: Any, where: Any) -> jax.Array:
+    x, sizes = array(value), static(size)
+    room = jnp.asarray(x.shape) - jnp.asarray(sizes) + 1
+    return jax.lax.dynamic_slice(x, list((where * room).astype(jnp.int32)), sizes)
+
+
+@op
+def stateless_random_flip_left_right(image: Any, seed: Any) -> jax.Array:
+    """An image, mirrored or not, as `seed` says."""
+    flip = random.stateless_uniform([], seed) < 0.5
+    return jnp.where(flip, flip_left_right(image), array(image))
+
+
+@op
+def stateless_random_flip_up_down(image: Any, seed: Any) -> jax.Array:
+    """An image, upside down or not, as `seed` says."""
+    flip = random.stateless_uniform([], seed) < 0.5
+    return jnp.where(flip, flip_up_down(image), array(image))
+
+
+@op
+def stateless_random_crop(value: Any, size: Any, seed: Any) -> jax.Array:
+    """A part of an array of a given size, at a place that `seed` determines."""
+    return _cropped(value, size, random.stateless_uniform([jnp.ndim(array(value))], seed))
+
+
+__getattr__ = refuse(
+    "tf.image",
+    {
+        **dict.fromkeys(
+            [
+                "adjust_hue",
+                "adjust_saturation",
+                "hsv_to_rgb",
+                "rgb_to_hsv",
+                "random_hue",
+                "random_saturation",
+            ],
+            "a library for colours on JAX, such as dm-pix",
+        ),
+        **dict.fromkeys(["ssim", "ssim_multiscale", "sobel_edges"], "a library such as dm-pix"),
+        **dict.fromkeys(
+            ["draw_bounding_boxes", "non_max_suppression", "sample_distorted_bounding_box"],
+            "your own code in `Dataset.map`",
+        ),
+        "crop_and_resize": "`jax.image.scale_and_translate` under `jax.vmap`",
+        "extract_patches": "`jax.lax.conv_general_dilated_patches`",
+        "resize_with_pad": "`resize(preserve_aspect_ratio=True)` and `pad_to_bounding_box`",
+    },
+)

@@ -1,0 +1,42 @@
+"""`tf.keras`: Keras 3 on JAX, under strategies, with the names that it has in TensorFlow.
+
+Keras itself has a module for that, which adds names of earlier versions, such as `losses.Reduction`. Its
+submodules can be imported from here: `from replicax.tf.keras.layers import Dense`.
+"""
+
+import importlib
+import sys
+from typing import Any
+
+from replicax.integrations.keras import require_keras
+from replicax.tf._missing import refuse
+
+require_keras()
+_keras = importlib.import_module("keras._tf_keras.keras")
+
+__all__ = [name for name in vars(_keras) if not name.startswith("_")]  # pyright: ignore
+
+_refuse = refuse(
+    "tf.keras",
+    {
+        "estimator": "your own training loop, or `model.fit`",
+        "experimental": "the class in `tf.keras.layers` or `tf.keras.optimizers`",
+    },
+)
+
+
+def __getattr__(name: str) -> Any:
+    return getattr(_keras, name) if hasattr(_keras, name) else _refuse(name)
+
+
+def _offer_submodules() -> None:
+    """Let Python find `replicax.tf.keras.NAME` where Keras has a module of that name."""
+    for prefix in ("keras.", "keras._tf_keras.keras."):
+        names = [name for name in list(sys.modules) if name.startswith(prefix)]
+        for name in names:
+            rest = name.removeprefix(prefix)
+            if not rest.startswith(("src", "_")):
+                sys.modules[f"{__name__}.{rest}"] = sys.modules[name]
+
+
+_offer_submodules()

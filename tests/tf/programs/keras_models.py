@@ -1,0 +1,209 @@
+"""`tf.keras` under the default strategy, without a scope, and with two replicas."""
+
+import tempfile
+
+import numpy as np
+
+from .running import each, two
+
+
+def _data(tf):
+    x = np.linspace(-1.0, 1.0, 32, dtype=np.float32).reshape(16, 2)
+    return x, x @ np.array([[2.0], [-1.0]], np.float32) + 0.5
+
+
+def _model(tf, size=1):
+    return tf.keras.Sequential(
+        [
+            tf.keras.layers.Dense(3, activation="tanh", kernel_initializer="ones"),
+            tf.keras.layers.Dense(size, kernel_initializer="ones"),
+        ]
+    )
+
+
+def _steps(tf, strategy, model, optimizer, metric, count=3):
+    x, y = _data(tf)
+
+    def replica_step(x, y):
+        with tf.GradientTape() as tape:
+            losses = tf.reduce_sum((model(x, training=True) - y) ** 2, axis=1)
+            loss = tf.nn.compute_average_loss(losses, global_batch_size=8)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        metric.update_state(losses)
+        return loss
+
+    @tf.function
+    def step(batch):
+        losses = strategy.run(replica_step, args=batch)
+        return strategy.reduce(tf.distribute.ReduceOp.SUM, losses, axis=None)
+
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).repeat().batch(8).take(count)
+    return [step(batch) for batch in strategy.experimental_distribute_dataset(dataset)]
+
+
+def _trained(tf, strategy, build):
+    with strategy.scope():
+        model, optimizer = _model(tf), tf.keras.optimizers.SGD(0.1, momentum=0.9)
+        metric = tf.keras.metrics.Mean()
+        if build:
+            model.build((None, 2))
+            optimizer.build(model.trainable_variables)
+    losses = _steps(tf, strategy, model, optimizer, metric)
+    return losses, metric.result(), [w.numpy() for w in model.weights], optimizer.iterations
+
+
+def default_strategy(tf):
+    return _trained(tf, tf.distribute.get_strategy(), build=True)
+
+
+def default_strategy_built_in_the_step(tf):
+    return _trained(tf, tf.distribute.get_strategy(), build=False)
+
+
+def two_replicas(tf):
+    return _trained(tf, two(tf), build=True)
+
+
+def no_scope_in_a_function(tf):
+    x, y = _data(tf)
+    model, optimizer = _model(tf), tf.keras.optimizers.Adam(0.1)
+    metric = tf.keras.metrics.MeanSquaredError()
+    model.build((None, 2))
+    optimizer.build(model.trainable_variables)
+
+    @tf.function
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            predicted = model(x, training=True)
+            loss = tf.reduce_mean((predicted - y) ** 2)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        metric.update_state(y, predicted)
+        return loss
+
+    losses = [step(tf.constant(x), tf.constant(y)) for _ in range(3)]
+    return losses, metric.result(), model.weights[0].numpy()
+
+
+def no_scope_and_batch_norm(tf):
+    x, _ = _data(tf)
+    model = tf.keras.Sequential(
+        [
+            tf.keras.Input((2,)),
+            tf.keras.layers.BatchNormalization(momentum=0.5),
+            tf.keras.layers.Dense(1, kernel_initializer="ones"),
+        ]
+    )
+
+    @tf.function
+    def step(x):
+        return tf.reduce_mean(model(x, training=True))
+
+    step(tf.constant(x + 3.0))
+    step(tf.constant(x + 3.0))
+    return [w.numpy() for w in model.layers[0].non_trainable_weights]
+
+
+def no_scope_in_a_checkpoint(tf):
+    model, optimizer = _model(tf), tf.keras.optimizers.Adam(0.1)
+    model.build((None, 2))
+    checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer)
+    path = checkpoint.save(tempfile.mkdtemp() + "/ckpt")
+    model.layers[0].kernel.assign(np.zeros((2, 3), np.float32))
+    checkpoint.restore(path)
+    return model.layers[0].kernel.numpy()
+
+
+def restored_before_it_is_built(tf):
+    saved = _model(tf)
+    saved.build((None, 2))
+    saved.layers[0].kernel.assign(np.full((2, 3), 7.0, np.float32))
+    path = tf.train.Checkpoint(model=saved).save(tempfile.mkdtemp() + "/ckpt")
+    model = _model(tf)
+    tf.train.Checkpoint(model=model).restore(path)
+    model(tf.zeros([1, 2]))
+    return model.layers[0].kernel.numpy()
+
+
+def fit_without_a_scope(tf):
+    x, y = _data(tf)
+    model = _model(tf)
+    model.compile(optimizer=tf.keras.optimizers.SGD(0.1), loss="mse", metrics=["mae"])
+    history = model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
+    return history.history["loss"], history.history["mae"], model.predict(x[:2], verbose=0)
+
+
+def fit_after_a_function(tf):
+    x, y = _data(tf)
+    model = _model(tf)
+    model.compile(optimizer=tf.keras.optimizers.SGD(0.1), loss="mse")
+
+    @tf.function
+    def predict(x):
+        return model(x)
+
+    before = predict(tf.constant(x[:2]))
+    model.fit(x, y, batch_size=8, epochs=1, shuffle=False, verbose=0)
+    after = predict(tf.constant(x[:2]))
+    return before, after, model.evaluate(x, y, verbose=0)
+
+
+def losses_and_names(tf):
+    keras = tf.keras
+    y, p = np.array([[0.0], [1.0]], np.float32), np.array([[0.2], [0.6]], np.float32)
+    none = keras.losses.BinaryCrossentropy(reduction="none")
+    return none(y, p), keras.losses.MeanSquaredError()(y, p), keras.losses.MeanAbsoluteError()(y, p)
+
+
+def sparse_categorical(tf):
+    loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
+    return loss(np.array([1, 0]), np.array([[0.0, 1.0], [0.0, 1.0]], np.float32))
+
+
+def imported_layers(tf):
+    import importlib
+
+    name = f"{tf.__name__}.keras" if tf.__name__.startswith("replicax") else "keras"
+    layers, losses = (importlib.import_module(f"{name}.{part}") for part in ("layers", "losses"))
+    return (
+        layers.Dense is tf.keras.layers.Dense,
+        losses.MeanSquaredError is tf.keras.losses.MeanSquaredError,
+    )
+
+
+def synchronized_batch_norm(tf):
+    strategy = two(tf)
+    with strategy.scope():
+        layer = tf.keras.layers.BatchNormalization(momentum=0.5, synchronized=True)
+        layer.build((None, 1))
+    x = np.array([[0.0], [2.0], [4.0], [10.0]], np.float32)
+    dataset = strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensor_slices(x).batch(4))
+
+    @tf.function
+    def step(batch):
+        return strategy.run(lambda x: layer(x, training=True), args=(batch,))
+
+    (batch,) = list(dataset)
+    results = each(strategy, step(batch))
+    return results, layer.moving_mean.numpy(), layer.moving_variance.numpy()
+
+
+def metrics_under_the_default_strategy(tf):
+    strategy = tf.distribute.get_strategy()
+    with strategy.scope():
+        mean, accuracy = tf.keras.metrics.Mean(), tf.keras.metrics.SparseCategoricalAccuracy()
+
+    @tf.function
+    def step():
+        def update():
+            mean.update_state([1.0, 3.0])
+            accuracy.update_state([1, 0], [[0.1, 0.9], [0.2, 0.8]])
+
+        strategy.run(update)
+
+    step()
+    step()
+    first = mean.result(), accuracy.result()
+    mean.reset_state()
+    return first, mean.result()

@@ -1,0 +1,152 @@
+"""Strategies, distributed values and input."""
+
+from .running import each, raised, two
+
+
+def rows_as_a_tensor(tf):
+    rows = tf.IndexedSlices(tf.constant([[1.0, 2.0], [3.0, 4.0]]), tf.constant([2, 0]), tf.constant([3, 2]))
+    return (
+        tf.convert_to_tensor(rows),
+        tf.reduce_sum(rows),
+        rows.shape.as_list() if hasattr(rows.shape, "as_list") else list(rows.shape),
+        rows.dtype.name,
+        tf.add(rows, 1.0),
+    )
+
+
+def experimental_names(tf):
+    distribute = tf.distribute
+    with_one_device = distribute.OneDeviceStrategy("CPU:0")
+    experimental = distribute.experimental
+    return (
+        isinstance(two(tf), experimental.CentralStorageStrategy),
+        isinstance(with_one_device, experimental.MultiWorkerMirroredStrategy),
+        isinstance(with_one_device, experimental.TPUStrategy),
+        isinstance(with_one_device, experimental.ParameterServerStrategy),
+        isinstance(distribute.MultiWorkerMirroredStrategy(), experimental.MultiWorkerMirroredStrategy),
+        isinstance(
+            experimental.MultiWorkerMirroredStrategy(
+                communication=experimental.CollectiveCommunication.AUTO
+            ),
+            distribute.MultiWorkerMirroredStrategy,
+        ),
+        isinstance(experimental.CentralStorageStrategy(["CPU:0"]), experimental.CentralStorageStrategy),
+    )
+
+
+def no_devices(tf):
+    return raised(lambda: tf.distribute.MirroredStrategy(devices=[]), ValueError, AssertionError)
+
+
+def unbatched_on_one_device(tf):
+    strategy = tf.distribute.OneDeviceStrategy("CPU:0")
+    dataset = strategy.experimental_distribute_dataset(tf.data.Dataset.range(3))
+    return [strategy.run(lambda x: x * 2, args=(x,)) for x in dataset]
+
+
+def values_on_the_host(tf):
+    strategy = two(tf)
+    options = tf.distribute.InputOptions(experimental_fetch_to_device=False)
+    dataset = strategy.experimental_distribute_dataset(tf.data.Dataset.range(4).batch(4), options)
+    (batch,) = list(dataset)
+    return [x.numpy() for x in each(strategy, batch)]
+
+
+def no_tpu(tf):
+    def connect():
+        resolver = tf.distribute.cluster_resolver.TPUClusterResolver()
+        tf.config.experimental_connect_to_cluster(resolver)
+        tf.tpu.experimental.initialize_tpu_system(resolver)
+        return tf.distribute.TPUStrategy(resolver)
+
+    try:
+        strategy = connect()
+    except ValueError:
+        strategy = tf.distribute.get_strategy()
+    return strategy.num_replicas_in_sync
+
+
+def no_tpu_by_an_empty_name(tf):
+    resolver = tf.distribute.cluster_resolver.TPUClusterResolver
+    return raised(lambda: resolver(tpu=""), ValueError)
+
+
+def topology_from_coordinates(tf):
+    coordinates = [[[0, 0, 0, 0], [0, 0, 0, 1]], [[0, 1, 0, 0], [0, 1, 0, 1]]]
+    topology = tf.tpu.experimental.Topology(mesh_shape=[1, 2, 1, 2], device_coordinates=coordinates)
+    copied = tf.tpu.experimental.Topology(serialized=topology.serialized())
+    return [
+        (t.num_tasks, t.num_tpus_per_task, list(t.mesh_shape), t.mesh_rank, t.device_coordinates)
+        for t in (topology, copied)
+    ]
+
+
+def version_1_iterator(tf):
+    strategy = tf.compat.v1.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    iterator = strategy.make_dataset_iterator(tf.data.Dataset.range(4).batch(4))
+    iterator.initializer  # noqa: B018 - an operation, in graphs
+    return each(strategy, next(iterator)), raised(lambda: next(iterator), StopIteration)
+
+
+def reduction_to_one_device(tf):
+    strategy = two(tf)
+    ops = tf.distribute.ReductionToOneDevice(reduce_to_device="CPU:1")
+    per_replica = strategy.run(
+        lambda: tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.float32) + 1.0
+    )
+    total = ops.reduce(tf.distribute.ReduceOp.SUM, per_replica, destinations="CPU:0")
+    mirrored = ops.reduce(tf.distribute.ReduceOp.MEAN, per_replica, destinations=per_replica)
+    return total, each(strategy, mirrored)
+
+
+def update_non_slot(tf):
+    strategy = two(tf)
+    with strategy.scope():
+        v = tf.Variable(1.0)
+        devices = strategy.extended.non_slot_devices([v])
+        result = strategy.extended.update_non_slot(devices, lambda x: x + 1.0, args=(tf.constant(2.0),))
+        return each(strategy, result)
+
+
+def on_read_reductions(tf):
+    def reduced(strategy, aggregation):
+        with strategy.scope():
+            v = tf.Variable(
+                0.0, synchronization=tf.VariableSynchronization.ON_READ, aggregation=aggregation
+            )
+
+        def write():
+            replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+            v.assign(tf.cast(replica, tf.float32) + 1.0)
+
+        strategy.run(write)
+        return v.read_value()
+
+    return [
+        reduced(two(tf), aggregation)
+        for aggregation in (
+            tf.VariableAggregation.SUM,
+            tf.VariableAggregation.MEAN,
+            tf.VariableAggregation.ONLY_FIRST_REPLICA,
+        )
+    ]
+
+
+def average_loss(tf):
+    strategy = two(tf)
+    in_replicas = strategy.run(lambda: tf.nn.compute_average_loss(tf.constant([1.0, 3.0])))
+    return each(strategy, in_replicas), tf.nn.compute_average_loss(tf.constant([1.0, 3.0]))
+
+
+def distributed_types(tf):
+    strategy = two(tf)
+    distributed = tf.types.experimental.distributed
+    per_replica = strategy.run(lambda: tf.distribute.get_replica_context().replica_id_in_sync_group)
+    with strategy.scope():
+        v = tf.Variable(1.0)
+    return (
+        isinstance(per_replica, distributed.PerReplica),
+        isinstance(v, distributed.Mirrored),
+        isinstance(per_replica, tf.distribute.DistributedValues),
+        isinstance(1.0, distributed.PerReplica),
+    )

@@ -1,0 +1,30 @@
+"""Programs that run with TensorFlow too, against its recorded results; see `programs`."""
+
+import jax
+import numpy as np
+import pytest
+
+from replicax import tf
+
+from .programs import SUBJECTS
+from .programs.running import plain, programs_of, recorded
+
+PROGRAMS = [(subject, name) for subject in SUBJECTS for name in programs_of(subject)]
+
+
+@pytest.mark.parametrize("subject", SUBJECTS)
+def test_every_program_is_recorded(subject):
+    assert [*recorded(subject)] == [*programs_of(subject)]
+
+
+@pytest.mark.parametrize(("subject", "name"), PROGRAMS)
+def test_as_in_tensorflow(subject, name):
+    ours, theirs = plain(programs_of(subject)[name](tf)), recorded(subject)[name]
+    ours, structure = jax.tree.flatten(ours, is_leaf=lambda x: x is None)
+    theirs, expected = jax.tree.flatten(theirs, is_leaf=lambda x: x is None)
+    assert structure == expected
+    for mine, other in zip(ours, theirs, strict=True):
+        if isinstance(other, float):
+            np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-6)
+        else:
+            assert mine == other
