@@ -446,12 +446,16 @@ def test_checkpoints_in_the_middle_of_fit(tmp_path):
     assert_same(model.get_weights(), one_device("mlp", "adam")[: len(model.weights)])
 
 
-def test_what_was_made_outside_is_refused():
+def test_what_was_made_outside_is_taken_over_without_a_strategy(tmp_path):
     model = make_model("mlp", "sgd")
-    with pytest.raises(rx.errors.VariableError, match=r"in a strategy's scope"):
-        rx.value_and_grad(lambda: 0.0, model.trainable_variables)
-    with pytest.raises(rx.errors.CheckpointError, match="outside of"):
-        rx.Checkpoint(model=model).save("nowhere")
+    before = model.get_weights()
+    checkpoint = rx.Checkpoint(model=model)
+    path = checkpoint.save(tmp_path)
+    loss, gradients = rx.value_and_grad(lambda: model(X).sum(), model.trainable_variables)()
+    assert len(gradients) == len(model.trainable_variables) and np.isfinite(loss)
+    model.set_weights([0 * weight for weight in before])
+    checkpoint.restore(path).assert_consumed()
+    assert_same(model.get_weights(), before)
 
 
 @pytest.mark.parametrize("compiled", [False, True])

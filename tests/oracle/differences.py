@@ -115,7 +115,7 @@ ONE_CLASS = "every distributed dataset is a DistributedDataset"
 OUTSIDE_OF_STEPS = "a batch read while a step is traced would be a constant of it; loop outside"
 SAYS_ALL = "printed, an InputContext says all that it knows"
 STRINGS = "JAX has no strings: they stay in host memory"
-UNBATCHED = "data without a batch axis can't be split over several replicas, and features are never split"
+UNBATCHED = "data without a batch axis is refused, on every strategy alike, and features are never split"
 WHOSE = "a dataset is for all replicas, so it is not distributed by one of them"
 
 MC = "mirrored+central"
@@ -484,8 +484,8 @@ _SAME_ON_HOST = f"[[{both_on_host('0,1', '0,1')}, {both_on_host('2,3', '2,3')}],
 
 _DATA = {
     # What a batch is.
-    (MC, "unbatched range(4)"): Ours(UNBATCHED, "!ValueError"),
-    (MC, "unbatched vectors"): Ours(UNBATCHED, "!ValueError"),
+    (ALL, "unbatched range(4)"): Ours(UNBATCHED, "!ValueError"),
+    (ALL, "unbatched vectors"): Ours(UNBATCHED, "!ValueError"),
     (ALL, "from_tensors scalar"): Ours(UNBATCHED, "!ValueError"),
     (ALL, "batch then map to scalar (reduce)"): Ours(UNBATCHED, "!ValueError"),
     (ALL, "batch then flat_map/unbatch"): Ours(UNBATCHED, "!ValueError"),

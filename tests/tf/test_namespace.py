@@ -269,9 +269,9 @@ def test_checkpoints_are_numbered_after_their_prefix(tmp_path):
     reader = tf.train.load_checkpoint(tmp_path / "model")
     key = "v/.ATTRIBUTES/VARIABLE_VALUE"
     assert reader.get_variable_to_shape_map()[key] == [2] and reader.has_tensor(key)
-    assert reader.get_variable_to_dtype_map() == {key: np.float32}
+    assert reader.get_variable_to_dtype_map()[key] == np.float32
     assert tf.train.load_variable(paths[0], key).tolist() == [1.0, 2.0]
-    assert tf.train.list_variables(paths[0]) == [(key, [2])]
+    assert (key, [2]) in tf.train.list_variables(paths[0])
     with pytest.raises(rx.errors.CheckpointMissingError, match="has no 'w'"):
         reader.get_tensor("w")
 

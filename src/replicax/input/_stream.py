@@ -159,8 +159,7 @@ def _changed(first: Any, now: Any, number: int) -> str:
 
 def split(batch: Batch, pipeline: Pipeline) -> Step:
     """Split a global batch over all replicas of all pipelines."""
-    if batch.num_rows is None:
-        return Step((Piece(batch, 0, 0),), (1,))
+    assert batch.num_rows is not None
     sizes = split_sizes(batch.num_rows, pipeline.num_replicas)
     stops = list(itertools.accumulate(sizes))
     own = [Piece(batch, stops[i] - sizes[i], stops[i]) for i in pipeline.own]
@@ -172,8 +171,7 @@ class SplitStream(Stream):
     """Splits every batch over all replicas; this pipeline takes its own replicas' rows."""
 
     def __init__(self, reader: Reader, pipeline: Pipeline, same: SameBatches) -> None:
-        # A single replica gets each element as it is.
-        self._checked = _Checked(reader, batched=pipeline.num_replicas > 1)
+        self._checked = _Checked(reader, batched=True)
         self._pipeline, self._same = pipeline, same
 
     def next(self) -> Step | None:

@@ -193,7 +193,13 @@ class Variable(HasRows):
 
     @property
     def initial_value(self) -> Any:
-        """Refused, as in eager TensorFlow: the value at the start is not kept."""
+        """Refused, as in eager TensorFlow: the value at the start is not kept.
+
+        >>> rx.Variable(1.0).initial_value
+        Traceback (most recent call last):
+            ...
+        replicax.errors.ContextError: v.initial_value of the variable ...
+        """
         raise ContextError(
             f"v.initial_value of the variable {self.name!r}: the value at the start is not kept. Keep it "
             "yourself, as in `start = v.read_value()`."

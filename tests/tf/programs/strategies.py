@@ -38,20 +38,6 @@ def no_devices(tf):
     return raised(lambda: tf.distribute.MirroredStrategy(devices=[]), ValueError, AssertionError)
 
 
-def unbatched_on_one_device(tf):
-    strategy = tf.distribute.OneDeviceStrategy("CPU:0")
-    dataset = strategy.experimental_distribute_dataset(tf.data.Dataset.range(3))
-    return [strategy.run(lambda x: x * 2, args=(x,)) for x in dataset]
-
-
-def values_on_the_host(tf):
-    strategy = two(tf)
-    options = tf.distribute.InputOptions(experimental_fetch_to_device=False)
-    dataset = strategy.experimental_distribute_dataset(tf.data.Dataset.range(4).batch(4), options)
-    (batch,) = list(dataset)
-    return [x.numpy() for x in each(strategy, batch)]
-
-
 def no_tpu(tf):
     def connect():
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver()
