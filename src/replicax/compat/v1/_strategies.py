@@ -258,9 +258,7 @@ class MultiWorkerMirroredStrategy(Strategy):
 @core.TPUStrategy.register
 @final
 class TPUStrategy(Strategy):
-    """`rx.TPUStrategy` with the API of version 1.
-
-    The device assignment is the third argument, as in version 1; `steps_per_run` must be 1.
+    """`rx.TPUStrategy` with the API of version 1; the same arguments.
 
     >>> from replicax.compat import v1
     >>> issubclass(v1.TPUStrategy, rx.TPUStrategy)
@@ -270,23 +268,16 @@ class TPUStrategy(Strategy):
     def __init__(
         self,
         tpu_cluster_resolver: TPUClusterResolver | None = None,
-        steps_per_run: int | None = None,
-        device_assignment: DeviceAssignment | None = None,
         experimental_device_assignment: DeviceAssignment | None = None,
         experimental_spmd_xla_partitioning: bool = False,
         *,
         partition_rules: Mapping[str, Sequence[int]] | None = None,
         axis_name: str = REPLICA_AXIS,
     ) -> None:
-        """Take the arguments of version 1, and those of `rx.TPUStrategy`."""
-        if steps_per_run not in (None, 1):
-            raise ValueError(
-                f"TPUStrategy(steps_per_run={steps_per_run}): a call of `experimental_run` is one step. "
-                "Use `rx.function(step).many(batches)` to run several in one program."
-            )
+        """Take the arguments of `rx.TPUStrategy`."""
         strategy = core.TPUStrategy(
             tpu_cluster_resolver,
-            experimental_device_assignment or device_assignment,
+            experimental_device_assignment,
             experimental_spmd_xla_partitioning,
             partition_rules=partition_rules,
             axis_name=axis_name,
