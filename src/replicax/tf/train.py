@@ -17,7 +17,7 @@ import numpy as np
 from replicax import checkpoint as core
 from replicax.checkpoint import Store, track
 from replicax.cluster import ClusterDef, ClusterSpec, JobDef
-from replicax.errors import CheckpointMismatchError, CheckpointMissingError
+from replicax.errors import CheckpointError, CheckpointMismatchError, CheckpointMissingError
 from replicax.tf._checkpoint_states import (
     CheckpointState,
     checkpoints_iterator,
@@ -114,6 +114,12 @@ class Checkpoint(core.Checkpoint):
         _ = self.save_counter if "save_counter" in values else None
         things = track(self._objects())
         variables = {name: thing for name, thing in things.items() if isinstance(thing, Variable)}
+        for name in variables.keys() & values.keys():
+            if variables[name].shape != values[name].shape:
+                raise CheckpointError(
+                    f"{os.fspath(path)} has {name} with the shape {list(values[name].shape)}, but the "
+                    f"variable has {list(variables[name].shape)}. Nothing was restored."
+                )
         for name in variables.keys() & values.keys():
             variables[name].assign(jnp.asarray(values[name], variables[name].dtype))
         missing, unused = sorted(variables.keys() - values.keys()), sorted(values.keys() - variables.keys())
