@@ -7,15 +7,13 @@ which are Google-style with `names` in single backticks, as everywhere in the so
 import importlib
 import inspect
 import re
-import tomllib
-from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+import replicax
 
 project = "Replicax"
 author = "The Replicax authors"
 copyright = author
-version = release = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+version = release = replicax.__version__
 
 extensions = [
     "myst_parser",

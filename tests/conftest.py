@@ -9,7 +9,7 @@ import pytest
 import replicax as rx
 from replicax.contexts import _stack, current
 
-collect_ignore = ["multiprocess/tutorials"]  # programs that are run by `launch`
+collect_ignore = ["multiprocess/tutorials", "parameter_server/tutorial"]  # programs that tests start
 
 MODES = {"eager": lambda step: step, "compiled": rx.function}
 

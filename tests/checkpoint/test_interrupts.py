@@ -2,6 +2,7 @@
 
 import random
 import signal
+import sys
 import time
 
 import jax.numpy as jnp
@@ -23,19 +24,30 @@ def _raise(*_):
 def interrupts():
     """Calls a function, and interrupts it after so many seconds; whether it was interrupted."""
     before = signal.signal(signal.SIGALRM, _raise)
+    lost = []
+
+    def note_lost(unraisable):
+        """Python ignores exceptions in the callbacks of weak references, wherever they are collected."""
+        if unraisable.exc_type is Interrupt:
+            lost.append(unraisable.object)
+        else:
+            sys.__unraisablehook__(unraisable)
 
     def call(function, seconds):
+        lost.clear()
         try:
             signal.setitimer(signal.ITIMER_REAL, seconds)
             function()
             signal.setitimer(signal.ITIMER_REAL, 0)
         except Interrupt:
             return True
-        return False
+        return bool(lost)
 
+    hook, sys.unraisablehook = sys.unraisablehook, note_lost
     yield call
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, before)
+    sys.unraisablehook = hook
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])

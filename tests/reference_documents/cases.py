@@ -381,7 +381,11 @@ def input_function(run):
 # TPUs; virtual CPU devices stand in for the cores.
 
 
-@case("003_experimental_assign_to_logical_device_1", placeholders="inputs")
+@case(
+    "003_experimental_assign_to_logical_device_1",
+    placeholders="inputs, and that other devices are the cores",
+    replaced=[("tpu=''", "tpu='local'")],
+)
 def assigned(run):
     run["inputs"] = [tf.constant([1.0, 2.0])]
     yield
@@ -412,6 +416,7 @@ def convolved(images):
     "003_experimental_replicate_to_logical_devices_1",
     placeholders="inputs, model, loss_fn; 8 logical devices, not 2; `images` is split, not `inputs`",
     replaced=[
+        ("tpu=''", "tpu='local'"),
         ("computation_shape=[1, 1, 1, 2]", "computation_shape=[1, 2, 2, 2]"),
         ("num_replicas=4", "num_replicas=1"),
         ("    inputs, [1, 2, 4, 1])", "    images, [1, 2, 4, 1])"),
@@ -432,11 +437,16 @@ def replicated(run):
     # As published there are two logical devices, and the split is for eight: documented to be refused.
     namespace = dict(run.names, inputs=[(images, labels)])
     published = run.text.replace("    inputs, [1, 2, 4, 1])", "    images, [1, 2, 4, 1])")
+    published = published.replace("tpu=''", "tpu='local'")
     with pytest.raises(ValueError, match="logical"):
         exec(published, namespace)
 
 
-@case("003_experimental_split_to_logical_devices_1", placeholders="inputs, model")
+@case(
+    "003_experimental_split_to_logical_devices_1",
+    placeholders="inputs, model, and that other devices are the cores",
+    replaced=[("tpu=''", "tpu='local'")],
+)
 def split(run):
     images = np.arange(2 * 4 * 8 * 3, dtype=np.float32).reshape(2, 4, 8, 3)
     run["inputs"] = [images]
