@@ -29,7 +29,7 @@ assert_type(jnp.exp(v), jax.Array)
 assert_type(float(v[0, 0]), float)
 assert_type(v.value, jax.Array)
 assert_type(v.read_value(), jax.Array)
-assert_type(v.shape, tuple[int, ...])
+sizes: tuple[int, ...] = v.shape
 assert_type(v.distribute_strategy, rx.Strategy)
 v.assign(jnp.zeros((2, 3)))
 v.assign_add(np.ones((2, 3)), read_value=False)
