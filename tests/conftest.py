@@ -1,5 +1,6 @@
 """Both modes of a step, and leak checks: a test that leaves something behind fails, not the next one."""
 
+import concurrent.futures.thread
 import gc
 import os
 import threading
@@ -41,6 +42,16 @@ def _no_leaked_environment_variable():
     assert not changed, f"the test left environment variables changed: {sorted(changed)}"
 
 
+def _wake(thread):
+    """Let a thread whose executor was collected end.
+
+    A callback of the collector wakes it, but Python ignores exceptions there, such as those of interrupts.
+    """
+    queue = concurrent.futures.thread._threads_queues.get(thread)
+    if queue is not None:
+        queue.put(None)
+
+
 @pytest.fixture(autouse=True)
 def _no_leaked_thread():
     before = set(threading.enumerate())
@@ -49,6 +60,7 @@ def _no_leaked_thread():
     if started:
         gc.collect()  # an interrupted `fit` leaves a thread of Keras' callbacks to the collector
     for thread in started:
+        _wake(thread)
         thread.join(timeout=5)  # asyncio, which Orbax uses, does not wait for the threads of a closed loop
     leaked = [t.name for t in started if t.is_alive()]
     assert not leaked, f"the test left threads running: {leaked}"
