@@ -55,10 +55,23 @@ def test_all_workers_get_the_address_of_jaxs_service():
 def test_missing_workers_are_named_after_the_timeout():
     with hub(["a", "b", "c"]) as address:
         errors = meet(address, ["a", "b", "c"], [0, 2], timeout_seconds=0.5)
-    assert all("b" in str(error) or "ended before" in str(error) for error in errors)
-    assert any(
-        "timed out after 0.5 s" in str(error) and "did not join: b." in str(error) for error in errors
-    )
+    assert all(isinstance(error, ClusterTimeoutError) for error in errors)
+    assert all("timed out" in str(error) and "did not join: b." in str(error) for error in errors)
+
+
+def test_who_times_out_later_does_not_blame_who_did_first():
+    with hub(["a", "b", "c"]) as address, concurrent.futures.ThreadPoolExecutor() as pool:
+        host, port = address.split(":")
+        connection = Connection(socket.create_connection((host, int(port))))
+        connection.send({"rank": 0, "tasks": ["a", "b", "c"], "pid": 1, "host": "h"})
+        other = pool.submit(meet, address, ["a", "b", "c"], [2])
+        while {"kind": "present", "ranks": [0, 2]} not in connection.receive(30):
+            pass
+        connection.send({"kind": "timed out"})
+        connection.close()
+        (error,) = other.result()
+    assert isinstance(error, ClusterTimeoutError)
+    assert "a timed out" in str(error) and "did not join: b." in str(error)
 
 
 def test_two_workers_with_one_rank_are_named_at_once():

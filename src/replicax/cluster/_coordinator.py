@@ -118,6 +118,7 @@ class Meeting:
                         return connection, message["service"]
                     self._take(message)
                 if time.monotonic() > self._deadline:
+                    connection.send({"kind": "timed out"})  # the others need not find out by themselves
                     raise ClusterTimeoutError(self._who_is_missing())
         except BaseException:
             connection.close()
@@ -168,6 +169,8 @@ class Meeting:
     def _take(self, message: dict[str, Any]) -> None:
         if message["kind"] == "refused":
             raise ClusterError(f"{self._name} can't join its cluster. {message['reason']}")
+        if message["kind"] == "timed out":
+            raise ClusterTimeoutError(self._who_is_missing(f"{self._tasks[message['rank']]} timed out"))
         if message["kind"] == "present":
             self._present = message["ranks"]
 
@@ -184,10 +187,10 @@ class Meeting:
             f"tasks: {others}."
         )
 
-    def _who_is_missing(self) -> str:
+    def _who_is_missing(self, who: str | None = None) -> str:
         missing = ", ".join(t for rank, t in enumerate(self._tasks) if rank not in self._present)
+        who = who or f"{self._name} timed out after {self._timeout_seconds:g} s"
         return (
-            f"{self._name} timed out after {self._timeout_seconds:g} s at {self._address}: these workers "
-            f"did not join: {missing}. Check that each of them was started, with the same cluster and "
-            "its own task, and can reach that address."
+            f"{who} at {self._address}: these workers did not join: {missing}. Check that each of them was "
+            "started, with the same cluster and its own task, and can reach that address."
         )

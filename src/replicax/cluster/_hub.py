@@ -91,6 +91,10 @@ class Hub:
             self._welcome(connection, message)
         elif self._judge is not None:
             self._judge.hear(rank, message, time.monotonic())
+        elif message["kind"] == "timed out" and rank in self._present:
+            self._tell_who_is_present()
+            self._send_all({"kind": "timed out", "rank": rank})
+            self._present.clear()
 
     def _lose(self, connection: Connection) -> None:
         rank = self._drop(connection)
