@@ -244,7 +244,9 @@ class Dataset(Streams, GivesSource, metaclass=Helpful):
         [0, 1, 10, 11]
         """
         if rerandomize_each_iteration:
-            raise NotImplementedError("Dataset.sample_from_datasets(rerandomize_each_iteration=True).")
+            raise NotImplementedError(
+                "Dataset.sample_from_datasets(rerandomize_each_iteration=True): leave it out."
+            )
         number = arguments.as_seed(seed, "Dataset.sample_from_datasets(seed=")
         chances = np.full(len(datasets), 1.0) if weights is None else np.asarray(weights, float)
         chances = chances / chances.sum()
