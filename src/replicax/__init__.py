@@ -60,7 +60,7 @@ from replicax.parameter_server import (
     RemoteValueStatus,
     get_current_worker_index,
 )
-from replicax.planning import Explanation, explain
+from replicax.planning import Explanation, Interconnect, explain
 from replicax.reporting import Report, report
 from replicax.strategies import (
     CentralStorageStrategy,
@@ -151,6 +151,7 @@ __all__ = [
     "InputPlan",
     "InputReplicationMode",
     "InputStats",
+    "Interconnect",
     "MaxSizePartitioner",
     "Mean",
     "MeanSquaredError",

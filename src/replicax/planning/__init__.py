@@ -5,13 +5,17 @@ from replicax.planning._explain import explain
 from replicax.planning._explanation import Explanation, ShardingEffect, VariableUse, short_line
 from replicax.planning._one_replica import OneReplica, compile_for_one_replica
 from replicax.planning._program_text import ProgramText
+from replicax.planning._scaling import Interconnect, Scaling, ScalingPoint
 
 __all__ = [
     "COLLECTIVES",
     "Collective",
     "Explanation",
+    "Interconnect",
     "OneReplica",
     "ProgramText",
+    "Scaling",
+    "ScalingPoint",
     "ShardingEffect",
     "VariableUse",
     "collectives_in",

@@ -12,13 +12,17 @@ from typing import Any, final
 import jax
 
 from replicax._messages import size_text
+from replicax._page import frame, save_page
+from replicax._text import table
 from replicax.planning._collectives import Collective
-from replicax.planning._page import page
+from replicax.planning._page import explanation_page
+from replicax.planning._scaling import Interconnect, Scaling, predict
 from replicax.variables import Layout, Memory, Variable, VariableKind, advise, bytes_on_device, kind_of
 
 __all__ = ["Explanation", "ShardingEffect", "VariableUse", "short_line"]
 
 _MOST_ROWS = 12
+_NUMBERS = (1, 2, 3, 4)
 
 
 @final
@@ -155,15 +159,64 @@ class Explanation:
         """
         return advise(self.memory, self.device_memory, self.num_replicas, self.shard)
 
+    # Other numbers of devices.
+
+    def scaling(
+        self,
+        num_replicas: Sequence[int] = (8, 64, 512, 4096),
+        *,
+        interconnect: Interconnect,
+        step_seconds: float | None = None,
+        flops_per_second: float | None = None,
+        overlap: float = 0.0,
+    ) -> Scaling:
+        """Predict the time of the step on other numbers of replicas, from its operations and collectives.
+
+        Each replica has as many rows as now. The page about `rx.explain` describes the model, what it
+        leaves out, and how it compares with published results.
+
+        Args:
+            num_replicas: the numbers of replicas.
+            interconnect: how fast devices and hosts send to each other.
+            step_seconds: how long a device computes in a step, as measured on one device.
+            flops_per_second: the operations per second that a device attains, in place of `step_seconds`.
+            overlap: which part of the collectives' time is hidden behind computation, from 0 to 1.
+
+        >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> with strategy.scope():
+        ...     w = rx.Variable(jnp.ones((1000, 250)), aggregation="MEAN")
+        ...     spec = rx.PerReplicaSpec(rx.TensorSpec([1000, 250]))
+        >>> def step(x):
+        ...     strategy.run(lambda x: w.assign_sub(x), args=(x,))
+        >>> with strategy.scope():
+        ...     explanation = rx.explain(step, spec, compare=False)
+        >>> ethernet = rx.Interconnect(bandwidth=25e9 / 8, devices_per_host=4)
+        >>> print(explanation.scaling([4, 64, 4096], interconnect=ethernet, step_seconds=0.01))
+        predicted, with the same rows for each replica
+          replicas     a step   collectives   not hidden   efficiency
+                 4   10.00 ms          0 µs         0 µs      100.0 %
+                64   10.68 ms        680 µs       680 µs       93.6 %
+             4,096   10.84 ms        839 µs       839 µs       92.3 %
+        """
+        return predict(
+            self.collectives,
+            _compute_seconds(self.flops, step_seconds, flops_per_second),
+            _checked_counts(num_replicas),
+            interconnect,
+            overlap=_checked_overlap(overlap),
+            replica_axis=next(iter(self.mesh_shape), "replica"),
+            devices_per_replica=self.num_devices // self.num_replicas,
+        )
+
     # Text.
 
     def __str__(self) -> str:
         sections = [
             self._title,
-            _section("memory on each device", self._memory_rows),
+            table("memory on each device", self._memory_rows, _NUMBERS),
             f"computation on each device: {count_text(self.flops)} floating-point operations",
             self._collectives_text,
-            _section("other settings", self._setting_rows) if len(self.settings) > 1 else "",
+            table("other settings", self._setting_rows, _NUMBERS) if len(self.settings) > 1 else "",
             self._advice_text,
         ]
         return "\n\n".join(filter(None, sections))
@@ -189,7 +242,7 @@ class Explanation:
             return "no collectives" if self.num_devices > 1 else ""
         more = [("...", "", "", "", f"and {len(rows) - _MOST_ROWS} more")] if len(rows) > _MOST_ROWS else []
         header = ("kind", "axis", "times", "bytes", "line")
-        return _section("collectives of a step", [header, *rows[:_MOST_ROWS], *more], numbers=(2, 3))
+        return table("collectives of a step", [header, *rows[:_MOST_ROWS], *more], numbers=(2, 3))
 
     @property
     def _setting_rows(self) -> list[tuple[str, ...]]:
@@ -214,16 +267,11 @@ class Explanation:
         ...     path.read_text()[:15]
         '<!doctype html>'
         """
-        path = Path(path)
-        path.write_text(page(self.to_dict()), encoding="utf-8")
-        return path
+        return save_page(explanation_page(self.to_dict()), path)
 
     def _repr_html_(self) -> str:
         """In a notebook: the page in a frame."""
-        from html import escape
-
-        frame = escape(page(self.to_dict()))
-        return f'<iframe srcdoc="{frame}" style="width:100%;height:900px;border:0"></iframe>'
+        return frame(explanation_page(self.to_dict()))
 
     def to_dict(self) -> dict[str, Any]:
         """All numbers as dicts, lists, texts and numbers, for JSON.
@@ -299,16 +347,35 @@ def count_text(number: float) -> str:
     return f"{number:.0f}" if power == 0 else f"{number / 1000**power:.1f}{prefixes[power]}"
 
 
-def _section(title: str, rows: Sequence[Sequence[str]], numbers: Sequence[int] = (1, 2, 3, 4)) -> str:
-    """A table under a title; the columns in `numbers` are aligned at the right."""
-    count = max(map(len, rows))
-    cells = [[*row, *[""] * (count - len(row))] for row in rows]
-    widths = [max(len(row[i]) for row in cells) for i in range(count)]
-    lines = [
-        "   ".join(
-            cell.rjust(width) if i in numbers else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+# The arguments of `scaling`.
+
+
+def _compute_seconds(flops: float, step_seconds: float | None, flops_per_second: float | None) -> float:
+    given = [x for x in (step_seconds, flops_per_second) if x is not None]
+    if len(given) != 1 or not given[0] > 0:
+        raise ValueError(
+            f"scaling(step_seconds={step_seconds!r}, flops_per_second={flops_per_second!r}): pass one of "
+            "them, more than 0: the seconds that a device computes in a step, or the floating-point "
+            "operations per second that it attains."
         )
-        for row in cells
-    ]
-    return "\n".join([title, *(f"  {line}".rstrip() for line in lines)])
+    if step_seconds is not None:
+        return step_seconds
+    if not flops > 0:
+        raise ValueError(
+            "scaling(flops_per_second=...) needs a step with floating-point operations, and XLA counts "
+            "none. Pass step_seconds=, the time that a device computes."
+        )
+    return flops / given[0]
+
+
+def _checked_counts(num_replicas: Sequence[int]) -> Sequence[int]:
+    counts = list(num_replicas) if isinstance(num_replicas, Iterable) else [num_replicas]
+    if not counts or not all(isinstance(n, int) and n > 0 for n in counts):
+        raise ValueError(f"scaling(num_replicas={num_replicas!r}): pass a list of ints, each 1 or more.")
+    return counts
+
+
+def _checked_overlap(overlap: float) -> float:
+    if not 0 <= overlap <= 1:
+        raise ValueError(f"scaling(overlap={overlap!r}): pass a part of the collectives' time, 0 to 1.")
+    return overlap

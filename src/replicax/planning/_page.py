@@ -1,19 +1,18 @@
-"""The page that shows an explanation in a browser: one file, with its data and without a network."""
+"""The page that shows an explanation in a browser."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-__all__ = ["page"]
+from replicax._page import page
+
+__all__ = ["explanation_page"]
 
 
-def page(explanation: dict[str, Any]) -> str:
+def explanation_page(explanation: dict[str, Any]) -> str:
     """The page for an explanation, as HTML."""
-    template = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
-    data = json.dumps(_with_patterns(explanation)).replace("<", "\\u003c")  # a name may have "</script>"
-    return template.replace("{{data}}", data)
+    return page(Path(__file__).with_name("page.html"), _with_patterns(explanation))
 
 
 def _with_patterns(explanation: dict[str, Any]) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, final
 
 from replicax._messages import size_text
+from replicax._text import time_text
 from replicax.reporting._parts import Parts
-from replicax.reporting._text import time_text
 
 if TYPE_CHECKING:
     from replicax.reporting._report import Report

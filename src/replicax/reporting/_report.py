@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, final
 
 from replicax._messages import size_text
+from replicax._page import frame, page, save_page
+from replicax._text import bar, table, time_text
 from replicax.planning import Collective
 from replicax.reporting._advice import Tip, tips_for
-from replicax.reporting._page import page
 from replicax.reporting._parts import PARTS, Parts
-from replicax.reporting._text import bar, table, time_text
 
 __all__ = ["Compilation", "OperationTime", "Report"]
 
@@ -199,16 +199,14 @@ class Report:
 
     def save(self, path: str | PathLike[str]) -> Path:
         """Write a page for a browser, in one file that needs no network; returns its path."""
-        path = Path(path)
-        path.write_text(page(self.to_dict()), encoding="utf-8")
-        return path
+        return save_page(self._page(), path)
 
     def _repr_html_(self) -> str:
         """In a notebook: the page in a frame."""
-        from html import escape
+        return frame(self._page())
 
-        frame = escape(page(self.to_dict()))
-        return f'<iframe srcdoc="{frame}" style="width:100%;height:900px;border:0"></iframe>'
+    def _page(self) -> str:
+        return page(Path(__file__).with_name("page.html"), self.to_dict())
 
     def to_dict(self) -> dict[str, Any]:
         """All numbers as dicts, lists, texts and numbers, for JSON."""

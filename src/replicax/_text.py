@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Sequence
 
 __all__ = ["bar", "table", "time_text"]
@@ -12,7 +13,7 @@ _EIGHTHS = " ▏▎▍▌▋▊▉"
 def time_text(seconds: float) -> str:
     """A time in a unit that suits it.
 
-    >>> from replicax.reporting._text import time_text
+    >>> from replicax._text import time_text
     >>> time_text(0.0000123), time_text(0.00231), time_text(61.5)
     ('12 µs', '2.31 ms', '61.50 s')
     """
@@ -24,7 +25,7 @@ def time_text(seconds: float) -> str:
 def bar(share: float, width: int = 30) -> str:
     """A horizontal bar that fills a share of the width.
 
-    >>> from replicax.reporting._text import bar
+    >>> from replicax._text import bar
     >>> bar(0.33, 10), bar(0, 10)
     ('███▎      ', '          ')
     """
@@ -33,20 +34,21 @@ def bar(share: float, width: int = 30) -> str:
 
 
 def table(title: str, rows: Sequence[Sequence[str]], numbers: Collection[int] = ()) -> str:
-    """Rows under a title; the columns in `numbers` are aligned at the right.
+    """Rows under a title; the columns in `numbers` are aligned at the right, and short rows are filled up.
 
-    >>> from replicax.reporting._text import table
+    >>> from replicax._text import table
     >>> print(table("sizes", [("a", "10"), ("bcd", "2")], numbers=[1]))
     sizes
       a     10
       bcd    2
     """
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    cells = list(itertools.zip_longest(*rows, fillvalue=""))
+    widths = [max(map(len, column)) for column in cells]
     lines = [
         "   ".join(
             cell.rjust(width) if i in numbers else cell.ljust(width)
             for i, (cell, width) in enumerate(zip(row, widths, strict=True))
         )
-        for row in rows
+        for row in zip(*cells, strict=True)
     ]
     return "\n".join([title, *(f"  {line}".rstrip() for line in lines)])
