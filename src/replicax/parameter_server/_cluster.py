@@ -78,6 +78,7 @@ class Cluster:
         self._closed = threading.Event()
         self._on_close: list[Callable[[], None]] = []
         self._connection = Connection(address, spec, faults.join_timeout_seconds)
+        self._num_threads = self._connection.num_threads(size.num_ps + size.num_workers)
         self._indices = {
             "ps": _indices(spec, "ps", size.num_ps),
             "worker": _indices(spec, "worker", size.num_workers),
@@ -98,7 +99,9 @@ class Cluster:
         kind = library().remote(concurrency_groups={"watch": 1})(ParameterServer)
         while True:
             try:
-                return kind.options(name=self.server_name(index), **options).remote(*state)
+                return kind.options(name=self.server_name(index), **options).remote(
+                    self._num_threads, *state
+                )
             except ValueError:
                 if self.wait_closed(0.1):
                     raise
@@ -110,7 +113,7 @@ class Cluster:
         options = self._options("worker", index, self.size.resources_per_worker)
         kind = library().remote(concurrency_groups={"watch": 2})(Worker)
         names = [self.server_name(i) for i in range(self.size.num_ps)]
-        return kind.options(**options).remote(self.uid, index, names)
+        return kind.options(**options).remote(self.uid, index, names, self._num_threads)
 
     def _options(self, job: str, index: int, resources: Mapping[str, float]) -> dict[str, Any]:
         task = job, self._indices[job][index]

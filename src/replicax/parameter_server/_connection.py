@@ -21,6 +21,7 @@ from replicax.parameter_server._nodes import (
     run_node,
 )
 from replicax.parameter_server._ray import LOOPBACK, library, on_loopback
+from replicax.topology import num_cores
 
 __all__ = ["Connection"]
 
@@ -85,6 +86,14 @@ class Connection:
         if self._is_local:  # as many processes as the user asks for, whatever the number of CPUs
             return {name: amount for name, amount in wanted.items() if name != "CPU"}
         return dict(wanted)
+
+    def num_threads(self, num_tasks: int) -> int | None:
+        """How many threads a task computes with; None for one for each CPU.
+
+        Tasks that were all started here share the CPUs of this machine. If each used all of them, they
+        would only take turns.
+        """
+        return max(1, num_cores() // num_tasks) if self._is_local else None
 
     def joined_workers(self) -> list[int]:
         """The indices of the workers that have joined."""

@@ -15,7 +15,7 @@ _SMALL_BYTES = 64 << 10
 
 @final
 class Packing:
-    """Small arrays of one dtype share a buffer; each larger array is a buffer of its own.
+    """Small arrays of one dtype share a buffer; a larger array is sent as it is, which needs no copy.
 
     Sender and receiver make the same packing from the same shapes. Both methods may be traced.
 
@@ -25,16 +25,11 @@ class Packing:
 
     def __init__(self, entries: Sequence[tuple[tuple[int, ...], Any]]) -> None:
         self.entries = tuple((tuple(shape), np.dtype(dtype)) for shape, dtype in entries)
-        shared: dict[Any, list[int]] = {}
-        self._groups: list[list[int]] = []
+        self._shared: dict[Any, list[int]] = {}
+        self._large: list[int] = []
         for i, (shape, dtype) in enumerate(self.entries):
-            if int(np.prod(shape)) * dtype.itemsize > _SMALL_BYTES:
-                self._groups.append([i])
-            elif dtype in shared:
-                shared[dtype].append(i)
-            else:
-                shared[dtype] = [i]
-                self._groups.append(shared[dtype])
+            is_large = int(np.prod(shape)) * dtype.itemsize > _SMALL_BYTES
+            (self._large if is_large else self._shared.setdefault(dtype, [])).append(i)
 
     def __reduce__(self) -> Any:
         return Packing, (self.entries,)
@@ -42,7 +37,7 @@ class Packing:
     @property
     def num_buffers(self) -> int:
         """The number of buffers."""
-        return len(self._groups)
+        return len(self._shared) + len(self._large)
 
     @property
     def num_bytes(self) -> int:
@@ -51,21 +46,21 @@ class Packing:
 
     def pack(self, arrays: Sequence[Any]) -> list[Any]:
         """The buffers."""
-        return [
-            jnp.reshape(arrays[group[0]], -1)
-            if len(group) == 1
-            else jnp.concatenate([jnp.reshape(arrays[i], -1) for i in group])
-            for group in self._groups
+        shared = [
+            jnp.concatenate([jnp.reshape(arrays[i], -1) for i in own]) for own in self._shared.values()
         ]
+        return shared + [arrays[i] for i in self._large]
 
     def unpack(self, buffers: Sequence[Any]) -> list[Any]:
         """The arrays."""
         arrays: list[Any] = [None] * len(self.entries)
-        for group, buffer in zip(self._groups, buffers, strict=True):
+        for own, buffer in zip(self._shared.values(), buffers, strict=False):
             start = 0
-            for i in group:
+            for i in own:
                 shape, _ = self.entries[i]
                 stop = start + int(np.prod(shape))
                 arrays[i] = jnp.reshape(buffer[start:stop], shape)
                 start = stop
+        for i, buffer in zip(self._large, buffers[len(self._shared) :], strict=True):
+            arrays[i] = buffer
         return arrays

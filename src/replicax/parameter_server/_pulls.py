@@ -42,8 +42,13 @@ class Request:
             found = [[parts[server][n] for server, n in own] for own in places]
             return [own[0] if len(own) == 1 else jnp.concatenate(own) for own in found]
 
+        self._join = jax.jit(join)
         mesh = variables[0].mesh if variables else None
-        self.join = jax.jit(join, out_shardings=None if mesh is None else mesh.replicated)
+        self._sharding = None if mesh is None else mesh.replicated
+
+    def join(self, buffers: dict[int, list[np.ndarray]]) -> list[Any]:
+        """The values of the variables; large ones share the memory of their buffers, if they can."""
+        return self._join(jax.device_put(buffers, self._sharding))
 
     def keys_on(self, server: int) -> list[str]:
         """What a server sends."""

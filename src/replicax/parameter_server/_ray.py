@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["LOOPBACK", "START_NODE", "cloudpickle", "library", "on_loopback"]
+__all__ = ["LOOPBACK", "START_NODE", "cloudpickle", "compute_with", "library", "on_loopback"]
 
 LOOPBACK = "127.0.0.1"
 START_NODE = """
@@ -48,3 +49,12 @@ def on_loopback() -> Iterator[None]:
         yield
     finally:
         services.resolve_ip_for_localhost = before
+
+
+def compute_with(num_threads: int | None) -> None:
+    """Let XLA compute with so many threads on the CPU, unless the user has set their number.
+
+    XLA reads NPROC when JAX starts its CPU backend, which must not have happened yet.
+    """
+    if num_threads is not None:
+        os.environ.setdefault("NPROC", str(num_threads))

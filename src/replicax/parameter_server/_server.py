@@ -18,6 +18,7 @@ import numpy as np
 
 from replicax.parameter_server._packing import Packing
 from replicax.parameter_server._plans import Plan, ServerOptimizer
+from replicax.parameter_server._ray import compute_with
 from replicax.parameter_server._rows import filled, filled_pair
 
 __all__ = ["UNKNOWN", "ParameterServer", "Snapshot"]
@@ -35,12 +36,19 @@ class ParameterServer:
     """The state of one server.
 
     Args:
+        num_threads: how many threads it computes with; None for one for each CPU.
         snapshot: the state to continue from. It is there before the first call, also of a worker that waits
             for this server.
         calls: what the server was told after the snapshot.
     """
 
-    def __init__(self, snapshot: Snapshot | None = None, calls: Sequence[tuple[str, Any]] = ()) -> None:
+    def __init__(
+        self,
+        num_threads: int | None = None,
+        snapshot: Snapshot | None = None,
+        calls: Sequence[tuple[str, Any]] = (),
+    ) -> None:
+        compute_with(num_threads)
         jax.config.update("jax_platforms", "cpu")
         self._arrays: dict[str, Any] = {}
         self._optimizers: dict[str, ServerOptimizer] = {}
@@ -80,10 +88,7 @@ class ParameterServer:
 
     def register_request(self, number: str, keys: Sequence[str], packing: Packing) -> None:
         """Add a request: the variables that `pull` returns together."""
-        self._requests[number] = (
-            list(keys),
-            jax.jit(lambda arrays: [jnp.copy(x) for x in packing.pack(arrays)]),
-        )
+        self._requests[number] = list(keys), jax.jit(packing.pack)
 
     def register_plan(self, number: str, plan: Plan) -> None:
         """Add a plan: what `push` does."""
@@ -101,6 +106,7 @@ class ParameterServer:
         return self._version, buffers, found
 
     def _packed(self, keys: Sequence[str], pack: Any) -> list[np.ndarray]:
+        """The buffers, as views of JAX arrays: JAX does not reuse the memory of an array with a view."""
         return [np.asarray(x) for x in pack([self._arrays[key] for key in keys])]
 
     def _rows(self, key: str, numbers: np.ndarray) -> np.ndarray:
@@ -112,7 +118,10 @@ class ParameterServer:
             return UNKNOWN
         keys, apply = self._plans[number]
         old = {key: self._arrays[key] for key in keys}
-        self._arrays.update(apply(old, list(buffers), list(starmap(filled_pair, rows))))
+        given = jax.device_put(
+            (list(buffers), list(starmap(filled_pair, rows)))
+        )  # without a copy, if aligned
+        self._arrays.update(apply(old, *given))
         self._moved["pushed"] += sum(x.nbytes for x in (*buffers, *(y for pair in rows for y in pair)))
         staleness = self._version - version
         self._staleness[staleness] = self._staleness.get(staleness, 0) + 1

@@ -14,6 +14,7 @@ from replicax.cluster import Raised
 from replicax.parameter_server import _references
 from replicax.parameter_server._handles import ServerHandle
 from replicax.parameter_server._pickling import dumps, loads
+from replicax.parameter_server._ray import compute_with
 from replicax.parameter_server._servers import RayServers
 from replicax.parameter_server._strategy import ParameterServerStrategy
 from replicax.values import DistributedValues, map_leaves
@@ -36,8 +37,11 @@ def get_current_worker_index() -> int | None:
 class Worker:
     """One worker."""
 
-    def __init__(self, cluster: str, index: int, server_names: Sequence[str]) -> None:
+    def __init__(
+        self, cluster: str, index: int, server_names: Sequence[str], num_threads: int | None = None
+    ) -> None:
         global _index
+        compute_with(num_threads)
         _index = index
         self._requests: queue.Queue[bytes] = queue.Queue()
         self._answers: queue.Queue[Exception | None] = queue.Queue()

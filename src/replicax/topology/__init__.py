@@ -1,6 +1,6 @@
 """The devices: their names, virtual CPU devices, and meshes of devices by replica."""
 
-from replicax.topology._cpu import collectives_must_wait, prepare_cpu_pool, set_cpu_devices
+from replicax.topology._cpu import collectives_must_wait, num_cores, prepare_cpu_pool, set_cpu_devices
 from replicax.topology._devices import (
     DeviceName,
     device_name,
@@ -23,6 +23,7 @@ __all__ = [
     "largest_free_block",
     "memory_in_use",
     "memory_limit",
+    "num_cores",
     "parse_device_name",
     "prepare_cpu_pool",
     "prime_factors",

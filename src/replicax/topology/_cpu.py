@@ -30,7 +30,7 @@ from replicax._jax import backends_are_initialized
 from replicax.errors import BackendStartedError, DeviceError
 from replicax.types import Device
 
-__all__ = ["collectives_must_wait", "prepare_cpu_pool", "set_cpu_devices"]
+__all__ = ["collectives_must_wait", "num_cores", "prepare_cpu_pool", "set_cpu_devices"]
 
 _THREADS_PER_DEVICE = 2
 _POOL_SIZE_VARIABLES = ("PJRT_NPROC", "NPROC")  # XLA uses the first one that is a number
@@ -125,7 +125,7 @@ def _num_devices_requested() -> int:
 def _request_pool(num_devices: int) -> None:
     needed = _THREADS_PER_DEVICE * num_devices
     if _pool_size_requested() < needed:
-        os.environ["PJRT_NPROC"] = str(max(needed, _num_cores()))
+        os.environ["PJRT_NPROC"] = str(max(needed, num_cores()))
 
 
 def _pool_size_requested() -> int:
@@ -135,10 +135,10 @@ def _pool_size_requested() -> int:
             return int(os.environ[variable])
         except (KeyError, ValueError):
             continue
-    return _num_cores()
+    return num_cores()
 
 
-def _num_cores() -> int:
+def num_cores() -> int:
     """The cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 

@@ -16,6 +16,8 @@ _keras = importlib.import_module("keras._tf_keras.keras")
 
 __all__ = [name for name in vars(_keras) if not name.startswith("_")]  # pyright: ignore
 
+_OWN = ("utils",)  # the submodules that are here
+
 _refuse = refuse(
     "tf.keras",
     {
@@ -26,6 +28,8 @@ _refuse = refuse(
 
 
 def __getattr__(name: str) -> Any:
+    if name in _OWN:
+        return importlib.import_module(f"{__name__}.{name}")
     return getattr(_keras, name) if hasattr(_keras, name) else _refuse(name)
 
 
@@ -35,7 +39,7 @@ def _offer_submodules() -> None:
         names = [name for name in list(sys.modules) if name.startswith(prefix)]
         for name in names:
             rest = name.removeprefix(prefix)
-            if not rest.startswith(("src", "_")):
+            if not rest.startswith(("src", "_")) and rest not in _OWN:
                 sys.modules[f"{__name__}.{rest}"] = sys.modules[name]
 
 
