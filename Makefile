@@ -26,6 +26,7 @@ help:
 	@echo "make test    all tests, then make check"
 	@echo "make test-oldest, make test-newest  the core tests with the oldest and the newest JAX"
 	@echo "make test-package  build the wheel and the source distribution, and try them in empty environments"
+	@echo "make coverage  which lines the tests run, with pages in build/coverage"
 	@echo "make check   formatting, lint, types, import order"
 	@echo "make format  let ruff format and fix what it can"
 	@echo "make bench   benchmarks"
@@ -62,6 +63,16 @@ test-newest:
 	test -x build/newest/bin/python || $(PYTHON) -m venv build/newest
 	build/newest/bin/python -m pip install --quiet --upgrade jax jaxlib flax --editable '.[dev]'
 	$(call QUICK,build/newest/bin) build/newest/bin/python -m pytest -n $(WORKERS) --dist worksteal $(CORE_TESTS)
+
+# Which lines the tests run. A part: `make coverage COVERED=tests/values`.
+.PHONY: coverage
+coverage: .venv/.coverage_installed
+	$(call QUICK,$(BIN)) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --cov --cov-report=term:skip-covered \
+		--cov-report=html:build/coverage $(COVERED)
+
+.venv/.coverage_installed: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt pytest-cov
+	touch $@
 
 # The wheel and the source distribution, each installed into an empty environment.
 .PHONY: test-package

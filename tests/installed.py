@@ -4,6 +4,7 @@ It uses nothing but what `pip install` has put there.
 """
 
 import importlib.metadata
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,12 @@ def check_files() -> None:
     assert folder.is_relative_to(sys.prefix), f"{folder} is not in this environment"
     assert (folder / "py.typed").exists()
     assert rx.__version__ == importlib.metadata.version("replicax")
+
+
+def check_description() -> None:
+    text = importlib.metadata.metadata("replicax")["Description"]
+    assert "tf.distribute" in text
+    assert not re.search(r"\]\((?!https?:)", text), "a link that is broken on the page of a package index"
 
 
 def check_training() -> None:
@@ -49,6 +56,7 @@ def check_command_line() -> None:
 
 if __name__ == "__main__":
     check_files()
+    check_description()
     check_training()
     check_command_line()
     print(f"replicax {rx.__version__} in {sys.prefix} works")

@@ -1,7 +1,7 @@
 """Replicax: the `tf.distribute` programming model on JAX.
 
-Write a training loop once, as if for one replica; a `Strategy` decides where its variables live, how its
-replicas run and how they talk.
+Write a training loop once, as if for one replica. A `Strategy` decides where its variables live, how its
+replicas run and how they communicate.
 """
 
 from replicax._version import __version__ as __version__

@@ -1,6 +1,6 @@
 """Parts of JAX without a stability promise, which only this module and `_recording.py` use.
 
-The rest of Replicax uses JAX's public API. What is here, and why there is no public way:
+The rest of Replicax uses JAX's public API. What is here, and what we need it for:
 
 * whether a backend has started: virtual CPU devices must be requested before;
 * which trace is current: a `Variable` must know whether `jax.jit` would bake its value into a program;
@@ -171,7 +171,7 @@ def detect_kubernetes_job(port: int) -> tuple[str, int] | None:
 
 
 def connect_to_service(address: str, num_processes: int, process_id: int, heartbeat_seconds: float) -> None:
-    """Do what `jax.distributed.initialize` does, with a service that runs already."""
+    """Do what `jax.distributed.initialize` does, with a service that is already running."""
     make_client = _private("lib", "_jax.get_distributed_runtime_client")
     state = _distributed_state
     client = make_client(
@@ -258,7 +258,7 @@ def run_equation(jaxpr: Any, equation: Any, inputs: Sequence[Any]) -> list[Any]:
 
 
 def at_source_of(equation: Any) -> Any:
-    """A `with` block in which operations have the line of code that `equation` has."""
+    """A `with` block in which operations get the source line of `equation`."""
     try:
         return _source_context(equation.source_info.traceback)
     except AttributeError as error:
@@ -267,7 +267,7 @@ def at_source_of(equation: Any) -> Any:
 
 @contextlib.contextmanager
 def with_source_lines() -> Iterator[None]:
-    """A `with` block in which programs are lowered and compiled with the lines of code they are from."""
+    """A `with` block in which programs are lowered and compiled with source lines."""
     with _frames_in_programs(100), _lines_in_cache_keys(True):
         yield
 
@@ -423,7 +423,7 @@ class FirstReplicaViews:
     def __call__(self, index: int, array: Any) -> jax.Array:
         """A view of output `index` of a program, which always has the same shape, dtype and sharding."""
         if not isinstance(array, ArrayImpl):
-            return array  # typed random keys, which JAX combines with arrays on any device as they are
+            return array  # JAX combines typed random keys with arrays on any device anyway
         handler = self._handlers.get(index)
         if handler is None:
             first = array.addressable_data(0)
@@ -476,12 +476,12 @@ def traces_of(*context: Any) -> Any:
 
 
 def forget_traces() -> None:
-    """Let JAX reuse no trace that it has cached so far, in this and in other threads."""
+    """Make JAX discard all cached traces, in this and in other threads."""
     _trace_token._obj.set_global(next(_tokens))
 
 
 def _thread_settings() -> tuple[Any, ...]:
-    """Every setting of JAX that a thread can have a value of its own for."""
+    """Every thread-local setting of JAX."""
     kind = _private("config", "config_ext.Config")
     candidates = [*_private("config", "config_states").values(), _private("core", "axis_env_state")]
     for module in ("config", "mesh", "layout"):  # since JAX 0.12 `mesh` and `layout` define their own
@@ -495,7 +495,7 @@ def _thread_settings() -> tuple[Any, ...]:
 
 
 class _SourceInfo:
-    """The user's line that JAX is working on, which it notes in operations, in the form of a setting."""
+    """The user's line that JAX records in operations, with the interface of a setting."""
 
     def __init__(self) -> None:
         self._thread_local = _private("source_info_util", "_source_info_context")
@@ -510,7 +510,7 @@ class _SourceInfo:
 
 
 thread_settings = _thread_settings()
-"""JAX's settings that a thread can have a value of its own for, each with `get_local` and `set_local`."""
+"""JAX's thread-local settings, each with `get_local` and `set_local`."""
 
 
 @contextlib.contextmanager

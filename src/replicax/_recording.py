@@ -6,10 +6,10 @@ same trace, JAX's own `LinearizeTrace`, is opened and closed by a `with` block i
 and values can be added to those that it follows at any time. So operations, rules and costs are those of
 `jax.vjp`. The private parts of JAX that this takes are all in this module and in `_jax.py`.
 
-A value that a recording follows is a `Recorded`. After the block the user still holds such values: the
-loss, predictions. They stand for plain values then. JAX asks about a value of another trace in three
-places, each of which is answered with the plain value: before an operation (`canonicalize_value_handlers`),
-when it is about to compute (`full_lower`), and when a program takes a constant (`dimension_as_value`).
+A value that a recording follows is a `Recorded`. After the block the user still holds such values, such as
+the loss and predictions, which must then behave like plain values. JAX asks about a value of another trace
+in three places, and gets the plain value in each: before an operation (`canonicalize_value_handlers`), when
+it is about to compute (`full_lower`), and when a program takes a constant (`dimension_as_value`).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _DEBUG_INFO = jax.api_util.debug_info("GradientTape", _nothing, (), {})
 
 @final
 class Recorded(_LinearizeTracer):
-    """A value that a recording follows; after the recording it stands for the plain value, `primal`."""
+    """A value that a recording follows; after the recording it behaves like the plain value, `primal`."""
 
     __slots__ = ()
 
@@ -120,7 +120,7 @@ for _name in _OF_PLAIN_VALUES:
 
 
 def settled(value: Any) -> Any:
-    """`value`, or the plain value that it stands for if its recording has ended."""
+    """`value`, or its plain value if its recording has ended."""
     while type(value) is Recorded and not value._trace.is_open:
         value = value.primal
     return value
@@ -130,7 +130,7 @@ _handlers[Recorded] = settled
 
 
 def unrecorded(value: Any) -> Any:
-    """The plain value of `value`, also if its recording goes on."""
+    """The plain value of `value`, even if its recording is still open."""
     while type(value) is Recorded:
         value = value.primal
     return value
@@ -143,7 +143,7 @@ def followed(value: Any) -> Any:
 
 
 def is_transforming() -> bool:
-    """Whether JAX is differentiating, batching or staging what is called; recording alone is not that."""
+    """Whether JAX is differentiating, batching or staging this code; recording alone does not count."""
     return innermost_but_recordings() is not eval_trace
 
 
@@ -164,7 +164,7 @@ class Recording(_LinearizeTrace):
         tangents.tag = _TraceTag()
         super().__init__(current_trace(), tangents, is_vjp=True)
         self.is_open = True
-        """Whether its values are recorded values, rather than standing for plain ones."""
+        """Whether its values are recorded, rather than plain."""
         self.is_paused = False
         """Whether operations are computed without being recorded."""
         # By identity, so that a value that the user has watched is recognised. The recorded value refers to
@@ -272,7 +272,7 @@ class Recording(_LinearizeTrace):
         return Transposed(jaxpr.replace(outvars=jaxpr.outvars[: len(targets)]), given, wanted)
 
     def release(self) -> None:
-        """Forget everything. The user may keep a loss for long, and it should not keep all residuals."""
+        """Forget everything: a loss that the user keeps must not keep all residuals alive."""
         self.is_open = False
         for reference in self._live:
             recorded = reference()
@@ -283,7 +283,7 @@ class Recording(_LinearizeTrace):
         self.tangent_trace.invalidate()
 
 
-# Traces around a recording that would take the value of a closed one for a constant.
+# Traces around a recording that would treat the value of a closed recording as a constant.
 _TRANSFORMATIONS = (
     _private("interpreters.ad", "JVPTrace"),
     _private("interpreters.batching", "BatchTrace"),

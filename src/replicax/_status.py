@@ -1,7 +1,7 @@
-"""The kinds of errors that TensorFlow distinguishes: `tf.errors` of `replicax.tf`.
+"""TensorFlow's error classes: `tf.errors` of `replicax.tf`.
 
-They are here, below everything, because `except tf.errors.NotFoundError` looks at real base classes: the
-classes of `errors.py` inherit from them. Each kind has TensorFlow's number in `error_code`.
+They are at the bottom of the import order because the classes of `errors.py` inherit from them, so that
+`except tf.errors.NotFoundError` catches ours. Each has TensorFlow's number in `error_code`.
 """
 
 from __future__ import annotations
@@ -78,19 +78,19 @@ class DeadlineExceededError(OpError):
 
 
 class NotFoundError(OpError):
-    """A file or another thing does not exist."""
+    """A file, or something else, does not exist."""
 
     error_code = 5
 
 
 class AlreadyExistsError(OpError):
-    """Something that should be created exists."""
+    """Something that should be created already exists."""
 
     error_code = 6
 
 
 class PermissionDeniedError(OpError):
-    """The program may not do that."""
+    """The program has no permission."""
 
     error_code = 7
 
@@ -144,6 +144,6 @@ class DataLossError(OpError):
 
 
 class UnauthenticatedError(OpError):
-    """The program has not said who it is."""
+    """The program is not authenticated."""
 
     error_code = 16

@@ -1,7 +1,7 @@
 """Running a linear program backwards, from the gradients of its results to those of its inputs.
 
-JAX does it (`backward_pass3`). What is added here: only the part of the program between the chosen inputs
-and the results is run, and gradients can be had of values in the middle of the program.
+JAX does the work (`backward_pass3`). This module adds two things: only the part of the program between the
+chosen inputs and the results is run, and values in the middle of the program can have gradients too.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _between(
 ) -> tuple[list[Any], list[Any]]:
     """The equations that lead from `wanted` to `results`, or compute constants for those.
 
-    Also returns the results of other equations, of which they use some.
+    Also returns the results of other equations that they may use.
     """
     linear, reached = {*linear}, {*wanted}
     kept: list[Any] = []

@@ -172,8 +172,8 @@ class VariableError(ReplicaxError, _status.InvalidArgumentError, ValueError):
 class OutOfMemoryError(ReplicaxError, _status.ResourceExhaustedError, MemoryError, RuntimeError):
     """A step, or the creation of a variable, needs more memory than a device has.
 
-    The message has the largest consumers and the settings that would help; the cause is XLA's own error, if
-    it came so far. `rx.explain` says beforehand what a step needs.
+    The message lists the largest consumers and the settings that would help. The cause is XLA's own error,
+    if XLA raised one. `rx.explain` tells you beforehand what a step needs.
     """
 
 
@@ -181,8 +181,8 @@ class TracingError(ReplicaxError, RuntimeError):
     """A variable was used inside a JAX transformation outside `rx.function`.
 
     Raised when a plain `jax.jit` reads a `Variable`, whose value would become a constant of the program,
-    and for a write inside `jax.lax` control flow, whose result could not leave it. Compile code with
-    variables by `rx.function`.
+    and for a write inside `jax.lax` control flow, whose result could not leave it. Compile code that uses
+    variables with `rx.function`.
     """
 
 
@@ -281,13 +281,13 @@ class CancelledError(ReplicaxError, _status.CancelledError, concurrent.futures.C
 class RunFailedError(ReplicaxError, RuntimeError, AssertionError):
     """A worker that `replicax.testing.run` or `replicax.integrations.ray.run` started has failed.
 
-    It raised, was killed, or was not done in time. The message has the traceback of the rank that failed
-    first and, in tests, what every rank printed. The exception that it raised is the cause of this one.
+    It raised an exception, was killed, or did not finish in time. The message has the traceback of the rank
+    that failed first and, in tests, what every rank printed. The exception that it raised is the cause of
+    this one.
 
     Args:
         message: the whole message.
-        outcomes: what became of each worker (`replicax.testing.Outcome`), in the order of the ranks; empty
-            for Ray.
+        outcomes: the outcome of each worker (`replicax.testing.Outcome`), in rank order; empty for Ray.
     """
 
     def __init__(self, message: str, outcomes: Sequence[Any] = ()) -> None:
@@ -297,7 +297,7 @@ class RunFailedError(ReplicaxError, RuntimeError, AssertionError):
 
 
 class WorkerFailedError(ReplicaxError, _status.UnavailableError, RuntimeError):
-    """Another worker of the cluster has failed, so this one can't go on.
+    """Another worker of the cluster has failed, so this one can't continue.
 
     Raised in the main thread, wherever it is, so that `except` and `finally` blocks run. The group can't
     continue: save nothing that needs the others, and restart all workers from the last checkpoint.
@@ -316,7 +316,7 @@ class WorkerLostError(WorkerFailedError, ConnectionError):
 
 
 class WorkerStuckError(WorkerFailedError, TimeoutError):
-    """Others have waited for a worker for longer than `ClusterOptions.stuck_timeout_seconds`.
+    """Others have waited for a worker longer than `ClusterOptions.stuck_timeout_seconds`.
 
     The message has the stacks of all workers.
     """

@@ -25,7 +25,7 @@ __all__ = [
 
 
 class Device(Protocol):
-    """The part of `jax.Device` that Replicax uses; type checkers know nothing about the class itself."""
+    """The part of `jax.Device` that Replicax uses; type checkers can't see the class itself."""
 
     @property
     def id(self) -> int:

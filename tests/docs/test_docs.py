@@ -120,3 +120,8 @@ def _diff_of_the_examples():
 def test_the_shown_diff_is_that_of_the_examples(page):
     shown = re.findall(r"```diff\n(.*?)\n```", (ROOT / page).read_text(), re.DOTALL)
     assert shown == [_diff_of_the_examples()]
+
+
+def test_the_front_page_shows_the_quick_start():
+    program = (ROOT / "examples" / "quick_start.py").read_text().split('"""\n\n', 1)[1]
+    assert re.findall(r"```python\n(.*?)```", (DOCS / "index.md").read_text(), re.DOTALL) == [program]

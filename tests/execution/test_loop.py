@@ -151,7 +151,7 @@ def test_what_changes_from_step_to_step_belongs_into_the_arguments(strategy, cap
         expected += (expected + 1) * i
     assert result == pytest.approx(expected, rel=1e-5), "right, compiled or not"
     (message,) = [
-        record.getMessage() for record in caplog.records if "no longer compiled" in record.getMessage()
+        record.getMessage() for record in caplog.records if "now runs eagerly" in record.getMessage()
     ]
     assert "args" in message and "<lambda>" in message
 

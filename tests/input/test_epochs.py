@@ -84,7 +84,7 @@ def test_the_number_of_an_epoch_is_checked(two, number):
 
 @pytest.mark.parametrize("dataset", [[np.zeros(2)], lambda: iter([np.zeros(2)])])
 def test_datasets_with_an_order_of_their_own_do_not_take_a_number(two, dataset):
-    with pytest.raises(InputError, match="order of its own"):
+    with pytest.raises(InputError, match="defines its own order"):
         two.distribute_dataset(dataset).epoch(1)
 
 

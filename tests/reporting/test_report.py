@@ -174,7 +174,7 @@ def test_without_a_compiled_function():
 
 
 def test_too_few_batches():
-    with pytest.raises(ContextError, match="was called 2 times, and a report needs 4 calls or more"):
+    with pytest.raises(ContextError, match="was called 2 times, but a report needs at least 4 calls"):
         rx.report(rx.function(lambda x: x + 1), [jnp.ones(3)] * 2)
 
 
@@ -192,7 +192,7 @@ def test_bad_numbers(options):
 
 def test_while_another_profile_is_taken(tmp_path):
     step = rx.function(lambda x: x + 1)
-    with rx.profile(tmp_path), pytest.raises(ContextError, match="another profile is being taken"):
+    with rx.profile(tmp_path), pytest.raises(ContextError, match="another profile is already running"):
         rx.report(step, [jnp.ones(3)] * 10)
 
 
@@ -241,7 +241,7 @@ def test_a_program_that_ends_early(script, capsys):
     assert main(["report", script, "6"]) == 0
     assert "while 3 steps were recorded" in capsys.readouterr().out
     assert main(["report", script, "3"]) == 2
-    assert "add was called 3 times, and a report needs 4 calls or more" in capsys.readouterr().err
+    assert "add was called 3 times, but a report needs at least 4 calls" in capsys.readouterr().err
 
 
 def test_a_program_that_fails(script, capsys):

@@ -21,10 +21,10 @@ _logger = logging.getLogger("replicax")
 
 @final
 class _Task:
-    """What one thread does. Waiting for it can be interrupted by an exception (Ctrl-C), and repeated.
+    """A task of one thread. Waiting for it can be interrupted by an exception (Ctrl-C) and repeated.
 
-    `Thread.join` can't be repeated: Python then takes the thread for ended. Nor can a `Future` be used: an
-    exception inside of a `Condition`, which it waits on, leaves the lock in the wrong state.
+    `Thread.join` can't be repeated: after an interrupt Python considers the thread ended. A `Future` does
+    not work either: an exception inside its `Condition` leaves the lock in the wrong state.
     """
 
     def __init__(self) -> None:
@@ -34,11 +34,11 @@ class _Task:
         self._wake.acquire()
 
     def claim(self) -> bool:
-        """Whether the caller may decide about the task: the thread that runs it, or who cancels it."""
+        """Whether the caller gets to decide about the task: to run it, or to cancel it."""
         return self._claimed.acquire(blocking=False)
 
     def finish(self, error: BaseException | None = None) -> None:
-        """Tell that the task is done."""
+        """Mark the task as done."""
         self.error, self._is_done = error, True
         self._wake.release()
 
@@ -60,8 +60,8 @@ class Writer:
     def write_now(self, step: int, content: Content) -> None:
         """Write, and wait until that is done.
 
-        This too uses a thread, since exceptions of signal handlers reach the main thread alone: Orbax can't
-        be interrupted. Such an exception is raised when the checkpoint is complete.
+        This uses a thread too. Exceptions from signal handlers reach only the main thread, so Orbax can't
+        be interrupted; such an exception is raised when the checkpoint is complete.
         """
         try:
             self.write(step, content, nice=False)
@@ -71,7 +71,7 @@ class Writer:
             raise
 
     def write(self, step: int, content: Content, *, nice: bool = True) -> None:
-        """Start to write; with `nice`, at a low priority."""
+        """Start writing; with `nice`, at a low priority."""
         task = _Task()
         arguments = (task, step, content, nice)
         thread = threading.Thread(target=self._run, args=arguments, name="replicax-checkpoint")

@@ -34,7 +34,7 @@ class Best:
 
 
 def checked_metrics(metrics: Mapping[str, Any], best: Best | None) -> dict[str, float]:
-    """Metrics as plain numbers; `best` must accept them, now rather than when old ones are deleted."""
+    """Metrics as plain numbers; `best` must accept them now, not only when old ones are deleted."""
     try:
         numbers = {str(name): float(value) for name, value in metrics.items()}
     except (AttributeError, TypeError, ValueError) as error:

@@ -129,7 +129,8 @@ class Checkpoint:
     def write_now(self, writer: Writer, step: int, metrics: dict[str, float] | None = None) -> None:
         """Write a checkpoint and wait until it is complete.
 
-        Values are not copied as a whole: while the checkpoint is written, other threads can't access them.
+        Values are copied piece by piece, so other threads can't access them while the checkpoint is
+        written.
         """
         _require_outside("save")
         with one_moment(track(self._objects()).values(), may_take_long=True):
@@ -194,18 +195,18 @@ class Checkpoint:
 
         Nothing is changed unless everything that exists fits. Variables that do not exist yet get their
         values when they are created: slots of optimizers, variables of Keras models, and others whose names
-        are not ambiguous. The rest are restored when `save` or the status finds them in their place,
-        unless they were written before. Values that no variable claims are logged by the next save, or at
+        are not ambiguous. The rest are restored when `save` or the status finds them in their place, unless
+        they have been written by then. Values that no variable claims are logged by the next save, or at
         exit.
 
         Args:
             path: the result of `save`, or a folder of checkpoints, whose newest one is restored.
 
         Returns:
-            A `RestoreStatus`, which tells what did not match.
+            A `RestoreStatus`, which says what did not match.
 
         Raises:
-            CheckpointMissingError: there is no such checkpoint.
+            CheckpointMissingError: the checkpoint does not exist.
             CheckpointMismatchError: a shape, a dtype or a kind does not fit.
             CheckpointError: it can't be read.
         """

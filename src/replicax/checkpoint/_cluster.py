@@ -1,7 +1,8 @@
 """Saving in a cluster: the processes agree on a checkpoint, write their parts, and the first completes it.
 
-Messages go through the coordinator of `jax.distributed`. A barrier on the devices would not do: checkpoints
-are written in a background thread, whose collectives could not be ordered with those of the steps.
+Messages go through the coordinator of `jax.distributed`. A barrier on the devices would not work:
+checkpoints are written in a background thread, whose collectives could not be ordered with those of the
+steps.
 """
 
 from __future__ import annotations
@@ -31,12 +32,13 @@ _num_exchanges: collections.Counter[str] = collections.Counter()
 def meet(path: pathlib.Path, number: int, *, is_given: bool, own_folders: bool = False) -> int:
     """Wait until all processes are about to save a checkpoint at `path`; returns its number.
 
-    Call this in the thread that trains, before the values are copied: that may need collectives. A number
-    that was not given is the first process's, since others may see files of a shared folder later. With
-    `own_folders`, processes may have different folders, and numbers that come from what is there.
+    Call this in the thread that trains, before the values are copied, because copying may need collectives.
+    If no number is given, the first process chooses it, since others may see the files of a shared folder
+    later. With `own_folders`, processes may have different folders, and numbers that depend on their
+    contents.
 
     Raises:
-        CollectiveMismatchError: a process goes on without saving, or saves another checkpoint.
+        CollectiveMismatchError: a process continues without saving, or saves another checkpoint.
     """
     prepare_cpu_pool()  # counting the processes may start JAX
     if jax.process_count() == 1:

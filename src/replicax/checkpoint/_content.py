@@ -1,4 +1,4 @@
-"""What one checkpoint holds, and the checksums that show whether a file was damaged since."""
+"""What one checkpoint holds, and the checksums that detect damaged files."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from replicax.errors import CheckpointError
 __all__ = ["SMALL_BYTES", "Content", "Later", "Sums", "batches", "checksum", "sealed", "unsealed"]
 
 _ONE_ITEM, _MANY_ITEMS = 1, 2
-"""The formats: all arrays in one item of the checkpoint, which earlier versions read too, or in several."""
+"""The formats: all arrays in one item of the checkpoint, which earlier versions can read, or in several."""
 
 _BATCH_BYTES = 64 * 2**20
 """How much is written or read at a time. Orbax needs as much memory again."""
 
 SMALL_BYTES = 2**16
-"""Arrays of up to this size are copied and kept at once: counters of optimizers must be at hand."""
+"""Arrays up to this size are copied immediately: the counters of optimizers must be available."""
 
 Sums = dict[str, dict[str, int]]
 """The checksums of arrays, by the names of the arrays, by the items of the checkpoint that have them."""

@@ -111,7 +111,7 @@ def _packed_value(path: str, variable: Variable, entry: dict[str, Any], copy: bo
 
 
 def _parts_path(path: str) -> str:
-    return f"{path}//parts"  # no variable can be called so: `path` is one, and has nothing in it
+    return f"{path}//parts"  # no variable can have this name: `path` is one, and contains nothing
 
 
 def _packed(path: str, thing: Any) -> tuple[dict[str, Any], np.ndarray | None]:

@@ -42,9 +42,9 @@ class CheckpointManager:
         asynchronous: write in the background; False waits until a checkpoint is complete.
         prefix: what precedes the number in the name of a checkpoint, such as "ckpt-".
         own_folders: workers may pass different directories, as programs for TensorFlow do. The first worker
-            writes into its own; those of the others are created, and stay empty.
-        best_fn: takes the metrics given to `save` and returns a number. The best checkpoints are kept then,
-            rather than the newest; the newest one stays in any case, to continue from.
+            writes into its own; those of the others are created, but stay empty.
+        best_fn: takes the metrics given to `save` and returns a number. The manager then keeps the best
+            checkpoints instead of the newest ones; the very newest always stays, to continue from.
         best_mode: whether the best number is the largest, "max", or the smallest, "min".
 
     >>> import tempfile
@@ -117,7 +117,7 @@ class CheckpointManager:
 
     @property
     def latest_checkpoint(self) -> str | None:
-        """The path of the newest complete checkpoint; None if there is none."""
+        """The path of the newest complete checkpoint; None without one."""
         steps = self._store.steps()
         return str(self._store.path(steps[-1])) if steps else None
 
@@ -160,7 +160,7 @@ class CheckpointManager:
 
         Args:
             step: the number of the checkpoint; by default the one after the newest.
-            force: save also if `step` is not a multiple of the interval.
+            force: save even if `step` is not a multiple of the interval.
             metrics: numbers that are saved with the checkpoint, for `best_fn`. A checkpoint without metrics
                 is not among the best.
 
@@ -187,7 +187,7 @@ class CheckpointManager:
                 self._store.set_aside(number)
             elif number in steps:
                 raise CheckpointError(
-                    f"There is a checkpoint {self._store.path(number)} already. Checkpoints are never "
+                    f"The checkpoint {self._store.path(number)} already exists. Checkpoints are never "
                     "overwritten: continue with later steps, or use another directory."
                 )
             number = self._store.meet(number, is_given=step is not None)
@@ -210,7 +210,7 @@ class CheckpointManager:
         """Restore the newest checkpoint that can be read, if there is one.
 
         Returns:
-            Its number; None if there are no checkpoints, and nothing was changed.
+            Its number; None, with nothing changed, if there is no checkpoint.
 
         Raises:
             CheckpointMismatchError: it does not fit the objects.
@@ -244,7 +244,7 @@ class CheckpointManager:
         return None
 
     def wait(self) -> None:
-        """Wait until everything is written; raises an error of the background."""
+        """Wait until everything is written; raises an error of the background thread."""
         self._writer.wait()
 
     def close(self) -> None:

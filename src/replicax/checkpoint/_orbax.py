@@ -61,7 +61,7 @@ def write_document(path: pathlib.Path, document: dict[str, Any]) -> None:
 
 
 def read_arrays(path: pathlib.Path, item: str, names: Iterable[str]) -> dict[str, np.ndarray]:
-    """Some arrays of an item; without those that are not there."""
+    """Some arrays of an item; missing ones are left out."""
     import orbax.checkpoint as ocp
 
     wanted = dict.fromkeys(names, 0)
@@ -73,7 +73,7 @@ def read_arrays(path: pathlib.Path, item: str, names: Iterable[str]) -> dict[str
 
 
 def has_document(path: pathlib.Path) -> bool:
-    """Whether `path` looks like a checkpoint of ours, be it damaged or not."""
+    """Whether `path` looks like one of our checkpoints, damaged or not."""
     return (path / _DOCUMENT).is_dir()
 
 
@@ -92,7 +92,7 @@ def _for_arrays() -> Any:
     options: dict[str, Any] = {"multiprocessing_options": _alone()}
     if jax.process_index() > 0:
         options["type_handler_registry"] = _numpy_of_every_process()
-    # Compressing parameters takes most of the time and saves next to nothing.
+    # Compressing parameters takes most of the time and saves almost nothing.
     return _checkpointer(ocp.PyTreeCheckpointHandler(use_compression=False, **options))
 
 

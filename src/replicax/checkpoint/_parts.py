@@ -21,7 +21,7 @@ __all__ = ["cannot_combine", "has_parts", "is_combinable", "read_parts", "takes_
 
 
 def has_parts(variable: Variable) -> bool:
-    """Whether each replica has a part of its own."""
+    """Whether each replica has its own part."""
     return variable.layout.differs
 
 

@@ -1,8 +1,9 @@
 """A restored checkpoint, and its values for variables that do not exist yet.
 
 A new variable is matched with a saved one by its place, if that is known when it is created: a slot is next
-to its optimizer's counter, a Keras variable is in a layer. Otherwise by its name, if that is not ambiguous.
-All others are restored when they are found in their place later, unless they were written before.
+to its optimizer's counter, a Keras variable is in a layer. Otherwise it is matched by its name, if that is
+unambiguous. All others are restored when they are later found in their place, unless they have been written
+by then.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Restored:
         self.entries: Mapping[str, Any] = saved.document["entries"]
         self._used = set(self._things()) & set(self.entries)
         self.kept: dict[str, str] = {}
-        """Why things that came later keep the state that they have."""
+        """Why objects that were created later keep their state."""
         self.is_partial = False
         self._slots: set[str] = set()
         self._placed: set[str] = set()
@@ -78,7 +79,7 @@ class Restored:
         return (self._slots | self._placed | self._combined | set(self._by_name.values())) - self._used
 
     def _wait_for_variables(self) -> None:
-        """Ask to be told of new variables, if there are values for any."""
+        """Register for new variables, if any values are pending."""
         self._find_pending()
         if self._pending and self._reference not in awaiting_values:
             awaiting_values.append(self._reference)
@@ -100,7 +101,7 @@ class Restored:
             elif path.partition("/")[0] in roots and not self.is_partial:
                 names.setdefault(entry["name"], []).append(path)
         names.pop("Variable:0", None)  # the default name
-        # Two variables of one name can't be told apart before they have a place.
+        # Two variables with one name can't be distinguished before they have a place.
         self._by_name = {name: paths[0] for name, paths in names.items() if len(paths) == 1}
 
     def _give(self, new: NewVariable) -> np.ndarray | None:
@@ -193,7 +194,7 @@ class Restored:
         self._stop_if_done()
 
     def _why_not(self, path: str, thing: Any) -> str | None:
-        """Why a thing that was not there when the checkpoint was restored keeps the state that it has."""
+        """Why an object that did not exist when the checkpoint was restored keeps its state."""
         if (problem := misfit(thing, self.entries[path])) is not None:
             return problem
         if not isinstance(thing, Variable):
@@ -216,7 +217,7 @@ class Restored:
             )
 
     def pending_state(self, entries: Mapping[str, Any], arrays: Mapping[str, Any]) -> Content:
-        """The pending values of objects that have not created their variables: they are state, too.
+        """The pending values of objects that have not created their variables, which are state too.
 
         Args:
             entries: of the objects now.
@@ -231,7 +232,7 @@ class Restored:
         return Content({name: self._later(name, size) for name, size in sizes.items()}, {"entries": found})
 
     def _later(self, name: str, size: int) -> Any:
-        """An array as it is in memory, or one that is read when it is written again."""
+        """An array in memory, or one that is read from the old checkpoint when it is written again."""
         in_memory = self._saved.kept.get(name)
         if in_memory is not None:
             return in_memory
@@ -246,7 +247,7 @@ class Restored:
 
     @property
     def unused(self) -> list[str]:
-        """What the checkpoint has and nothing has got."""
+        """Saved values that no object has received."""
         self.attach()
         return [path for path in self.entries if path not in self._used]
 
@@ -255,7 +256,7 @@ class Restored:
         return self.problems([path for path in self.unused if path not in self._pending])
 
     def problems(self, unused: list[str]) -> str:
-        """What did not match, in words; empty if everything did."""
+        """A description of what did not match; empty if everything did."""
         problems = []
         lacking = [path for path in unused if path not in self.kept]
         kept = [f"{path}, which {self.kept[path]}" for path in unused if path in self.kept]
@@ -292,7 +293,7 @@ class Restored:
 
 
 def restore_pending() -> None:
-    """Restore variables that were created since a restore, if this is a place to write them in."""
+    """Restore variables that were created since a restore, if they can be written here."""
     if current().replica is None and not is_transforming():
         for restored in list(_waiting):
             restored.attach()

@@ -1,6 +1,6 @@
 """Saving when a process will be ended: `PreemptionCheckpointHandler`.
 
-Machines are often taken away with a notice of some seconds or minutes. All processes then stop at the same
+Machines are often taken away with some seconds or minutes of notice. All processes then stop at the same
 step (`cluster/_stopping_point.py`), save one checkpoint together and end; the next start continues there.
 """
 
@@ -42,8 +42,8 @@ class TerminationConfig:
         termination_watcher_fn: called about once a second; returns whether this process will be ended. By
             default the notice is SIGTERM.
         exit_fn: called in every process when the checkpoint is complete. By default the process ends with
-            status 0. If it returns, the program goes on.
-        grace_period: how many seconds there are between the notice and the end. Training goes on for part
+            status 0. If it returns, the program continues.
+        grace_period: how many seconds there are between the notice and the end. Training continues for part
             of that time; by default it stops at once.
         save_fn: saves the checkpoint, in every process. By default the manager saves it, with the number
             after the newest checkpoint; if the program numbers checkpoints by step, pass a function that
@@ -77,7 +77,7 @@ class TerminationConfig:
 
 @runtime_checkable
 class Manager(Protocol):
-    """A checkpoint manager, also that of `replicax.tf`."""
+    """A checkpoint manager of Replicax or of `replicax.tf`."""
 
     @property
     def directory(self) -> str:
@@ -97,8 +97,9 @@ class Manager(Protocol):
 class PreemptionCheckpointHandler:
     """Saves a checkpoint and ends all processes when one is told to end; restores it at the next start.
 
-    Making the handler restores the newest checkpoint. From then on SIGTERM does not end the process. When a
-    process gets it, all go on to the same step, save one checkpoint there and end with status 0.
+    Creating the handler restores the newest checkpoint. From then on SIGTERM does not end the process. When
+    a process gets it, all processes continue to the same step, save one checkpoint there and exit with
+    status 0.
 
     Call `save_checkpoint_if_preempted` at the end of each step, or let `run` call the steps, equally often
     in every process. Evaluate that way too, if evaluating takes long.
@@ -106,12 +107,12 @@ class PreemptionCheckpointHandler:
     Args:
         cluster_resolver: the cluster's resolver, `strategy.cluster_resolver`; None for one process.
         checkpoint_or_checkpoint_manager: what to save.
-        checkpoint_dir: where to save a `Checkpoint`; only the newest one is kept. A manager has a folder of
-            its own.
+        checkpoint_dir: where to save a `Checkpoint`; only the newest one is kept. A manager has its own
+            folder.
         termination_config: how notices arrive, and how to save and end.
 
     Raises:
-        CheckpointError: there is no folder, or another one than the manager's.
+        CheckpointError: no folder was given, or it is not the manager's.
 
     >>> import os, signal, tempfile
     >>> step = rx.Variable(0)
@@ -167,7 +168,7 @@ class PreemptionCheckpointHandler:
 
     @property
     def total_run_calls(self) -> int:
-        """How often `run` was called, also before earlier preemptions."""
+        """How often `run` was called, including calls before earlier preemptions."""
         return self._runs
 
     @property
@@ -178,9 +179,9 @@ class PreemptionCheckpointHandler:
     def run(self, distributed_train_function: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:
         """Call a step; before it, save a checkpoint and end if a process was told to end.
 
-        Take batches inside of the function, from an iterator that is part of the checkpoint. A batch that
-        was taken before the call would be missing after a restart; for such loops call
-        `save_checkpoint_if_preempted` at the end of the loop's body instead.
+        Take batches inside the function, from an iterator that is part of the checkpoint. A batch that was
+        taken before the call would be missing after a restart; in such loops, call
+        `save_checkpoint_if_preempted` at the end of the loop body instead.
 
         Args:
             distributed_train_function: the step.
@@ -202,7 +203,7 @@ class PreemptionCheckpointHandler:
 
         Args:
             *args: passed to `save` of the manager, or to `save_fn`.
-            **kwargs: likewise.
+            **kwargs: passed in the same way.
         """
         now = time.monotonic()
         if self._last_point is not None:
@@ -247,7 +248,7 @@ class PreemptionCheckpointHandler:
         return grace - reserve - seconds
 
     def close(self) -> None:
-        """Stop watching: SIGTERM has the effect again that it had before."""
+        """Stop watching, and restore the previous effect of SIGTERM."""
         self._stop.close()
 
     def __enter__(self) -> PreemptionCheckpointHandler:

@@ -1,8 +1,8 @@
 """A checkpoint that is being restored: its arrays are read when they are needed.
 
-All arrays that will be needed are read and compared with their checksums before anything is restored. Some
-stay in memory until they are restored, as many as there is room for; others are read again then. So
-restoring takes a bounded amount of memory, and a damaged checkpoint changes nothing.
+All arrays that will be needed are read and compared with their checksums before anything is restored. As
+many as there is room for stay in memory until they are restored; the others are read again. So restoring
+takes a bounded amount of memory, and a damaged checkpoint changes nothing.
 """
 
 from __future__ import annotations

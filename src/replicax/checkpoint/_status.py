@@ -15,9 +15,9 @@ __all__ = ["RestoreStatus"]
 class RestoreStatus:
     """What a restore found, and what it did not; returned by `Checkpoint.restore`.
 
-    What did not match is logged in one line when the status is dropped, as it is at the end of a statement
-    that does not use it, and by the next save at the latest. `assert_consumed()` raises instead;
-    `expect_partial()` logs nothing.
+    What did not match is logged in one line when the status is garbage-collected (immediately, if you do
+    not keep it), and by the next save at the latest. `assert_consumed()` raises instead; `expect_partial()`
+    logs nothing.
 
     >>> import tempfile
     >>> path = rx.Checkpoint(w=rx.Variable(1.0), b=rx.Variable(2.0)).save(tempfile.mkdtemp())
@@ -34,12 +34,12 @@ class RestoreStatus:
 
     @property
     def missing(self) -> list[str]:
-        """What is here and was not saved."""
+        """Objects of the program without a saved value."""
         return self._restored.missing
 
     @property
     def unused(self) -> list[str]:
-        """What was saved and nothing here has got."""
+        """Saved values without an object in the program."""
         return self._restored.unused
 
     def assert_consumed(self) -> RestoreStatus:
@@ -71,7 +71,7 @@ class RestoreStatus:
         return self
 
     def run_restore_ops(self, session: None = None) -> None:
-        """No effect: values were restored when `restore` was called, and there are no sessions."""
+        """No effect: `restore` has already restored the values."""
 
     def initialize_or_restore(self, session: None = None) -> None:
         """No effect: variables have their values from the start."""

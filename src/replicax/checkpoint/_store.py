@@ -1,9 +1,8 @@
 """A folder of numbered checkpoints.
 
-A checkpoint is written in a folder of its own and renamed when everything is there, so what has the name of
-a checkpoint is complete. Folders with other content may have numbers as names, too; they are neither listed
-nor deleted. Of the checkpoints, a store deletes only those that a manager has written with that prefix and
-number.
+A checkpoint is written in its own working folder and renamed when it is complete, so anything with the name
+of a checkpoint is complete. Other folders may have numbers as names too; they are neither listed nor
+deleted. A store deletes only checkpoints that a manager has written with that prefix and number.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class Store:
         prefix: what precedes the number in the name of a checkpoint.
         managed: whether the checkpoints that are written may be deleted when they are too old.
         own_folders: whether the processes of a cluster may have different folders. The first process writes
-            into its own; those of the others are created, and stay empty.
+            into its own; those of the others are created, but stay empty.
         best: which checkpoints are kept instead of the newest.
     """
 
@@ -124,7 +123,7 @@ class Store:
 
     def _begin(self, path: pathlib.Path) -> pathlib.Path:
         if path.exists():
-            raise CheckpointError("something of that name is there already")
+            raise CheckpointError("something with that name already exists")
         self.directory.mkdir(parents=True, exist_ok=True)
         remove_abandoned(self.directory)
         return new_working_folder(self.directory, path.name)
@@ -193,7 +192,7 @@ class Store:
                 self.path(step).rename(self.directory / f"{self.path(step).name}.unreadable")
 
     def open(self, step: int) -> Saved:
-        """A checkpoint that is there."""
+        """An existing checkpoint."""
         path = self.path(step)
         if not path.is_dir():
             others = f"has the checkpoints {self.steps()}" if self.steps() else "has no checkpoints"
@@ -222,7 +221,7 @@ def _check_complete(content: Content, sums: list[Sums]) -> None:
 
 
 def _wait_for(folder: pathlib.Path) -> None:
-    """Wait until a folder that the first process has created is there; network file systems may be late."""
+    """Wait until a folder of the first process is visible; network file systems may be late."""
     deadline = time.monotonic() + _FOLDER_SECONDS
     while not folder.is_dir():
         if time.monotonic() > deadline:

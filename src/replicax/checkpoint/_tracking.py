@@ -116,7 +116,7 @@ def _walk(path: str, thing: Any, seen: dict[int, Any]) -> Iterator[tuple[str, An
 def _visit(path: str, thing: Any, seen: dict[int, Any]) -> Iterator[tuple[str, Any]]:
     """Everything in `thing` that is searched, from the outside in.
 
-    `seen` has the things themselves, too: as long as it does, no other can have their ids.
+    `seen` also holds the things themselves, so that no other object can get their ids.
     """
     if isinstance(thing, _OPAQUE) or id(thing) in seen:
         return

@@ -1,10 +1,10 @@
 """Folders in which checkpoints are being written, and whether their writers are still running.
 
-A writer works in a folder with a unique name, and first writes down there which process it is. Another
-process may remove the folder only if the writer has ended. A process id proves that only on the same
-machine since its last boot, and in the same container: containers have their own process ids, and other
-machines may use the same file system. In all other cases a folder is abandoned if nothing in it has changed
-for a day.
+A writer works in a folder with a unique name, and first records there which process it is. Another process
+may remove the folder only if the writer has ended. A process id proves that only on the same machine since
+its last boot, and in the same container: containers have their own process ids, and other machines may use
+the same file system. In all other cases a folder counts as abandoned if nothing in it has changed for a
+day.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The command line: `python -m replicax demo`, `python -m replicax doctor`, `python -m replicax launch`."""
+"""The command line: `python -m replicax` with `demo`, `doctor`, `launch` or `report`."""
 
 from replicax.cli._main import main
 

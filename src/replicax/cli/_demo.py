@@ -182,7 +182,7 @@ class _Demo:
             f"{self._accuracy(restored)}"
         )
         if not np.array_equal(restored, expected):
-            raise RuntimeError("The restored model predicts something else than the saved one.")
+            raise RuntimeError("The restored model's predictions differ from the saved one's.")
         self.progress.history.resumed_at = trainer.step
         return trainer
 

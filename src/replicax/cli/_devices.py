@@ -1,4 +1,4 @@
-"""JAX's devices, for commands that report in one line why there are none."""
+"""JAX's devices, for commands that report in one line why JAX has none."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def run_doctor(*, as_json: bool = False, only: Sequence[str] = ()) -> int:
         only: run only the checks whose names contain one of these words; empty runs all.
 
     Returns:
-        The exit status: 1 if a check failed, 2 if there is no such check.
+        The exit status: 1 if a check failed, 2 if no check has such a name.
     """
     checks = [c for c in all_checks() if not only or any(w.lower() in c.name.lower() for w in only)]
     if not checks:
@@ -148,7 +148,7 @@ class _Patient:
         return Result.from_dict(json.loads(line)) if line else None
 
     def failure_of(self, check: Check) -> Result:
-        """Why there is no result."""
+        """Why the result is missing."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(1)
         status = self._process.returncode

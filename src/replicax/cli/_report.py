@@ -1,4 +1,4 @@
-"""`python -m replicax report`: runs a program for some steps, and says where their time goes."""
+"""`python -m replicax report`: profiles some steps of a program, and says where their time goes."""
 
 from __future__ import annotations
 

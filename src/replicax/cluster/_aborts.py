@@ -1,8 +1,8 @@
-"""Having a word before native code aborts the process.
+"""Running Python code before native code aborts the process.
 
 Gloo aborts a process that receives data of another collective, which happens when a third worker dies. XLA
 aborts when a check fails. Python's own signal handlers do not help: they run later, in the main thread. So
-this one is a C function that takes the interpreter's lock and calls Python in the thread that aborts.
+this handler is a C function that takes the interpreter's lock and calls Python in the aborting thread.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class Task:
 @final
 @dataclass(frozen=True)
 class Place:
-    """The tasks that train together, and which of them this process is."""
+    """The tasks that train together, and the task of this process."""
 
     tasks: tuple[Task, ...]
     process_id: int

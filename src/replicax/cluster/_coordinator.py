@@ -87,7 +87,7 @@ def _why_no_coordinator(address: str, answer: dict[str, Any]) -> str:
 
 @final
 class Meeting:
-    """A worker's way into the cluster: it says who it is and waits for the others."""
+    """How a worker joins the cluster: it identifies itself and waits for the others."""
 
     def __init__(self, address: str, rank: int, tasks: Sequence[str], timeout_seconds: float) -> None:
         """Meet the workers `tasks` at `address`, as number `rank` of them."""
@@ -118,7 +118,7 @@ class Meeting:
                         return connection, message["service"]
                     self._take(message)
                 if time.monotonic() > self._deadline:
-                    connection.send({"kind": "timed out"})  # the others need not find out by themselves
+                    connection.send({"kind": "timed out"})  # so that the others need not time out
                     raise ClusterTimeoutError(self._who_is_missing())
         except BaseException:
             connection.close()

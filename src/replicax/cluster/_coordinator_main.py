@@ -1,7 +1,7 @@
 """The coordinator: a process beside the first worker, with the hub and JAX's coordination service.
 
 It is not part of the first worker because it must outlive it. If the service ended with the first worker,
-JAX would end all others at the same moment, before they could say why. The process ends with the last
+JAX would end all others at the same moment, before they could report why. The process ends with the last
 worker.
 
 It starts in a fifth of a second because it imports only jaxlib, not JAX. Its arguments are one JSON
@@ -45,7 +45,7 @@ def main() -> None:
     print(json.dumps({"ok": True}), flush=True)
     os.dup2(
         os.open(os.devnull, os.O_WRONLY), 1
-    )  # whoever reads the first worker's pipes must not wait for us
+    )  # a reader of the first worker's pipes must not wait for us
 
     def start_service() -> str:
         bound = listener.getsockname()[0]
@@ -93,8 +93,8 @@ def _start_service(host: str, bound: str, num_tasks: int, heartbeat_seconds: flo
     family = socket.AF_INET6 if ":" in bound else socket.AF_INET
     with socket.create_server((bound, 0), family=family) as probe:
         port = probe.getsockname()[1]
-    # A recoverable service tells nobody of failures, and nobody waits for anybody at the end: JAX would end
-    # the other processes without a message.
+    # A recoverable service does not propagate failures, and no process waits for others at the end.
+    # Otherwise JAX would end the other processes without a message.
     _services.append(
         service(
             f"{_bracketed(bound)}:{port}",

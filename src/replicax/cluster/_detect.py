@@ -1,8 +1,8 @@
 """Finding the cluster of this process without being told how it was started.
 
-Only what can't mean anything else counts: variables that a launcher of processes sets under its own name,
-in a job of several processes. RANK and WORLD_SIZE alone, or a pod of a Job, may be something else; such
-processes need their resolver as an argument.
+Only unambiguous evidence counts: variables that a launcher sets under its own name, in a job of several
+processes. RANK and WORLD_SIZE alone, or a pod of a Job, may mean something else; such programs must pass a
+resolver.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def detect_cluster(auto_set_gpu: bool = True) -> ClusterResolver | None:
         auto_set_gpu: let a resolver that divides the GPUs of a host set CUDA_VISIBLE_DEVICES.
 
     Returns:
-        None also if `jax.distributed` is initialized already, unless TF_CONFIG is set.
+        None also if `jax.distributed` is already initialized, unless TF_CONFIG is set.
 
     Raises:
         ClusterError: there is a cluster, but it is not valid.

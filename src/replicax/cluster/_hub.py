@@ -1,8 +1,8 @@
 """The meeting point of all workers: it brings them together, and tells all when one has failed.
 
 Every worker connects to the hub before JAX connects to anything, and says who it is. So a missing worker,
-two with one rank and different clusters are found before they could harm each other. The connections stay
-open until the processes end: the system closes that of a process that dies.
+two workers with one rank, and different clusters are detected before they can do harm. The connections stay
+open until the processes end: if a process dies, the system closes its connection.
 
 The coordinator's process imports this module without JAX, so it imports nothing but the standard library.
 """
@@ -186,7 +186,7 @@ class Hub:
         self._stacks_sent = judge.wants_stacks
 
     def _send_all(self, message: dict[str, Any]) -> None:
-        # Those that have spoken last come first: sending to a stopped process may block for seconds.
+        # Most recently heard from first: sending to a stopped process may block for seconds.
         joined = [connection for connection, rank in self._ranks.items() if rank is not None]
         for connection in sorted(joined, key=lambda c: c.heard, reverse=True):
             connection.send(message)

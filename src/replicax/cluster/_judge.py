@@ -21,7 +21,7 @@ from typing import Any, final
 
 __all__ = ["Judge", "Verdict"]
 
-# A worker that loses its connection to a dead one fails too, sometimes before the death is noticed.
+# A worker that loses its connection to a dead worker fails too, sometimes before the death is noticed.
 _CONSEQUENCE_SECONDS = 1.0
 # Reports are not simultaneous, so a difference in what is about to start must last.
 _PENDING_SECONDS = 0.5
@@ -49,7 +49,7 @@ class Verdict:
 @final
 @dataclasses.dataclass
 class _Worker:
-    """What is known of one worker."""
+    """What is known about one worker."""
 
     rank: int
     name: str
@@ -183,7 +183,7 @@ class Judge:
             "WorkerLostError",
             worker.rank,
             worker.step,
-            f"{worker} has died, last seen at {worker.place}: its process ended without a word, for "
+            f"{worker} has died, last seen at {worker.place}: its process ended without a report, for "
             "example killed by a signal, by the system for lack of memory, or by a crash in native "
             "code. See its own output. Restart all workers from the last checkpoint.",
         )
@@ -218,7 +218,7 @@ class Judge:
         return None
 
     def _waiting_for(self, worker: _Worker) -> Iterator[tuple[_Worker, str]]:
-        """The workers that need `worker` to go on, each with what it waits in."""
+        """The workers that need `worker` in order to continue, each with what it waits in."""
         for other in self._workers:
             if other.gone:
                 continue

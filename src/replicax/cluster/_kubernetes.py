@@ -1,7 +1,7 @@
 """The pods of a Kubernetes cluster, found by their labels with the Kubernetes API, as in TensorFlow.
 
-It needs the package `kubernetes`, and permission to list pods. The pods of one Job find each other without
-both: see `_kubernetes_job.py`.
+It needs the package `kubernetes`, and permission to list pods. The pods of one Job need neither: see
+`_kubernetes_job.py`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The network addresses where this process listens: those that the cluster names, and no others.
 
-Gloo, which connects CPU devices, would listen at the address that the machine's name has. Here it listens
-at the host of the task's address, if that is an address of this machine. It may not be one: a Kubernetes
-service or a router may forward to this machine. And on many systems the name of a machine is a loopback
-address for the machine itself, where the others can't reach it. Then Gloo's default remains. The
-coordinator follows the same rules (`_coordinator_main.py`).
+By default Gloo, which connects CPU devices, listens at the address that the machine's name resolves to.
+Here it listens at the host of the task's address, if that belongs to this machine. There are two
+exceptions, in which Gloo's default remains: a Kubernetes service or a router may forward to this machine,
+and on many systems a machine resolves its own name to a loopback address, where the others can't reach it.
+The coordinator follows the same rules (`_coordinator_main.py`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ENCRYPTION_SETTINGS = (
 
 
 def listen_at_own_address(address: str) -> None:
-    """Let this process, whose task has this address, listen there for the collectives of CPU devices."""
+    """Let this process listen for collectives of CPU devices at its task's address."""
     if (host := own_host(address)) is not None:
         use_gloo_at(host)
 

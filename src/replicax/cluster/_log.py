@@ -1,12 +1,12 @@
-"""What this process has asked the other processes to do with it: the log of its collectives.
+"""The log of the collectives that this process has started with others.
 
 A collective between processes works only if every process starts the same ones, in the same order. So each
 program that communicates with other processes gets a sequence number when it is started, and has a
 *fingerprint*: what it does, with which shapes and dtypes. Processes whose fingerprints differ at the same
 number run different programs; the log also has the lines of the user's code, to say where.
 
-Recording must cost next to nothing, because every training step does it: two attributes and a place in a
-list. Other threads may read the log at any time, and do not disturb it.
+Recording must cost almost nothing, because every training step does it: two attributes and a slot in a
+list. Other threads may read the log at any time without disturbing it.
 """
 
 from __future__ import annotations

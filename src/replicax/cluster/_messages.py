@@ -36,7 +36,7 @@ def exchange_between_processes(
     """Send `message` to all `processes` and return the messages of all of them, in order.
 
     Every process calls this with its own message. Messages are JSON; those of a topic are numbered from 0.
-    A process that others wait for is stuck after a while, unless it `may_take_long`.
+    A process that others wait for counts as stuck after a while, unless it `may_take_long`.
 
     Raises:
         CollectiveTimeoutError: a message did not arrive in time, or before `cancelled()`.

@@ -1,12 +1,12 @@
-"""Notices that a process will be ended soon: SIGTERM, or what a platform says in its own way.
+"""Notices that a process will be ended soon: SIGTERM, or a platform's own signal.
 
-JAX takes SIGTERM for itself when processes join a cluster, and then nothing happens: a program that is told
-to end goes on. `leave_sigterm_alone` undoes that, so SIGTERM ends a process unless the program asks for
-something else. `Notices` is what it may ask for: a notice is remembered instead.
+When processes join a cluster, JAX installs a handler for SIGTERM that does nothing, so a program that is
+told to end continues. `leave_sigterm_alone` undoes that: SIGTERM ends a process unless the program uses
+`Notices`, which remember the notice instead.
 
 A Python signal handler waits for the main thread to return to Python, which may be blocked in a compilation
 or a collective for minutes. So the thread that waits for notices learns of the signal from a file that the
-interpreter writes to at once.
+interpreter writes to immediately.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["Notices", "leave_sigterm_alone"]
 
 
 def leave_sigterm_alone() -> None:
-    """Give SIGTERM back the meaning that it had before JAX joined a cluster.
+    """Restore the handling of SIGTERM from before JAX joined a cluster.
 
     JAX keeps the signal if the environment says JAX_ENABLE_PREEMPTION_SERVICE=true, for programs that call
     `multihost_utils.reached_preemption_sync_point` themselves.
@@ -85,7 +85,7 @@ class Notices:
         self._why = None
 
     def close(self, *, at_exit: bool = False) -> None:
-        """Give the signal back to whoever had it; `at_exit` means that the program is ending anyway."""
+        """Restore the previous handler; `at_exit` means that the program is ending anyway."""
         if self._signal is None or self._signal.close(at_exit=at_exit):
             self._reader.close()
             self._writer.close()
@@ -93,9 +93,9 @@ class Notices:
 
 @final
 class _Signal:
-    """SIGTERM, as long as it is ours. Others of this class and event loops hear of it too.
+    """Our handler of SIGTERM. It passes the signal on to other instances and to event loops.
 
-    Other handlers that had it before do not, since most would end the program.
+    It does not call other previous handlers, since most would end the program.
     """
 
     def __init__(self, receive: Callable[[], None], file: socket.socket) -> None:
@@ -117,13 +117,13 @@ class _Signal:
             before._handle(number, frame)
 
     def pass_on(self, received: bytes) -> None:
-        """Give what the interpreter wrote to whoever waited for it before."""
+        """Pass what the interpreter wrote on to the previous reader."""
         if self._previous_file >= 0:
             with contextlib.suppress(OSError):
                 os.write(self._previous_file, received)
 
     def close(self, *, at_exit: bool) -> bool:
-        """Give the signal back; False if another handler still passes signals on to this one.
+        """Restore the previous handler; False if another handler still passes signals on to this one.
 
         A program that has finished its work, and is ending, must not be killed by the signal: it would look
         as if it had failed.

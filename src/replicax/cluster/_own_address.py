@@ -9,7 +9,7 @@ __all__ = ["index_of_own_address"]
 
 
 def index_of_own_address(addresses: Sequence[str]) -> int | None:
-    """The index of the address 'host:port' whose host is this machine; None if there is none.
+    """The index of the address 'host:port' whose host is this machine; None if no host is.
 
     >>> from replicax.cluster._own_address import index_of_own_address
     >>> index_of_own_address(["192.0.2.1:8470", "127.0.0.1:8470"])

@@ -53,10 +53,10 @@ class PreemptionWatcher:
         return self._message
 
     def block_until_worker_exit(self) -> None:
-        """Do nothing, as in TensorFlow on all platforms but TPUs with a coordinator of their own."""
+        """Do nothing, as in TensorFlow on all platforms except TPUs with their own coordinator."""
 
     def close(self) -> None:
-        """Stop watching, and give SIGTERM back to whoever had it."""
+        """Stop watching, and restore the previous handler of SIGTERM."""
         self._close(at_exit=False)
 
     def _close(self, *, at_exit: bool) -> None:

@@ -1,4 +1,4 @@
-"""What a worker reports of its collectives: the last ones, and a running digest of all of them.
+"""What a worker reports about its collectives: the last ones, and a running digest of all of them.
 
 Workers report at different moments, so the last collectives of one may not be among the last of another.
 All report those whose numbers are multiples of `_STRIDE`, with a digest of everything up to there: if the
@@ -25,7 +25,7 @@ _Mark = tuple[Entry, int | None]
 
 @final
 class Progress:
-    """Follows a log in the background; `report` is called now and then."""
+    """Follows a log in the background; `report` is called periodically."""
 
     def __init__(self, log: CollectiveLog) -> None:
         """Follow `log` from its beginning."""
@@ -49,7 +49,7 @@ class Progress:
         return [_shown(*mark) for mark in (*self._marks, *self._last)]
 
     def pending(self) -> list[Any] | None:
-        """The collective that is about to start, like an entry of `report`, and since when it is."""
+        """The collective that is about to start, like an entry of `report`, and since when."""
         entry, since = self._log.pending, self._log.state.since
         return None if entry is None else [*_shown(entry, None), since]
 

@@ -1,4 +1,4 @@
-"""An exception on the way to another process."""
+"""An exception that is sent to another process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Raised:
 
     @classmethod
     def catch(cls, error: Exception) -> Raised:
-        """Leave our own frame out; an exception that can't travel is replaced by a `RuntimeError`."""
+        """Omit our own frame; an exception that can't be pickled is replaced by a `RuntimeError`."""
         frames = error.__traceback__.tb_next if error.__traceback__ else None
         text = "".join(traceback.format_exception(type(error), error, frames))
         try:

@@ -27,7 +27,7 @@ __all__ = [
 
 
 class ClusterResolver(abc.ABC):
-    """Knows the tasks of a cluster, and which of them this process is.
+    """Knows the tasks of a cluster, and the task of this process.
 
     Subclass it for a way of starting processes that Replicax does not know: define `cluster_spec` and
     `master`, and set `task_type` and `task_id`.
@@ -69,12 +69,12 @@ class ClusterResolver(abc.ABC):
     ) -> Mapping[str, int]:
         """The number of accelerators of a task, by platform: `{"GPU": 4}`. CPU devices do not count.
 
-        Counting them starts JAX: join the cluster first. Those of other tasks are known after that.
+        Counting them starts JAX, so join the cluster first. After that, those of other tasks are known too.
 
         Args:
             task_type: the job of the task; None is the job of this process.
             task_id: its index; None is the index of this process.
-            config_proto: must be None: JAX has no sessions.
+            config_proto: must be None; JAX has no sessions.
 
         Raises:
             ClusterError: there is no such task, or this process has not joined its cluster.
@@ -146,7 +146,7 @@ def refuse_config_proto(config_proto: Any) -> None:
 
 
 def checked_task_id(task_id: Any, where: str) -> int | None:
-    """A task's index as an int, also if it is given as text or as 1.0; None is returned unchanged."""
+    """A task's index as an int, even if it is given as text or as 1.0; None is returned unchanged."""
     if task_id is None:
         return None
     number = integer(task_id)

@@ -1,13 +1,13 @@
 """Stopping this process because of a failure, here or in another worker.
 
 When another worker has failed, its error is raised in the main thread, so that the program's `except` and
-`finally` blocks run. A real signal does it: it also ends `time.sleep` and other waiting. A main thread
-that is blocked in native code, usually in the collective that the other worker will never join, can't
-raise. After a second the error is printed and the process ended, with status `BLOCKED_STATUS`.
+`finally` blocks run. It is raised with a real signal, which also interrupts `time.sleep` and other waiting.
+A main thread that is blocked in native code, usually in the collective that the other worker will never
+join, can't raise. After a second the error is printed and the process ended, with status `BLOCKED_STATUS`.
 
-When this program fails itself, an exception hook reports it. Some such failures are consequences: when a
-worker dies, those that are connected to it fail too. They wait a moment to learn the cause, and print it
-last. An abort of native code is treated alike.
+When this program itself fails, an exception hook reports it. Some failures are consequences: when a worker
+dies, those connected to it fail too. They wait a moment to learn the cause, and print it last. Aborts of
+native code are treated the same way.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Stopper:
         self._known, self._raised = threading.Event(), threading.Event()
         self._end_at: float | None = None
         self.is_failing = False
-        """Whether this program ends with an exception of its own."""
+        """Whether this program ends with its own exception."""
         self._previous_hook = sys.excepthook
         self._can_raise = threading.current_thread() is threading.main_thread()
         if self._can_raise:
@@ -87,7 +87,7 @@ class Stopper:
             self._known.wait(_CAUSE_SECONDS)  # the signal of `interrupt` ends it
 
     def tick(self) -> None:
-        """End a process that does not end by itself; called now and then in the watchdog's thread."""
+        """End a process that does not end on its own; called periodically in the watchdog's thread."""
         if self._end_at is not None and time.monotonic() > self._end_at:
             self._end(1)
 

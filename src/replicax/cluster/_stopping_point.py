@@ -1,10 +1,10 @@
 """Where all processes stop when one of them will be ended: at the same point of their programs.
 
-Every program passes the same points, one after the other, at most a few apart. When a process gets a
-notice, it publishes it. A thread of each process sees that and says how many points its program has passed;
-from then on the program waits at its next point until all have said it. They stop at the first point that
+Every program passes the same points, one after the other, at most a few apart. A process that gets a notice
+publishes it. A thread in each process sees the notice and reports how many points its program has passed;
+from then on the program waits at its next point until all have reported. They stop at the first point that
 no program has passed. A program never waits for another program here, only for these threads, so it does
-not matter that others are blocked in a collective or a compilation: those that are behind go on until they
+not matter if others are blocked in a collective or a compilation: those that are behind continue until they
 reach the point.
 """
 
@@ -36,8 +36,8 @@ class StoppingPoint:
 
     Args:
         termination_watcher_fn: see `Notices`.
-        delay: given the seconds since a notice to this process, how much longer to wait before telling the
-            others.
+        delay: how much longer to wait before telling the others, given the seconds since the notice to this
+            process.
 
     >>> from replicax.cluster import StoppingPoint
     >>> point = StoppingPoint(lambda: True, delay=lambda seconds: 0.0)
@@ -67,7 +67,7 @@ class StoppingPoint:
         atexit.register(self._close, at_exit=True)
 
     def reached(self) -> bool:
-        """Pass a point, unless all processes stop here; whether they do."""
+        """Pass a point, unless all processes stop here; returns whether they do."""
         with self._lock:
             if self._told is None:
                 self._passed += 1
@@ -87,7 +87,7 @@ class StoppingPoint:
             return False
 
     def resume(self) -> None:
-        """Go on after a stop; there may be another one later."""
+        """Continue after a stop; there may be another one later."""
         with self._lock:
             self._generation += 1
             self._told = self._where = self.message = None
@@ -127,7 +127,7 @@ class StoppingPoint:
             self._decided.set()
 
     def _look(self, why: str | None, since: float | None) -> None:
-        """See whether there is a notice, here or elsewhere; if so, say how many points were passed."""
+        """Look for a notice, here or elsewhere; if there is one, report how many points were passed."""
         message = next(iter(self._read("notice").values()), None)
         if message is None and why is not None and self._delay(time.monotonic() - (since or 0)) <= 0:
             message = f"Process {self._process} will be ended ({why})"

@@ -1,4 +1,4 @@
-"""JSON messages over a TCP connection, one a line.
+"""JSON messages over a TCP connection, one per line.
 
 The coordinator's process imports this module without JAX, so it imports nothing but the standard library.
 """
@@ -42,7 +42,7 @@ class Connection:
         return self._socket.fileno()
 
     def send(self, message: dict[str, Any]) -> bool:
-        """Send `message`; whether the other end still takes messages."""
+        """Send `message`; returns whether the other end still accepts messages."""
         with self._lock:
             try:
                 self._socket.sendall(json.dumps(message).encode() + b"\n")
@@ -51,7 +51,7 @@ class Connection:
         return True
 
     def receive(self, timeout_seconds: float) -> list[dict[str, Any]] | None:
-        """The messages that arrive within the timeout, at once when there is one; None at the end.
+        """The messages that arrive within the timeout; returns as soon as there is one. None at the end.
 
         Raises:
             ValueError: the other end does not send messages of this kind.

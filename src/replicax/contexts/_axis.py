@@ -2,12 +2,12 @@
 
 In a compiled step with several replicas `shard_map` binds the axis, and `jax.lax.pmean(x, axis_name)` is
 JAX's own. Nothing binds it for a single replica, for eager replicas, or for replicas that are traced one
-after the other. There, the functions of `jax.lax` come here. A sum is the `all_reduce` of the replica
-context. Every other collective gathers the replicas' values, applies JAX's function under `vmap` and takes
-this replica's row, so it has JAX's results, dtypes and gradients.
+after the other. There, the functions of `jax.lax` call this module. A sum is the `all_reduce` of the
+replica context. Every other collective gathers the replicas' values, applies JAX's function under `vmap`
+and takes this replica's row, so it has JAX's results, dtypes and gradients.
 
 The functions are replaced, not the rules of their primitives: `jax.lax.psum` of an array that is not traced
-uses no primitive. JAX takes the array as equal on all devices and multiplies it by the size of the axis.
+uses no primitive. JAX assumes that the array is equal on all devices and multiplies it by the axis size.
 For any other axis, and outside of such replicas, the functions do what they always do.
 """
 
@@ -120,7 +120,7 @@ def _as_given(total: Any, number: Any) -> Any:
 
 
 def _mapped(replica: ReplicaContext, call: _Collective, structure: Any, groups: Any = None) -> Any:
-    """What `call` gives this replica if it is mapped over the values of all replicas, or of its group."""
+    """This replica's result of `call`, mapped over the values of all replicas, or of its group."""
     mine = replica._index
     rows = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], structure)
     if replica.num_replicas_in_sync > 1:

@@ -3,15 +3,15 @@
 Equal numbers of rows prove nothing: a vector with one entry for each class may happen to be as long as the
 batch. So the function is called once more, with abstract values and twice as many rows. A value whose first
 axis is the batch's in both calls has one row for each example. A value of the same size in both does not
-depend on the number of rows. Any other value is made of the rows in a way that shapes do not show (it is
-flattened, for example), and reducing it over its first axis is refused, with advice.
+depend on the number of rows. Any other value depends on the rows in a way that shapes do not show (for
+example, it is flattened), and reducing it over its first axis is an error with advice.
 
-A replica may have several padded batches. Each one is enlarged by itself. Batches that the function
-combines row by row can only grow together; a row of theirs is an example if it is one in all of them.
+A replica may have several padded batches. Each is enlarged separately. Batches that the function combines
+row by row can only grow together; such a row counts as an example if it is one in all of them.
 
-Losses and metrics take rows of the batch by definition. If the function can't be called in this way, and
-in eager replicas, where everything besides the computation would be done again, an array that they get
-is taken for rows of the only padded batch if it has as many.
+Losses and metrics take rows of the batch by definition. So if the function can't be called in this way, and
+in eager replicas, where its side effects would happen again, an array that they get counts as rows of the
+only padded batch if it has as many rows.
 
 `Origins` compares the calls. `Padding` belongs to one `strategy.run`, `Examples` to one of its replicas.
 """
@@ -35,7 +35,7 @@ from replicax.values import PerReplica, flatten, in_all, is_array, num_rows
 __all__ = ["BatchMask", "Examples", "Incomplete", "Origin", "Origins", "Padding", "Record"]
 
 Origin = tuple[int, ...] | str | None
-"""The batches that a value has the rows of; None if of none; or a text, why that can't be said."""
+"""The batches whose rows a value has; None if there are none; or a text that says why it is unknown."""
 
 _MOST_COMBINED = 4
 
@@ -47,7 +47,7 @@ class _Unknown(str):
 
 
 class Incomplete(Exception):
-    """The call with more rows would have created variables, which the real call has to do first."""
+    """The call with more rows would have created variables, which the real call must do first."""
 
 
 class _Seen(NamedTuple):
@@ -76,7 +76,7 @@ class Origins:
 
     Args:
         num_batches: how many padded batches the function gets.
-        probe: calls the function with more rows in some of them; raises if it can't be called so.
+        probe: calls the function with more rows in some of them; raises if that is not possible.
     """
 
     def __init__(self, num_batches: int, probe: Callable[[frozenset[int]], Record]) -> None:
@@ -87,7 +87,7 @@ class Origins:
 
     @functools.cached_property
     def _groups(self) -> list[tuple[tuple[int, ...], Record]]:
-        """The smallest sets of batches whose numbers of rows can change together, with what that gives."""
+        """The smallest sets of batches whose numbers of rows can change together, with the sizes."""
         rest, found = list(range(self._num_batches)), []
         for count in range(1, min(len(rest), _MOST_COMBINED) + 1):
             for group in itertools.combinations(rest, count):
@@ -112,7 +112,7 @@ class Origins:
         return None
 
     def prepare(self) -> None:
-        """Make the calls now, not when the first question comes."""
+        """Make the calls now, instead of at the first question."""
         _ = self._groups
 
     def of(self, seen: _Seen, event: int | None, leaf: int) -> Origin:
@@ -136,7 +136,7 @@ class Origins:
         return found if found is not None else self._of_others(size, rows)
 
     def _of_others(self, size: int, rows: Sequence[int]) -> Origin:
-        """The origin of a value, if it is of a batch whose number of rows can't change."""
+        """The origin of a value, if it has the rows of a batch whose number of rows can't change."""
         known = {i for group, _ in self._groups for i in group}
         for i, count in enumerate(rows):
             if i not in known and count and size % count == 0:
@@ -182,8 +182,8 @@ class Padding:
         masks: their masks, as seen from the cross-replica context.
         origins: knows which values have their rows.
         is_eager: whether the function runs as ordinary Python. It is then called with more rows only if
-            that is needed, since what it does besides computing is done again.
-        record: takes what is asked, in a call that only finds out shapes.
+            needed, since its side effects happen again.
+        record: collects the questions, in a call that only determines shapes.
         doubts: for numbers of rows, why values of that size are in doubt.
     """
 
@@ -206,7 +206,7 @@ class Padding:
         return Examples(self, list(masks), self.masks if shared is None else shared)
 
     def note(self, event: int | None, seen: _Seen) -> None:
-        """Record what was asked. Replicas that are traced one by one ask the same; the first one counts."""
+        """Record a question. Replicas that are traced one by one ask the same; the first one counts."""
         if self.record is not None:
             self.record.asked.setdefault(event, seen)
 
@@ -260,7 +260,7 @@ class Padding:
 
 
 def _first_axis(leaf: Any, mesh: ReplicaMesh) -> int | None:
-    """The size of a value's first axis on each replica; None if it has none, or is no array."""
+    """The size of a value's first axis on each replica; None if it has none, or is not an array."""
     if isinstance(leaf, PerReplica):
         uniform = leaf.uniform
         return uniform.shape[0] if uniform is not None and uniform.shape else None
@@ -282,7 +282,7 @@ class Examples:
 
     @property
     def is_recording(self) -> bool:
-        """Whether this call only finds out shapes."""
+        """Whether this call only determines shapes."""
         return self._padding.record is not None
 
     def only_mask(self, rows: Rows | None) -> Any:
@@ -297,7 +297,7 @@ class Examples:
         return self.mask((0,), rows).now
 
     def mask(self, batches: tuple[int, ...], rows: Rows | None) -> BatchMask:
-        """The mask of rows that are made of these batches; `rows` are those that are processed now."""
+        """The mask of rows that combine these batches; `rows` are those that are processed now."""
         whole = functools.reduce(jax.numpy.logical_and, [self._masks[i] for i in batches])
         if rows is None or not any(i in rows.batches for i in batches):
             return BatchMask(whole, whole)

@@ -1,9 +1,9 @@
 """Collectives of eager replicas that can be differentiated.
 
 An eager replica waits at a collective until the other replicas have reached it. It can't do so in the
-middle of its own trace, as under `jax.grad`. There the collective is a JAX primitive: its values are
-exchanged outside of the trace, and in the backward pass so are the cotangents. An all-reduce is its own
-transpose, as in tf.distribute.
+middle of its own trace, as under `jax.grad`. There the collective is a JAX primitive, which exchanges
+values outside of the trace and, in the backward pass, cotangents. An all-reduce is its own transpose, as in
+tf.distribute.
 """
 
 from __future__ import annotations

@@ -119,8 +119,8 @@ class ReplicaContext:
 
         Batches are padded by a dataset that was distributed with `InputOptions(partial_batch="pad")`. None
         means that every row is an example, so you can always pass the mask as `where=` to `jnp.sum` and
-        similar functions. If the replica got several padded batches, there is not one mask: pass that of
-        the batch that you mean as another argument, `strategy.run(fn, args=(a, b, a.example_mask))`.
+        similar functions. If the replica got several padded batches, this is an error: pass the mask of the
+        batch that you mean as another argument, `strategy.run(fn, args=(a, b, a.example_mask))`.
 
         >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
         >>> dataset = rx.from_arrays(jnp.arange(1.0, 6.0)).batch(4)           # 1 2 3 4, then 5

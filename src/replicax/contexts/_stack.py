@@ -64,7 +64,7 @@ class Context:
     rows: Rows | None = None
     """The rows of the replica's batch that are processed now, if it is split into microbatches."""
     tapes: tuple[Any, ...] = ()
-    """The `GradientTape`s whose blocks this is in, the outermost first. They see variables being read."""
+    """The open `GradientTape`s, the outermost first. They see variables being read."""
 
     def inner(
         self,

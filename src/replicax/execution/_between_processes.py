@@ -40,7 +40,7 @@ class BetweenProcesses:
     """The place of one compiled step in the order of collectives.
 
     Args:
-        mesh: the devices of the step, some of which belong to other processes.
+        mesh: the devices of the step, including those of other processes.
         fn: the function that was compiled.
     """
 
@@ -52,7 +52,7 @@ class BetweenProcesses:
     def compile(self, lowered: jax.stages.Lowered) -> jax.stages.Compiled:
         """Compile the step, find out how it communicates, and compare it with the other processes'.
 
-        The first run follows without an interrupt in between, so this is where it may wait.
+        The first run must follow without an interrupt in between, so any waiting happens here.
         """
         with self._order.log.phase("compiling"):
             compiled = lowered.compile()
@@ -67,7 +67,7 @@ class BetweenProcesses:
         return compiled
 
     def ordered(self, run: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
-        """`run`, in its turn."""
+        """`run`, when its turn comes."""
         order, batch_in = self._order, self._order.log.batch_in
 
         def run_in_order(leaves: list[Any]) -> Any:

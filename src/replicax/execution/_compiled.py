@@ -147,8 +147,8 @@ class CompiledStep:
             except EagerCallNeeded:
                 if not all(is_array(leaves[i]) for i in self._dynamic):
                     raise TracingError(
-                        "The step creates a variable whose initial value it computes, so that its shape "
-                        "arguments are not enough. Create the variable before, or pass arrays."
+                        "The step creates a variable whose initial value it computes, so the shapes of its "
+                        "arguments are not enough. Create the variable first, or pass arrays."
                     ) from None
                 with journal(keep=False):
                     args, kwargs = self._treedef.unflatten(leaves)
@@ -197,7 +197,7 @@ class CompiledStep:
         for i, array in zip(self._dynamic, arrays, strict=True):
             leaves[i] = plain(array)
         for i, first in self._same.items():
-            leaves[i] = leaves[first]  # by which the arrays of one batch know each other
+            leaves[i] = leaves[first]  # the arrays of one batch share one mask
         args, kwargs = self._treedef.unflatten(leaves[: self._treedef.num_leaves])
         with use_frame(frame), contextlib.ExitStack() as tokens:
             if self._fresh:
@@ -275,7 +275,7 @@ class CompiledStep:
         self._is_compiled = True
 
     def run_first(self, leaves: list[Any]) -> Any:
-        """Run the step for the first time; if it may run out of memory, wait until it has not."""
+        """Run the step for the first time; if it may run out of memory, wait until it has finished."""
         result = self.run(leaves)
         if self._memory is not None and self._memory.may_run_out:
             try:

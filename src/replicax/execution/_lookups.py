@@ -1,8 +1,9 @@
 """Which rows a compiled step looks up in variables on parameter servers.
 
-A step that only looks up rows of a variable does not need the whole of it. The row numbers are computed
-before the step runs, by the part of its program that they depend on. They may depend on arguments of the
-step, but not on variables, whose values are not there yet. The rows are fetched and given to the step.
+A step that only looks up rows of a variable does not need the whole variable. Before the step runs, the
+part of its program that the row numbers depend on computes them. They may depend on arguments of the step,
+but not on variables, whose values have not been fetched yet. The rows are then fetched and passed to the
+step.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _logger = logging.getLogger("replicax")
 
 @final
 class Lookups:
-    """The variables that a step has some rows of.
+    """The variables of which a step gets only some rows.
 
     Args:
         variables: the variables.
@@ -89,7 +90,7 @@ def looked_up(frame: ProgramFrame) -> list[Variable]:
 
 
 def obstacles(variables: Sequence[Variable], frame: ProgramFrame, traced: Any) -> dict[Any, str]:
-    """Why some of the variables are needed as a whole, by the reference of the variable."""
+    """Why some variables must be fetched whole, by the reference of the variable."""
     found: dict[Any, str] = {}
     for variable in variables:
         own = [v is variable for v, _ in frame.lookups]
@@ -111,7 +112,7 @@ _warned: set[tuple[str, str]] = set()
 
 
 def warn_of_whole_tables(reasons: Mapping[Any, str]) -> None:
-    """Say once of each variable why it is fetched as a whole."""
+    """Log once for each variable why it is fetched whole."""
     for ref, reason in reasons.items():
         name = ref.deref().name
         if (name, reason) not in _warned:

@@ -74,7 +74,7 @@ class Loop:
     def _warn(self, fn: Any, version: int) -> None:
         if version == _MOST_VERSIONS + 1:
             _logger.warning(
-                "%s runs %r, which refers to something different each time, so it is no longer compiled. "
+                "%s runs %r, which refers to something different each time, so it now runs eagerly. "
                 "Pass what changes from step to step with `args`.",
                 self._name,
                 getattr(fn, "__qualname__", fn),

@@ -49,7 +49,7 @@ class Mail:
 def fetcher(
     variables: Iterable[Variable], lookups: Lookups | None
 ) -> Callable[[list[Any]], list[Any]] | None:
-    """Fetches what a step needs from servers; None if that is nothing.
+    """A function that fetches what a step needs from servers; None if it needs nothing.
 
     The function takes the arguments of the step, stores the values of `variables` that are on servers, and
     returns further arguments: the rows that the step looks up.

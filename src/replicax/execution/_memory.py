@@ -82,7 +82,7 @@ class StepMemory:
         return self.memory.peak + self._others() <= limit
 
     def _fits_into_block(self) -> bool:
-        """Whether the temporaries, which are one block, fit into the largest one that is free."""
+        """Whether the temporaries, which are one block, fit into the largest free block."""
         block = largest_free_block(self._devices)
         return block is None or self.memory.temporaries <= block
 
@@ -93,7 +93,7 @@ class StepMemory:
 
     @property
     def may_run_out(self) -> bool:
-        """Whether the devices have a memory of their own, which a step may exhaust while it runs."""
+        """Whether the devices have their own memory, which a step may exhaust while it runs."""
         return self._devices[0].platform != "cpu"
 
     def explain(self, error: BaseException) -> None:
@@ -108,7 +108,7 @@ class StepMemory:
 
 
 def _settle() -> None:
-    """Let go of memory that nothing refers to, or that steps take which are still running."""
+    """Free memory that nothing refers to, and wait for steps that still use some."""
     gc.collect()
     for array in jax.live_arrays():
         with contextlib.suppress(Exception):  # the program that computes it has failed

@@ -1,7 +1,7 @@
 """Calling a replica function with abstract values and more rows of its padded batches.
 
 This shows which values have the rows of a batch (`contexts/_examples.py`). The call changes nothing: its
-frame is thrown away, it creates no variables, and `print` and `breakpoint` do nothing.
+frame is discarded, it creates no variables, and `print` and `breakpoint` do nothing.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Call:
 
     @property
     def signature(self) -> Any:
-        """What tells this call from others in the same step."""
+        """What distinguishes this call from others in the same step."""
         return tuple(argument.key for argument in self._arguments), len(self.masks)
 
     def with_more_rows(self, batches: frozenset[int], frame: Frame, run: _Run) -> Record:

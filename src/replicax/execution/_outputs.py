@@ -28,7 +28,7 @@ def mask_leaves(treedef: Any) -> list[int]:
 
 
 def shared_masks(masks: list[int], leaves: list[Any]) -> tuple[int, ...]:
-    """For each mask the first one that is the same array: which arguments are of the same batch."""
+    """For each mask, the first one that is the same array: arguments with one mask are of one batch."""
     first: dict[int, int] = {}
     return tuple(first.setdefault(id(leaves[i]), i) for i in masks)
 
@@ -56,7 +56,7 @@ def _is_per_replica(value: Any) -> bool:
 
 
 def _own_components(value: Any) -> Any:
-    """A per-replica value of a program, which has components for all processes, with only our own."""
+    """A per-replica value of a program, which has the components of all processes, with only our own."""
     if not isinstance(value, PerReplica) or value.num_components is None or value.mesh is None:
         return value
     mesh, components = value.mesh, value.components

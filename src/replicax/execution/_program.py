@@ -65,11 +65,11 @@ class ProgramFrame(Frame):
     ) -> None:
         """Trace with `inputs`, the tracers of the variables; None to find the variables first.
 
-        `tables` are the variables that the step looks up rows in and does not need as a whole; None for
-        those whose rows are not known yet.
+        `tables` has the variables of which the step needs only rows; None for those whose rows are not
+        known yet.
 
-        `origins` is what earlier traces of the step have found out about padded batches. A scratch frame
-        is for a trace that finds out shapes: it must not create variables. Traces of inner functions are
+        `origins` is what earlier traces of the step found out about padded batches. A scratch frame is for
+        a trace that only determines shapes: it must not create variables. Traces of inner functions are
         reused between steps with an equal `tag`.
         """
         self._inputs = inputs
@@ -102,7 +102,7 @@ class ProgramFrame(Frame):
     def origins_of(self, signature: Any, find: Callable[[], Origins]) -> Origins:
         """Which values of the next `strategy.run` with padded batches have their rows.
 
-        The traces of a step make the same runs, so that it has to be found out only once.
+        All traces of a step make the same runs, so this is determined only once.
         """
         key = (self._num_padded_runs, signature)
         self._num_padded_runs += 1
@@ -253,7 +253,7 @@ class ReplicaFrame(Frame):
         return True
 
     def send(self, sending: Sending) -> None:
-        """Arrays leave the replicas as equal copies, and the step when all replicas have finished."""
+        """Arrays leave the replicas as equal copies, and leave the step when all replicas have finished."""
 
         def send_from_step(arrays: list[Any]) -> None:
             self.outer.send(sending._replace(arrays=arrays))
@@ -268,7 +268,7 @@ class ReplicaFrame(Frame):
         return found
 
     def note_lookup(self, variable: Variable, indices: Any) -> None:
-        """The row numbers of all replicas leave them together."""
+        """Return the row numbers of all replicas together."""
         if trace_of(indices) is not self._trace or not self.outer.is_discovery:
             self.outer.note_lookup(variable, indices)
             return

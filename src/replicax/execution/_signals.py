@@ -1,4 +1,4 @@
-"""Deferring signal handlers while an exception of one would lose arrays.
+"""Deferring signal handlers while an exception from one would lose arrays.
 
 JAX's first call of a program runs Python code after the arrays were donated and before the new ones are
 returned. Later calls do not.

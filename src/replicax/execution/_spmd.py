@@ -172,8 +172,8 @@ def _splits(mesh: ReplicaMesh) -> tuple[PartitionSpec, ...]:
 class _State:
     """Arrays that leave the replicas as equal copies, or as parts that are split along some axis.
 
-    `shard_map` wants to know how its outputs are split before it traces the replicas, so there is a list
-    for each way.
+    `shard_map` must know how its outputs are split before it traces the replicas, so there is one list for
+    each split.
     """
 
     def __init__(self) -> None:
@@ -200,7 +200,7 @@ class _State:
 
 
 def _outside(inside: Any, layout: Layout | None, array: Any) -> Any:
-    """The whole of a contribution to a deferred update, from the `array` that came out of the replicas."""
+    """The whole contribution to a deferred update, from the `array` that the replicas returned."""
     if isinstance(inside, PerReplica):
         return PerReplica.from_global(array, inside.mesh, scalar=jnp.ndim(inside.select(0)) == 0)
     if layout is None:

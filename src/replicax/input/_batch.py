@@ -2,7 +2,7 @@
 
 `Batch.rows` returns memory that does not change afterwards. JAX copies host memory to a device in the
 background, and a CPU device may even alias it, while many readers reuse their buffers. So rows of a
-reader's arrays are copied here, into aligned memory that a CPU device can alias: there is no second copy.
+reader's arrays are copied here, into aligned memory that a CPU device can alias without a second copy.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Batch(abc.ABC):
     @property
     @abc.abstractmethod
     def leaves(self) -> Sequence[Any]:
-        """Arrays with the dtypes and trailing shapes of the batch; their rows may be others."""
+        """Arrays with the dtypes and trailing shapes of the batch, and any rows."""
 
     @abc.abstractmethod
     def detached(self) -> Batch:

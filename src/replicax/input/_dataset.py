@@ -103,7 +103,7 @@ class DistributedDataset(Generic[_Batch]):
 
         Raises:
             InputError: the number does not determine the order. It does so for `rx.from_arrays` and
-                `rx.from_files`; other datasets have an order of their own.
+                `rx.from_files`; other datasets define their own order.
 
         >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
         >>> dataset = strategy.distribute_dataset(rx.from_arrays(np.arange(4)).shuffle(seed=1).batch(4))
@@ -115,7 +115,7 @@ class DistributedDataset(Generic[_Batch]):
             raise InputError(f"dataset.epoch({number!r}): pass the number of an epoch: 0, 1, 2, ...")
         if not all(source.numbered for source in self._sources):
             raise InputError(
-                f"dataset.epoch({number}) was called, but this dataset has an order of its own. Loop over "
+                f"dataset.epoch({number}) was called, but this dataset defines its own order. Loop over "
                 "it with `for batch in dataset`, and shuffle by epoch where its batches are made; or use "
                 "rx.from_arrays(...).shuffle(), whose order depends on the epoch."
             )

@@ -67,7 +67,7 @@ def _check_sizes(sizes: Sequence[int], full_size: int, partial_batch: str, batch
         wanted = f"a multiple of {count}" if batch_size is None else f"{full_size} for each of them"
         raise InputError(
             f"{_CALL}(partial_batch='error') got a batch of {rows} examples for {count} replicas, where "
-            f"{wanted} was expected. Use 'exact' to split it as it is, or 'pad' to fill it up."
+            f"{wanted} was expected. Use 'exact' to split it anyway, or 'pad' to pad it."
         )
 
 
@@ -85,8 +85,8 @@ def _check_options(partial_batch: Any, batch_size: Any) -> None:
         raise InputError(f"{_CALL}(batch_size={batch_size!r}): pass a number of examples of at least 1.")
     if partial_batch == "exact":
         raise InputError(
-            f"{_CALL}(batch_size={batch_size}) is the size of a full batch, which partial_batch='pad' "
-            "fills up to and partial_batch='error' asks for. With partial_batch='exact' leave it out."
+            f"{_CALL}(batch_size={batch_size}) is the size of a full batch, for partial_batch='pad' and "
+            "'error'. With partial_batch='exact' leave it out."
         )
 
 

@@ -93,7 +93,7 @@ class OptionalBatch(Generic[_Batch]):
     def get_value(self) -> _Batch:
         """The batch; raises `InputError` if there is none."""
         if not self._batches:
-            raise InputError("There is no batch; call `has_value()` first.")
+            raise InputError("This OptionalBatch is empty; call `has_value()` first.")
         return self._batches[0]
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""What datasets do not have, although users of tf.data and torch look for it: what to write instead."""
+"""Attributes that users of tf.data and torch look for on our datasets, and what to write instead."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["length", "no_attribute", "refuse_pickling"]
 
 _TRANSFORM = (
     "Do it before with NumPy, in the step, or with Grain: "
-    "`grain.MapDataset.source(examples).map(fn).batch(batch_size)`, which a strategy takes as it is."
+    "`grain.MapDataset.source(examples).map(fn).batch(batch_size)`, which a strategy accepts."
 )
 _READ_AHEAD = (
     "Batches are read ahead without it; `rx.InputOptions(per_replica_buffer_size=n)` says how many."

@@ -68,5 +68,5 @@ class PartialBatches:
             )
         return (
             f"{what}, where a full batch has {full} for each, and the options say partial_batch='error'. "
-            "Use 'drop' to skip such batches, 'exact' to use them unchanged, or 'pad' to fill them up."
+            "Use 'drop' to skip such batches, 'exact' to use them unchanged, or 'pad' to pad them."
         )

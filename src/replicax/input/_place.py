@@ -2,7 +2,7 @@
 
 If all replicas have the same number of rows, each leaf becomes one global array, to which this process
 contributes its own rows. Otherwise each leaf becomes one array for each replica; across processes, one
-global array that is filled up to the largest replica's rows, and that knows the numbers of rows.
+global array that is padded to the largest replica's rows and knows the numbers of rows.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class Placer:
         return [PerReplica.from_global(array, mesh, scalar=False).with_mask(mask) for array in arrays]
 
     def _mask(self, sizes: tuple[int, ...], size: int) -> PerReplica:
-        """The mask for these numbers of examples, an array of its own: it tells batches from each other."""
+        """The mask for these numbers of examples, always a new array, so that it identifies its batch."""
         rows = np.concatenate([np.arange(size) < count for count in sizes])
         return PerReplica.from_global(self._mesh.shard(rows), self._mesh, scalar=False)
 
@@ -147,7 +147,7 @@ def _are_contiguous(pieces: Sequence[Piece]) -> bool:
 
 
 def _joined(parts: Sequence[np.ndarray], size: int) -> np.ndarray:
-    """The rows of `parts`, each filled up to `size` with zeros that no replica sees."""
+    """The rows of `parts`, each padded to `size` with zeros that no replica sees."""
     column = aligned_empty((len(parts) * size, *parts[0].shape[1:]), device_dtype(parts[0]))
     for i, part in enumerate(parts):
         column[i * size : i * size + len(part)] = part
@@ -156,7 +156,7 @@ def _joined(parts: Sequence[np.ndarray], size: int) -> np.ndarray:
 
 
 def _filled_up(pieces: Sequence[Piece], size: int) -> list[Any]:
-    """The rows of all pieces, each padded to `size` with copies of true rows, which are valid input."""
+    """The rows of all pieces, each padded to `size` with copies of real rows, which are valid input."""
     by_piece = [piece.batch.rows(piece.start, piece.stop) for piece in pieces]
     spare: list[Any] | None = None
     if not all(piece.size for piece in pieces):

@@ -1,10 +1,10 @@
-"""Checks that pipelines that split the same batches do read the same ones.
+"""Checks that pipelines that split the same batches really read the same ones.
 
-With AutoShardPolicy.DATA every pipeline trusts the others to go through the same batches, and keeps its own
+With AutoShardPolicy.DATA every pipeline relies on the others to read the same batches, and keeps its own
 replicas' rows. A dataset that has fewer rows in one process, or another order, would train on wrong
-examples or leave the others waiting in a step that never comes. So each pipeline publishes what it reads
-and compares it with what the others have published by then, without waiting for them. A dataset that knows
-its number of batches is compared once in a pass; any other, batch by batch.
+examples, or leave the others waiting for a step that never comes. So each pipeline publishes what it reads
+and compares it with what the others have published so far, without waiting for them. A dataset that knows
+its number of batches is compared once per pass; any other, batch by batch.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _Seen:
         facts: what all pipelines must have in common.
         count: the number of batches since the start.
         recent: the rows of the last of them.
-        ended: whether there are no more.
+        ended: whether the pass has ended.
     """
 
     facts: dict[str, Any]

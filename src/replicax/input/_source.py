@@ -96,7 +96,7 @@ class Source(abc.ABC):
     any_thread: bool = False
     """Whether several threads may read a pass in turn; it must then be able to seek quickly."""
     numbered: bool = False
-    """Whether the order of a pass depends on nothing but its number."""
+    """Whether the order of a pass depends only on its number."""
     files: tuple[str, ...] = ()
     """The files that it reads, if known."""
     shuffled_by: tuple[Any, int] | None = None
@@ -136,7 +136,7 @@ class Source(abc.ABC):
 
 
 class GivesSource(abc.ABC):
-    """A dataset with a source of its own."""
+    """A dataset that brings its own source."""
 
     @abc.abstractmethod
     def source(self) -> Source:

@@ -3,7 +3,7 @@
 There are two rules. If every pipeline goes through the same batches, a step is one global batch, split over
 all replicas (`SplitStream`). If pipelines read different data, each deals its own batches to its own
 replicas in turn, whole or in parts (`DealtStream`). Pipelines then exchange the numbers of rows before
-every step, so that a pipeline without data goes on with empty batches until all have finished.
+every step, so that a pipeline without data continues with empty batches until all have finished.
 """
 
 from __future__ import annotations
@@ -239,7 +239,7 @@ class DealtStream(Stream):
         dealt = [hand.deal() for hand in hands]
         single = any(piece is not None and piece.batch.num_rows is None for piece in dealt)
         if single and None in dealt:
-            dealt = [None] * num_own  # there are no empty single examples, so the last few are dropped
+            dealt = [None] * num_own  # a single example can't be empty, so the last few are dropped
         message = None if not any(dealt) else [piece.size if piece else 0 for piece in dealt]
         sizes = self._agree(message, single, [_row_kind(piece.batch) for piece in dealt if piece])
         if sizes is None:

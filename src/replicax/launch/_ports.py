@@ -1,8 +1,8 @@
 """Free ports on the loopback interface.
 
 The kernel gives ports of its ephemeral range to outgoing connections, so that a port which is free now may
-be in use a moment later. Ports below that range are given to nobody; they are drawn at random, so that two
-launchers rarely draw the same.
+be in use a moment later. Ports below that range are not handed out by the system; they are drawn at random,
+so that two launchers rarely draw the same.
 """
 
 from __future__ import annotations

@@ -8,10 +8,10 @@
     both, in the coordinator   _server_task.py,   watched, and replaced if they fail
                                _worker_task.py
 
-Between them: `_servers.py` is the servers as a process sees them; `_pulls.py`, `_parcels.py` and
-`_packing.py` are what is sent, `_rows.py` rows of variables; `_references.py` and `_pickling.py` say how
-functions and variables travel, `_handles.py` finds a server that was replaced, `_staleness.py` says who may
-run at the same time, `_separable.py` and `_row_updates.py` how an optimizer may be divided.
+Between them: `_servers.py` is a process's view of the servers. `_pulls.py`, `_parcels.py`, `_packing.py`
+and `_rows.py` are the messages. `_references.py` and `_pickling.py` pickle functions and variables.
+`_handles.py` finds a server that was replaced. `_staleness.py` limits which functions run at the same time.
+`_separable.py` and `_row_updates.py` check whether an optimizer can be divided.
 """
 
 from replicax.parameter_server._coordinator import ClusterCoordinator, KeptFunction

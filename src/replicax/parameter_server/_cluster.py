@@ -1,8 +1,8 @@
 """The processes of a strategy with parameter servers: actors on Ray, watched and replaced.
 
-Each task has a thread in the coordinator's process that watches it (`_server_task.py`, `_worker_task.py`).
-A process that ends is noticed at once, one that is stopped or hangs when it does not answer in time; both
-are replaced under the same name.
+A thread in the coordinator's process watches each task (`_server_task.py`, `_worker_task.py`). A process
+that ends is noticed at once; one that is stopped or hangs, when it does not answer in time. Both are
+replaced under the same name.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Cluster:
         self.servers = [ServerTask(self, i) for i in range(size.num_ps)]
 
     def tell(self, server: int, method: str, *arguments: Any) -> Call:
-        """Tell a server something that its replacements must know, too."""
+        """Tell a server something that its replacements must also be told."""
         return self.servers[server].tell(method, *arguments)
 
     # Starting tasks.
@@ -107,7 +107,7 @@ class Cluster:
                     raise
 
     def start_worker(self, index: int) -> Any:
-        """Start worker `index`, also in the place of one that has failed."""
+        """Start worker `index`, or a replacement for it."""
         from replicax.parameter_server._worker import Worker
 
         options = self._options("worker", index, self.size.resources_per_worker)
@@ -143,12 +143,12 @@ class Cluster:
                 run()
             except Exception:
                 if not self.is_closed:
-                    _logger.exception("%s is no longer watched, because of an error of Replicax.", name)
+                    _logger.exception("%s is no longer watched, because of an internal error.", name)
 
         threading.Thread(target=watch, name=f"replicax {name}", daemon=True).start()
 
     def await_start(self, actor: Any) -> int:
-        """Wait for a new task, however long its process takes to start; returns its process id."""
+        """Wait until the process of a new task has started; returns its process id."""
         return library().get(actor.ping.options(concurrency_group="watch").remote())
 
     def ping(self, actor: Any) -> int:
@@ -157,7 +157,7 @@ class Cluster:
         return library().get(ref, timeout=self.faults.heartbeat_timeout_seconds)
 
     def get(self, ref: Any, actor: Any) -> Any:
-        """The result of a call, which may take long, of a task that must not be silent meanwhile."""
+        """The result of a call that may take long, as long as the task answers heartbeats meanwhile."""
         while not library().wait([ref], timeout=1.0)[0]:
             self.ping(actor)
         return library().get(ref)

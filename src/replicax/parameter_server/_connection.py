@@ -40,7 +40,7 @@ class Connection:
     """The connection of this process to Ray.
 
     Args:
-        address: of a Ray cluster; None for RAY_ADDRESS, the cluster that is in use, the tasks of `spec`, or
+        address: of a Ray cluster; None for RAY_ADDRESS, the cluster already in use, the tasks of `spec`, or
             a new cluster on this machine.
         spec: the tasks, if the user has named them.
         seconds: how long to wait for tasks that join.
@@ -126,6 +126,6 @@ def _connect_to(address: str) -> None:
         library().init(address=address)
     except ConnectionError as error:
         raise ClusterTimeoutError(
-            f"There is no Ray cluster at {address!r}. Start one with `ray start --head`, or leave out "
+            f"Found no Ray cluster at {address!r}. Start one with `ray start --head`, or leave out "
             "`address` to start one on this machine."
         ) from error

@@ -41,7 +41,7 @@ class _Call:
 
 @final
 class KeptFunction:
-    """A function that is scheduled often, and refers to the same objects each time: it is sent once."""
+    """A function that is scheduled often and refers to the same objects each time, so it is sent once."""
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         self._fn, self.token = fn, object()
@@ -62,13 +62,13 @@ class ClusterCoordinator:
     A function runs on the next worker that is free, at least once: if its worker fails, it runs again on
     another one. If it raises an error, the functions that are still waiting are cancelled, and the next
     `schedule`, `join` or `fetch` raises that error; after that, functions can be scheduled again. There is
-    one coordinator for each strategy: `ClusterCoordinator(strategy)` always returns the same.
+    one coordinator for each strategy: `ClusterCoordinator(strategy)` always returns the same object.
 
     Args:
         strategy: a `ParameterServerStrategy`.
         max_queued: how many functions may wait; `schedule` blocks while there are more.
 
-    These lines start processes, so they are not run here; the last ones are::
+    This example starts processes::
 
         strategy = rx.ParameterServerStrategy(num_ps=1, num_workers=2)
         coordinator = rx.ClusterCoordinator(strategy)
@@ -87,7 +87,7 @@ class ClusterCoordinator:
         return object.__new__(cls) if existing is None else existing
 
     def __init__(self, strategy: ParameterServerStrategy, *, max_queued: int = 1024) -> None:
-        """Start to hand out functions."""
+        """Start handing out functions."""
         if not isinstance(strategy, ParameterServerStrategy):
             raise TypeError(
                 f"rx.ClusterCoordinator takes an rx.ParameterServerStrategy, got {strategy!r}. Other "
@@ -134,13 +134,13 @@ class ClusterCoordinator:
         args: Sequence[Any] | None = None,
         kwargs: Mapping[str, Any] | None = None,
     ) -> RemoteValue:
-        """Run a function on the next worker that is free; returns immediately.
+        """Run a function on the next free worker; returns immediately.
 
         Args:
             fn: the function; a step that is called often should be an `rx.function`, which each worker
-                compiles once. Variables, optimizers and the strategy that it refers to stand for the same
-                objects in the worker; everything else is copied.
-            args: positional arguments. A `PerWorkerValues` stands for the worker's own object.
+                compiles once. Variables, optimizers and the strategy that it refers to are the same objects
+                in the worker; everything else is copied.
+            args: positional arguments. A worker gets its own object for a `PerWorkerValues`.
             kwargs: keyword arguments.
 
         Returns:
@@ -166,7 +166,7 @@ class ClusterCoordinator:
         return call.value
 
     def join(self) -> None:
-        """Wait until all functions that were scheduled have run.
+        """Wait until all scheduled functions have run.
 
         Raises:
             Exception: what one of them raised.
@@ -176,7 +176,7 @@ class ClusterCoordinator:
             self._raise_error()
 
     def done(self) -> bool:
-        """Whether all functions that were scheduled have run.
+        """Whether all scheduled functions have run.
 
         Raises:
             Exception: what one of them raised.
@@ -186,7 +186,7 @@ class ClusterCoordinator:
             return self._is_done()
 
     def fetch(self, value: Any) -> Any:
-        """Wait for values, and return them with their structure.
+        """Wait for values, and return them in the same structure.
 
         Args:
             value: a `RemoteValue`, or a structure of them.
@@ -265,7 +265,7 @@ class ClusterCoordinator:
     # For the workers' threads.
 
     def _function(self, fn: Any) -> str | bytes:
-        """What names a function to a worker: a key that it is told once, or the function itself."""
+        """How to name a function to a worker: by a key that it has been told, or by the function itself."""
         if not isinstance(fn, Function | KeptFunction):
             return _pickled(fn)
         if id(fn.token) not in self._keys:
@@ -332,7 +332,7 @@ class ClusterCoordinator:
             self._state.notify_all()
 
     def report(self, index: int, what: str, raised: Raised) -> None:
-        """A worker could not do something that no call waits for."""
+        """A worker failed at something that no call waits for."""
         with self._state:
             self._fail(index, what, raised)
             self._state.notify_all()
@@ -350,7 +350,7 @@ class ClusterCoordinator:
             value.set_error(CancelledError(f"{value.name} was cancelled: {why}."))
 
     def _cancel_all(self) -> None:
-        """The cluster is closed: nobody must wait any more."""
+        """The cluster is closed: end all waiting."""
         with self._state:
             self._cancel(_ENDED)
             self._state.notify_all()
@@ -364,7 +364,7 @@ class ClusterCoordinator:
         return dict(self._resources)
 
     def build(self, request: bytes) -> Exception | None:
-        """Build an optimizer that a worker has met."""
+        """Build an optimizer that a worker needs."""
         try:
             with self._building:
                 optimizer, variables = loads(request)

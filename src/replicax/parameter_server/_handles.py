@@ -1,4 +1,4 @@
-"""Calling a parameter server, also one that has just been replaced."""
+"""Calling a parameter server, or its replacement."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from replicax.parameter_server._nodes import Task, end_node, run_node
 __all__ = ["Server", "tasks_here"]
 
 _here: dict[str, Task] = {}
-"""The tasks that servers in this process stand for, by their addresses."""
+"""The tasks of the servers in this process, by their addresses."""
 
 _logger = logging.getLogger("replicax")
 
@@ -30,8 +30,8 @@ def tasks_here(spec: ClusterSpec) -> set[Task]:
 class Server:
     """A task of a cluster: a worker or a parameter server, in a process that you start.
 
-    In the process of a task, `Server(...).join()` joins the cluster and serves. In the process of
-    the coordinator, servers stand for tasks that the strategy starts itself, on this machine.
+    In the process of a task, `Server(...).join()` joins the cluster and serves. In the coordinator's
+    process, a server represents a task that the strategy starts on this machine.
 
     Args:
         server_or_cluster_def: the cluster: a `ClusterSpec`, or a dict from jobs to addresses. The address
@@ -39,7 +39,7 @@ class Server:
         job_name: "worker" or "ps".
         task_index: the index of the task in its job; None if the job has one task.
         protocol: None or "grpc".
-        config: settings of a session, which have no effect: there are no sessions.
+        config: settings of a TensorFlow session; no effect.
         start: whether to start now, or by `start()`.
 
     Raises:
@@ -89,14 +89,14 @@ class Server:
         return {"cluster": self._spec.as_dict(), "job_name": self._task[0], "task_index": self._task[1]}
 
     def start(self) -> None:
-        """Say that the task is in this process."""
+        """Register the task in this process."""
         _here[self._spec.task_address(*self._task)] = self._task
 
     def join(self) -> NoReturn:
         """Serve as this task until the process is ended.
 
-        If the cluster ends, because the coordinator does, the server joins the next one at that address: a
-        coordinator that is started again finds its tasks.
+        If the coordinator ends, and with it the cluster, the server joins the next cluster at that address,
+        so a restarted coordinator finds its tasks.
         """
         self.start()
         name = f"{self._task[0]} {self._task[1]}"

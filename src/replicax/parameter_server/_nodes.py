@@ -1,8 +1,8 @@
 """Processes that join a Ray cluster as tasks of a `ClusterSpec`: each starts a node of the cluster.
 
-The node of a task offers a resource with the name of the task, and the actor of the task asks for it. So it
-runs there, and if the process is started again, there again. The first node (the head) has the address of
-the chief, or of ps 0 if there is no chief; the other addresses of the cluster are not used.
+The node of a task offers a resource named after the task, and the task's actor requests it. So the actor
+runs there, also after the process is restarted. The first node (the head) has the address of the chief, or
+of ps 0 if there is no chief; the other addresses of the cluster are not used.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ def head_of(spec: ClusterSpec) -> Task:
 
 
 def connect(address: str, seconds: float) -> None:
-    """Connect to the Ray cluster at an address, when it is there."""
+    """Connect to the Ray cluster at an address, as soon as it exists."""
     host, port = _parsed(address)
     deadline = time.monotonic() + seconds
     while not _is_listening(host, port):
         if time.monotonic() > deadline:
             raise ClusterTimeoutError(
-                f"There is no Ray cluster at {address} after {seconds:g} s. That is the address of the "
+                f"Found no Ray cluster at {address} within {seconds:g} s. That is the address of the "
                 "chief, or of ps 0 if the cluster has no chief; its process must be started too."
             )
         time.sleep(0.2)
@@ -60,7 +60,7 @@ def connect(address: str, seconds: float) -> None:
 
 
 def await_tasks(tasks: Iterable[Task], seconds: float) -> None:
-    """Wait until processes have joined as all these tasks."""
+    """Wait until a process has joined for each of these tasks."""
     deadline = time.monotonic() + seconds
     report = time.monotonic() + _SECONDS_BETWEEN_REPORTS
     while missing := [f"{job} {index}" for job, index in tasks if not _is_there((job, index))]:
@@ -99,7 +99,7 @@ def run_node(spec: ClusterSpec, tasks: Iterable[Task], guard: Guard) -> subproce
 
 
 def end_node(node: subprocess.Popen[bytes], guard: Guard) -> int:
-    """End a node and all its processes, some of which outlive it for a while; returns its status."""
+    """End a node and all its processes, which may outlive it for a while; returns its status."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(node.pid, signal.SIGKILL)
     status = node.wait()

@@ -1,7 +1,7 @@
 """The writes of one step, as one message for each server.
 
-Dense operands are divided and packed in the step's own program. Rows are divided on the host, where it is
-known which server has them.
+Dense operands are divided and packed in the step's own program. Rows are divided on the host, which knows
+which server has them.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class _Maker:
     def add_update(
         self, key: str, variables: Sequence[Variable], kinds: Any, counter: Variable, arrays: Sequence[Any]
     ) -> None:
-        """An update by an optimizer; counts it, unless the counter is state that the update changes."""
+        """An update by an optimizer; counts it, unless the update itself changes the counter."""
         rest, operands = iter(arrays), []
         for variable, is_rows in zip(variables, kinds, strict=True):
             own = [next(rest) for _ in range(2 if is_rows else 1)]

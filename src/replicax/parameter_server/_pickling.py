@@ -13,9 +13,9 @@ _dump: Callable[[Any], bytes] | None = None
 
 
 def pickle_with(dump: Callable[[Any], bytes]) -> None:
-    """Let `dumps` use another function, for objects that the pickle of Ray does not take as they are.
+    """Let `dumps` use another function, for objects that Ray can't pickle.
 
-    What it returns can be unpickled by `loads` in a process that has not been told about it.
+    `loads` must be able to unpickle the result in a process that has not registered the function.
     """
     global _dump
     _dump = dump
@@ -27,5 +27,5 @@ def dumps(value: Any) -> bytes:
 
 
 def loads(pickled: bytes) -> Any:
-    """What another process has pickled."""
+    """Unpickle what another process has pickled."""
     return cloudpickle().loads(pickled)

@@ -64,7 +64,7 @@ class Placer:
         self._partitioner = partitioner
 
     def place(self, spec: VariableSpec) -> Placement:
-        """Where a new variable goes; slots go where the variables are that they belong to."""
+        """Where a new variable goes; a slot goes to the same servers as its variable."""
         key = f"{next(_numbers)}:{spec.name}"
         if spec.slot_of:
             return self._beside(key, spec)

@@ -48,15 +48,15 @@ class Update:
 @final
 @dataclasses.dataclass(frozen=True)
 class ServerOptimizer:
-    """An optimizer as one server sees it: the structure is whole, but it has some of the parts only.
+    """An optimizer as one server sees it: the whole structure, with only some of its parts.
 
     Args:
-        transformation: computes new values and slots of gradients, slots and values.
+        transformation: computes new values and slots from gradients, slots and values.
         keys: the variables.
         slot_keys: the slots.
         absent: the shapes and dtypes that stand for those that the server does not have.
         owners: for each slot the number of the variable that it belongs to; None if that is not one.
-        by_rows: the numbers of the variables whose rows without a gradient stay as they are.
+        by_rows: the numbers of the variables whose rows without a gradient do not change.
     """
 
     transformation: Callable[..., Any]
@@ -109,7 +109,7 @@ class Plan:
 
 
 def plan_number(plans: Mapping[int, Plan]) -> str:
-    """The same for equal plans, so that a server compiles one of them only."""
+    """Equal for equal plans, so that a server compiles only one of them."""
     content = [(server, plan.packing.entries, plan.operations) for server, plan in plans.items()]
     return hashlib.sha256(repr(content).encode()).hexdigest()
 
@@ -126,7 +126,7 @@ def _updated(
 ) -> dict[str, Any]:
     """The new values and slots of an update, as far as this server has them.
 
-    Of a variable whose gradient is rows, only these are updated, if that is exact.
+    If a gradient consists of rows, only those rows of its variable are updated, where that is exact.
     """
     rows = {
         i: gradient.indices

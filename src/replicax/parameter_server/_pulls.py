@@ -1,4 +1,4 @@
-"""What is fetched from the servers before a step: variables as a whole, and rows of others."""
+"""What is fetched from the servers before a step: whole variables, and rows of others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Pull", "Request"]
 
 @final
 class Request:
-    """Variables that are fetched together: what each server sends, and how the values are put together."""
+    """Variables that are fetched together: what each server sends, and how to assemble the values."""
 
     def __init__(self, variables: Sequence[Variable]) -> None:
         self._parts: dict[int, list[tuple[str, tuple[int, ...], Any]]] = {}
@@ -75,7 +75,7 @@ class Pull:
         return sorted({*self._request.servers, *(i for own in self._rows for i in own.on_server)})
 
     def message(self, server: int) -> tuple[str | None, list[tuple[str, np.ndarray]]]:
-        """What a server is asked for: the number of the request, if it has a part in it, and rows."""
+        """What to ask a server for: the number of the request, if it has a part in it, and rows."""
         number = self._request.number if server in self._request.servers else None
         return number, [(own.key, own.on_server[server]) for own in self._rows if server in own.on_server]
 

@@ -38,9 +38,9 @@ def cloudpickle() -> Any:
 
 @contextlib.contextmanager
 def on_loopback() -> Iterator[None]:
-    """Let Ray use 127.0.0.1 as it is, so that nothing listens where other machines can reach it.
+    """Make Ray listen on 127.0.0.1 only, so that other machines can't reach it.
 
-    On Linux it replaces that address by another one of the machine, and listens at all of them.
+    On Linux, Ray replaces that address with another one of the machine and listens on all interfaces.
     """
     library()
     services: Any = importlib.import_module("ray._private.services")

@@ -1,7 +1,7 @@
-"""How variables, strategies and optimizers travel between the processes of a cluster: as references.
+"""How variables, strategies and optimizers are pickled between processes: as references.
 
-A function that is scheduled closes over them. It is pickled by value, they are pickled by name, and in the
-worker each name stands for one object, which refers to the same state on the servers.
+A scheduled function closes over them. The function is pickled by value, they are pickled by name. In a
+worker each name refers to one object, with the same state on the servers.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Member:
 
     Args:
         strategy: the strategy.
-        is_worker: whether the process is a worker, which keeps what it was sent.
+        is_worker: whether the process is a worker, which keeps the objects that it was sent.
     """
 
     def __init__(self, strategy: ParameterServerStrategy, *, is_worker: bool) -> None:
@@ -123,7 +123,6 @@ def load_resource(cluster: str, key: str) -> Any:
     if key not in resources:
         raise ContextError(
             f"This worker has no object for <rx.PerWorkerValues {key}>: the function that makes it raised "
-            "an error when this worker was started in the place of another one. That error was raised in "
-            "the coordinator."
+            "an error when this worker replaced another one. The coordinator raised that error."
         )
     return resources[key]

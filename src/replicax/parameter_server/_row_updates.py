@@ -1,9 +1,8 @@
-"""Whether an update may leave out the rows of a variable that have no gradient.
+"""Whether an update may skip the rows of a variable that have no gradient.
 
-That is exact if a row whose gradient is zero stays as it is, and so do its slots: plain `sgd` and `adagrad`
-are such transformations, while momentum and weight decay move every row in every update. It also needs that
-each element depends on no other one, so that rows can be updated by themselves. Both can be seen in the
-program that JAX traces from the transformation.
+That is exact if a zero gradient changes neither a row nor its slots, as with plain `sgd` and `adagrad`;
+momentum and weight decay change every row in every update. In addition, no element may depend on another
+one, so that rows can be updated separately. Both can be seen in JAX's trace of the transformation.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ _ZERO_OF_ZERO = frozenset(
     ]
 )
 # fmt: on
-"""Operations that make zero of zero."""
+"""Operations that map zero to zero."""
 _SAME = frozenset(["copy", "copy_p", "stop_gradient", "convert_element_type"])
-"""Operations that return what they are given, if the dtype stays the same."""
+"""Operations that return their input if the dtype stays the same."""
 
 
 def updated_by_rows(
@@ -43,7 +42,7 @@ def updated_by_rows(
     slots: Sequence[Variable],
     owners: Sequence[int | None],
 ) -> frozenset[int]:
-    """The numbers of the variables whose rows without a gradient stay as they are.
+    """The numbers of the variables whose rows without a gradient do not change.
 
     Args:
         transformation: what optax computes.

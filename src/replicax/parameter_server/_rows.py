@@ -1,7 +1,6 @@
-"""Rows of a variable: which server has them, and how they travel.
+"""Rows of a variable: which server has them, and how they are sent.
 
-Rows are sent as they are. The server that computes with them fills them up to a power of two, so that it
-compiles few programs.
+Rows are sent without padding. The server pads them to a power of two, so that it compiles few programs.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from replicax.variables import Variable
 __all__ = ["FILLER", "RowsToPull", "filled", "filled_pair", "rows_on"]
 
 FILLER = np.iinfo(np.int32).max
-"""The number of rows that fill up others; there is no such row, so what is written to it is dropped."""
+"""The row number of padding; no such row exists, so writes to it are dropped."""
 
 _FEWEST = 16
 
@@ -71,7 +70,7 @@ def _added(rows: np.ndarray, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 
 def filled(numbers: np.ndarray) -> np.ndarray:
-    """Row numbers, filled up to one of few sizes."""
+    """Row numbers, padded to one of a few sizes."""
     size = max(_FEWEST, 1 << max(0, len(numbers) - 1).bit_length())
     found = np.full(size, FILLER, np.int32)
     found[: len(numbers)] = numbers
@@ -79,7 +78,7 @@ def filled(numbers: np.ndarray) -> np.ndarray:
 
 
 def filled_pair(rows: np.ndarray, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rows and their numbers, filled up to one of few sizes."""
+    """Rows and their numbers, padded to one of a few sizes."""
     all_numbers = filled(numbers)
     all_rows = np.zeros((len(all_numbers), *rows.shape[1:]), rows.dtype)
     all_rows[: len(numbers)] = rows

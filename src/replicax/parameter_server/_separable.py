@@ -1,9 +1,9 @@
-"""Whether each server can compute its part of an update by itself.
+"""Whether each server can compute its part of an update alone.
 
-A server has some of the variables of an optimizer, or some rows of them, and computes the same
-transformation as one process would. That is exact if the new value of a variable depends on no other
-variable, and, for a variable that is divided, if each element depends on no other element. Both can be seen
-in the program that JAX traces from the transformation.
+A server has some of the variables of an optimizer, or some rows of them, and runs the same transformation
+as a single process would. That is exact if the new value of a variable depends on no other variable and,
+if the variable is divided, if each element depends on no other element. Both can be seen in JAX's trace of
+the transformation.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def check_separable(
 
     Args:
         optimizer: the optimizer, for messages.
-        computation: computes new values and slots of gradients, slots and values.
+        computation: computes new values and slots from gradients, slots and values.
         variables: the variables that it updates.
         slots: its state, or what has the same shapes and dtypes.
         owners: for each slot the variable that it belongs to; None if it belongs to all of them.
@@ -85,7 +85,7 @@ def _message(optimizer: Any, variable: Variable, is_divided: bool) -> str:
     return (
         f"The transformation of {optimizer!r} updates {variable.name!r} with what it computes from other "
         "variables too (a global norm, for example), but the variables are on several parameter servers. "
-        "Do that part in the step, where all gradients are at hand, "
+        "Do that part in the step, where all gradients are available, "
         "`gradients, _ = optax.clip_by_global_norm(1.0).update(gradients, optax.EmptyState())`, "
         "or use num_ps=1."
     )

@@ -24,7 +24,7 @@ from replicax.parameter_server._rows import filled, filled_pair
 __all__ = ["UNKNOWN", "ParameterServer", "Snapshot"]
 
 UNKNOWN = "unknown"
-"""The answer to a call that refers to something which this server was not told, or has lost."""
+"""The answer to a call that refers to something that this server was not told, or has lost."""
 
 Snapshot = dict[str, Any]
 
@@ -130,7 +130,7 @@ class ParameterServer:
         return staleness
 
     def statistics(self) -> dict[str, Any]:
-        """The number of updates, how many of them were how stale, and the bytes that were moved."""
+        """The number of updates, a histogram of their staleness, and the bytes that were moved."""
         return {
             "updates": self._version,
             "staleness": dict(self._staleness),

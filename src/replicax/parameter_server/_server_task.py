@@ -1,8 +1,8 @@
 """One parameter server as the coordinator sees it: watched, saved, and replaced if it fails.
 
-A replacement continues from the latest snapshot, which the coordinator holds, and is told again what the
-server was told since (the journal). Whatever is told is recorded and sent in one step, and so is the
-request for a snapshot: a snapshot contains exactly what was recorded before it.
+A replacement continues from the latest snapshot, which the coordinator holds, and is then told what the
+server was told since (the journal). Recording and sending are one step, as is requesting a snapshot, so a
+snapshot contains exactly what was recorded before it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Saved:
     changes: int = -1
     state: Any = None
     time: float = 0.0
-    """When it was asked for: it contains every change that was made before."""
+    """When it was requested: it contains every earlier change."""
 
 
 @final
@@ -57,7 +57,7 @@ class ServerTask:
         cluster.watch(f"ps {index}", self._watch)
 
     def tell(self, method: str, *arguments: Any) -> Call:
-        """Call a method that a server which replaces this one must execute too."""
+        """Call a method that a replacement of this server must also execute."""
         with self._lock:
             self._journal.append((method, arguments))
             return self.handle.call(method, *arguments)

@@ -70,7 +70,7 @@ class RayServers(Servers):
             self._tell(part.server, "create", {placement.key: rows})
 
     def _tell(self, server: int, method: str, *arguments: Any) -> None:
-        """Tell a server something that it must not forget."""
+        """Tell a server something that its replacements must know, too."""
         self._call_for_good(server, method, *arguments).result()
 
     def _call(self, server: int, method: str, *arguments: Any) -> Call:
@@ -132,7 +132,7 @@ class RayServers(Servers):
         self._handles[server].call("register_plan", parcel.number, parcel.plans[server]).result()
 
     def settle(self) -> None:
-        """Wait until the servers have done all that was sent."""
+        """Wait until the servers have applied everything that was sent."""
         with self._lock:
             pushes, self._pushes = self._pushes, []
             for call, tell in pushes:
@@ -156,8 +156,8 @@ class RayServers(Servers):
         """Raise unless each server can compute its part of the updates of an optimizer."""
         if optimizer.loss_scale is not None:
             raise VariableError(
-                "rx.Optimizer(loss_scale=...) can't be used with parameter servers, which see gradients "
-                "of one part of the variables only. Compute in bfloat16, which needs no loss scale."
+                "rx.Optimizer(loss_scale=...) can't be used with parameter servers, because each sees only "
+                "some of the gradients. Compute in bfloat16, which needs no loss scale."
             )
         variables = parameters.variables
         constraints = [variable.constraint for variable in variables]
@@ -229,7 +229,7 @@ def _stand_in(variable: Variable) -> jax.ShapeDtypeStruct:
 
 
 def _owners(slots: Sequence[Variable], variables: Sequence[Variable]) -> tuple[int | None, ...]:
-    """For each slot the number of the variable that it has an element for each element of, or None."""
+    """For each slot, the number of the variable that it matches element by element, or None."""
     numbers = {variable.ref(): i for i, variable in enumerate(variables)}
 
     def owner(slot: Variable) -> int | None:

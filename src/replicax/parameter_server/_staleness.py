@@ -9,10 +9,10 @@ __all__ = ["StalenessLimit"]
 
 @final
 class StalenessLimit:
-    """Starts a function only if neither it nor one that runs can miss more than `most` others.
+    """Starts a function only if neither it nor a running one can miss more than `most` others.
 
-    A function misses those that end between its own start and end: it has fetched its variables without
-    their updates. So it misses what has ended since its start, and, at worst, all others that run.
+    A function misses the updates of those that end while it runs, because it has already fetched its
+    variables. So it misses the ones that have ended since it started and, at worst, all that still run.
 
     Args:
         most: how many a function may miss; None for any number, 0 for one function after the other.
@@ -36,6 +36,6 @@ class StalenessLimit:
         self._started[call] = self._num_ended
 
     def end(self, call: Any) -> None:
-        """A function has ended, in whatever way: it may have made its update."""
+        """A function has ended, successfully or not: it may have made its update."""
         del self._started[call]
         self._num_ended += 1

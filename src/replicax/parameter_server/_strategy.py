@@ -1,4 +1,4 @@
-"""`ParameterServerStrategy`: variables on parameter servers, functions that workers run when they can."""
+"""`ParameterServerStrategy`: variables on parameter servers, functions that workers run asynchronously."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ __all__ = ["ParameterServerStrategy"]
 class ParameterServerStrategy(Strategy):
     """Asynchronous training: variables on parameter servers, steps on workers that do not wait.
 
-    The program that creates the strategy is the coordinator. Servers and workers are processes on Ray. On
-    one machine Ray is started, on the loopback interface, and ends with the program. A `ClusterCoordinator`
-    schedules functions on the workers. There, `strategy.run` runs a step on all devices of the worker: the
-    step fetches its variables once, before it runs, and sends what it writes, once, after it has run.
-    Optimizers are computed by the servers.
+    The program that creates the strategy is the coordinator. Servers and workers are processes on Ray.
+    Without a Ray cluster, the strategy starts one on the loopback interface, which ends with the program. A
+    `ClusterCoordinator` schedules functions on the workers. There, `strategy.run` runs a step on all
+    devices of the worker. The step fetches its variables once before it runs, and sends its writes once
+    afterwards. The servers run the optimizers.
 
     Args:
         cluster_resolver: a resolver whose cluster has the jobs "worker" and "ps". Its tasks are processes
@@ -49,16 +49,16 @@ class ParameterServerStrategy(Strategy):
         resources_per_ps: what Ray reserves for a server.
         snapshot_seconds: how often the state of the servers is copied to the coordinator. A server that
             fails continues from there.
-        heartbeat_timeout_seconds: a task that is silent for so long is replaced.
-        max_staleness: how many other functions may end while a function runs, so that it does not see what
-            they write; further ones wait. If each function is one step, no gradient is older than that many
-            updates. 0 runs one function after the other. None for no limit.
+        heartbeat_timeout_seconds: a task that is silent for longer is replaced.
+        max_staleness: how many other functions may end while a function runs, which therefore misses their
+            updates; further ones wait. If each function is one step, no gradient misses more updates than
+            that. 0 runs one function at a time. None for no limit.
 
     Raises:
         ClusterError: the cluster has no servers or no workers, or the numbers contradict each other.
         ContextError: in a worker: only the coordinator creates the strategy.
 
-    These lines start processes, so they are not run here; the last ones are::
+    This example starts processes::
 
         strategy = rx.ParameterServerStrategy(num_ps=1, num_workers=2)
         with strategy.scope():
@@ -162,17 +162,17 @@ class ParameterServerStrategy(Strategy):
         return f"ParameterServerStrategy(num_ps={len(self.servers)})"
 
     def distribute_datasets_from_function(self, dataset_fn: Any, options: Any = None) -> Any:
-        """Like that of other strategies. `fit` of a Keras model takes the result, too."""
+        """As in other strategies. You can also pass the result to `fit` of a Keras model."""
         dataset = super().distribute_datasets_from_function(dataset_fn, options)
         self._dataset_functions[dataset] = dataset_fn
         return dataset
 
     def dataset_function_of(self, dataset: Any) -> Callable[..., Any] | None:
-        """What `distribute_datasets_from_function` got to make this dataset, if it has."""
+        """The function that `distribute_datasets_from_function` got for this dataset, if any."""
         return self._dataset_functions.get(dataset)
 
     def statistics(self) -> list[dict[str, Any]]:
-        """For each server: the number of updates, how many of them were how stale, and the bytes moved.
+        """For each server: the number of updates, a histogram of their staleness, and the bytes moved.
 
         The staleness of an update is the number of updates that the server made between the moment when the
         worker fetched its variables and the moment when its gradients arrived. The bytes are those of
@@ -182,7 +182,7 @@ class ParameterServerStrategy(Strategy):
         return self.servers.statistics()
 
     def shutdown(self) -> None:
-        """End the workers and the servers, and Ray if the strategy started it; variables are gone then."""
+        """End the workers and the servers, and Ray if the strategy started it. The variables are lost."""
         atexit.unregister(self.shutdown)
         _references.leave(self.cluster.uid)
         self.cluster.close(self.workers)
@@ -235,7 +235,7 @@ def _numbers(
         found = [spec.num_tasks(job) if job in spec.jobs else 0 for job in ("ps", "worker")]
         for name, given, there in zip(("num_ps", "num_workers"), (num_ps, num_workers), found, strict=True):
             if given is not None and given != there:
-                raise ClusterError(f"{name}={given}, but the cluster has {there}. Pass one of both.")
+                raise ClusterError(f"{name}={given}, but the cluster has {there}. Pass only one.")
         num_ps, num_workers = found
     if not num_ps or not num_workers or num_ps < 1 or num_workers < 1:
         raise ClusterError(

@@ -113,7 +113,7 @@ class PerWorkerValues:
         return {"workers": self._coordinator.on_each_worker(_state_of, lambda _: (self,))}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Return to positions that `state()` gave; workers that were not there then keep theirs."""
+        """Return to positions from `state()`; workers that did not exist then keep theirs."""
         states = state["workers"]
         self._coordinator.on_each_worker(
             _restore_to, lambda i: (self, states[i] if i < len(states) else None)

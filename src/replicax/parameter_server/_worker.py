@@ -84,7 +84,7 @@ class Worker:
     # Requests to the coordinator.
 
     def listen(self, seconds: float) -> bytes | None:
-        """The next optimizer that the coordinator must build; None if there is none for some time."""
+        """The next optimizer that the coordinator must build; None if none is needed for some time."""
         try:
             return self._requests.get(timeout=seconds)
         except queue.Empty:
@@ -102,7 +102,7 @@ class Worker:
 
 
 def _on_host(leaf: Any) -> Any:
-    """Arrays travel as NumPy arrays, and per-replica values as tuples of them."""
+    """Arrays are sent as NumPy arrays, and per-replica values as tuples of them."""
     if isinstance(leaf, DistributedValues):
         return tuple(_on_host(part) for part in leaf.values)
     return np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf

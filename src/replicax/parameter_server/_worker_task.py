@@ -43,7 +43,7 @@ class WorkerTask:
 
     @property
     def actor(self) -> Any:
-        """The actor that is the worker at present."""
+        """The current actor of the worker."""
         return self._coordinator.strategy.workers[self._index]
 
     # Giving it functions.
@@ -111,7 +111,7 @@ class WorkerTask:
         return wait
 
     def _prepare(self, actor: Any) -> int:
-        """Let a new worker make the objects that all workers have; returns its process id."""
+        """Make a new worker create the objects that all workers have; returns its process id."""
         pid = self._cluster.await_start(actor)
         for key, made in self._coordinator.resources().items():
             if key not in self._held:
@@ -132,7 +132,7 @@ class WorkerTask:
                 self._replace(actor, error)
 
     def _replace(self, failed: Any, error: Exception) -> None:
-        """Start another worker in the place of one that has failed, with all objects that it had."""
+        """Replace a worker that has failed, with all objects that it had."""
         with self._replacing:
             start = time.monotonic()
             while self.actor is failed and not self._cluster.is_closed:

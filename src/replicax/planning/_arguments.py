@@ -34,7 +34,7 @@ class Arguments:
         self._leaves = list(map(_from_spec, leaves))
 
     def on(self, mesh: ReplicaMesh | None) -> tuple[list[Any], Any]:
-        """Their shapes on the devices of `mesh` (None: on those where they are), and the structure.
+        """Their shapes on the devices of `mesh` (None: their own devices), and the structure.
 
         Each replica gets as many rows as it has now.
         """
@@ -74,7 +74,7 @@ def _shape(spec: TensorSpec) -> jax.ShapeDtypeStruct:
 
 
 def _stacked(part: Any, mesh: ReplicaMesh) -> jax.ShapeDtypeStruct:
-    """The global array with such a part on each replica."""
+    """The global array that has such a part on each replica."""
     first, *others = part.shape or (1,)
     return jax.ShapeDtypeStruct((first * mesh.num_replicas, *others), part.dtype, sharding=mesh.sharded)
 

@@ -50,11 +50,11 @@ class Collective:
     axis: str
     """The axes of the mesh that it communicates over, joined by "+"; empty if it is none of them."""
     line: str
-    """The user's line of code that it is from, as "file:line"; empty if XLA does not know."""
+    """The user's line of code that it comes from, as "file:line"; empty if XLA does not know."""
     times: int | None
     """How often a step runs it; None if it is in a loop of unknown length."""
     num_devices: int
-    """How many devices take part in it together."""
+    """How many devices take part."""
 
     @property
     def bytes_sent(self) -> int:
@@ -134,7 +134,7 @@ def _axis(groups: Sequence[Sequence[int]], shape: dict[str, int]) -> str:
 
 
 def _along(ids: np.ndarray, names: list[str], chosen: Iterable[str]) -> list[set[int]]:
-    """The groups of devices that differ in their places on the `chosen` axes only."""
+    """The groups of devices that differ only in their position on the `chosen` axes."""
     axes = [names.index(name) for name in chosen]
     size = math.prod(ids.shape[axis] for axis in axes)
     moved = np.moveaxis(ids, axes, range(-len(axes), 0))

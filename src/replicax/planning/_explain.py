@@ -38,20 +38,20 @@ def explain(
 ) -> Explanation:
     """Find out what a step needs on each device, before it runs.
 
-    The step is traced and compiled, from shapes only: nothing is computed, and no array is moved. Only
-    variables that its first call would create, such as the state of an optimizer, are created. Print the
-    result, or look at it in a browser: `explanation.save("step.html")`.
+    The step is traced and compiled from shapes only: nothing is computed, and no array is moved. Variables
+    that its first call would create, such as the state of an optimizer, are created. Print the result, or
+    open it in a browser: `explanation.save("step.html")`.
 
     Args:
         step: a function made by `rx.function`, or one that could be.
         args: the arguments of the step. `jax.ShapeDtypeStruct` or `rx.TensorSpec` can take the place of
             an array, and, in a strategy's scope, `rx.PerReplicaSpec` that of a per-replica value, such as
             the `element_spec` of a distributed dataset.
-        num_replicas: explain it for so many replicas instead of those that the strategy has. Each has as
-            many rows of the batch as now. If this machine does not have the devices, XLA compiles for
-            CPU devices in their place.
-        shard: explain it with "mirrored", "optimizer" or "all" (see `rx.ShardedStrategy`) instead of what
-            the strategy does.
+        num_replicas: explain it for this number of replicas instead of the strategy's. Each gets as many
+            rows of the batch as now. If this machine does not have that many devices, XLA compiles for
+            CPU devices instead.
+        shard: explain it with "mirrored", "optimizer" or "all" (see `rx.ShardedStrategy`) instead of the
+            strategy's own setting.
         compare: also compile the step with the other settings of `shard`, to show their effect.
         device_memory: the bytes that a device has; by default what JAX reports, if it does.
         kwargs: keyword arguments of the step.
@@ -128,7 +128,7 @@ def _choices(
         if num_replicas is not None or shard is not None:
             raise ContextError(
                 "rx.explain(num_replicas=..., shard=...) needs a step with the variables of one "
-                "MirroredStrategy or ShardedStrategy, and this step has none."
+                "MirroredStrategy or ShardedStrategy, but this step has none."
             )
         return _Choice(None, None, "mirrored"), []
     now = (strategy.num_replicas_in_sync, strategy.answers.shards.shard)
@@ -166,14 +166,14 @@ def _compiled(
 def lowered_as_planned(
     fn: Callable[..., Any], arguments: Arguments, first: CompiledStep, strategy: Strategy, answers: Answers
 ) -> tuple[CompiledStep, list[Any], list[tuple[Variable, Layout, jax.ShapeDtypeStruct]], Any]:
-    """The step lowered as if the strategy gave other answers; with its leaves and variables then."""
+    """The step lowered as if the strategy gave other answers, with its leaves and variables."""
     with as_planned(strategy, [v for v, _ in first.shapes], answers):
         leaves, treedef = arguments.on(answers.communicator.mesh)
         return _lower(CompiledStep(fn, leaves, treedef, tag=next(_tags)), leaves)
 
 
 def _lower(step: CompiledStep, leaves: list[Any]) -> tuple[CompiledStep, list[Any], Any, Any]:
-    """The step lowered, with what is needed of it when the strategy is itself again."""
+    """The lowered step, with what is needed of it after the strategy's own answers are restored."""
     with with_source_lines():
         lowered = step.lower_shapes(leaves)
     return step, leaves, [(v, v.layout, shape) for v, shape in step.shapes], lowered

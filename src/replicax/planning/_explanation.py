@@ -96,8 +96,8 @@ class ShardingEffect:
 class Explanation:
     """What a step needs on each device: the result of `rx.explain`.
 
-    Numbers are those that XLA reports for the compiled program. Its temporaries are one block, so that
-    `memory.peak` is what a device must have. XLA counts the operations of a loop once.
+    The numbers are those that XLA reports for the compiled program. Its temporaries are one block, so a
+    device needs `memory.peak`. XLA counts the operations of a loop once.
 
     >>> v = rx.Variable(jnp.zeros(1000), name="v")
     >>> @rx.function
@@ -124,7 +124,7 @@ class Explanation:
     shard: str
     """What is divided among the replicas: "mirrored" (nothing), "optimizer" or "all"."""
     memory: Memory
-    """The memory on each device, by what it is for."""
+    """The memory on each device, by purpose."""
     flops: float
     """The floating-point operations of each device."""
     collectives: tuple[Collective, ...]
@@ -148,14 +148,14 @@ class Explanation:
 
     @property
     def fits(self) -> bool | None:
-        """Whether a device has the memory; None if it is not known how much it has."""
+        """Whether a device has enough memory; None if its memory is not known."""
         return None if self.device_memory is None else self.memory.peak <= self.device_memory
 
     @property
     def advice(self) -> list[str]:
         """The settings that would make the step need less memory.
 
-        With other settings compared, what is known of them is in `settings`.
+        If other settings were compared, their effects are in `settings`.
         """
         return advise(self.memory, self.device_memory, self.num_replicas, self.shard)
 
@@ -274,7 +274,7 @@ class Explanation:
         return frame(explanation_page(self.to_dict()))
 
     def to_dict(self) -> dict[str, Any]:
-        """All numbers as dicts, lists, texts and numbers, for JSON.
+        """All numbers as dicts, lists, strings and numbers, for JSON.
 
         >>> v = rx.Variable(jnp.zeros(1000), name="v")
         >>> rx.explain(lambda x: v.assign_add(x), jnp.ones(1000)).to_dict()["memory"]["parameters"]
@@ -314,9 +314,9 @@ def setting_row(effect: ShardingEffect, chosen: str) -> tuple[str, ...]:
 
 
 def grouped(collectives: Iterable[Collective]) -> list[tuple[str, ...]]:
-    """Rows of kind, axis, times, bytes and line: collectives that differ in bytes only share a row.
+    """Rows of kind, axis, times, bytes and line; collectives that differ only in bytes share a row.
 
-    The row with most bytes is the first.
+    The row with the most bytes comes first.
     """
     groups: dict[tuple[str, str, str, bool], list[Collective]] = {}
     for c in collectives:
@@ -332,7 +332,7 @@ def grouped(collectives: Iterable[Collective]) -> list[tuple[str, ...]]:
 
 
 def short_line(line: str) -> str:
-    """A line with its path relative to the working folder, if it is in there."""
+    """A line with its path relative to the working folder, if it is inside it."""
     file, _, number = line.rpartition(":")
     try:
         return f"{Path(file).relative_to(Path.cwd())}:{number}" if file else ""

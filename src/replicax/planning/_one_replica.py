@@ -1,4 +1,4 @@
-"""A step compiled for one replica in place of those that its strategy has, on a device that exists."""
+"""A step compiled for one replica instead of its strategy's, on an existing device."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def compile_for_one_replica(fn: Callable[..., Any], args: Any, kwargs: Any) -> O
     strategy = strategy_of(first)
     if strategy is None or not strategy.mesh.is_local:
         raise ContextError(
-            "A step can be compared with one device if its variables are those of one MirroredStrategy or "
-            "ShardedStrategy, in one process."
+            "A step can be compared with one device only if its variables belong to one "
+            "MirroredStrategy or ShardedStrategy, in one process."
         )
     step, leaves, state, lowered = lowered_as_planned(
         fn, arguments, first, strategy, plan(strategy, 1, "mirrored")

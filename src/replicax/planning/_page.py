@@ -16,7 +16,7 @@ def explanation_page(explanation: dict[str, Any]) -> str:
 
 
 def _with_patterns(explanation: dict[str, Any]) -> dict[str, Any]:
-    """The same, with each way to place a variable on the devices only once, in a list of `patterns`."""
+    """The same, with each placement of a variable listed only once, in `patterns`."""
     patterns: dict[tuple[int, ...], int] = {}
     variables = [
         {**v, "holders": patterns.setdefault(v["holders"], len(patterns))} for v in explanation["variables"]

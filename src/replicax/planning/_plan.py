@@ -1,8 +1,8 @@
 """A strategy as if it had other devices, or divided its state in another way.
 
 A step refers to its strategy and variables, so to trace it for 64 devices the strategy itself must have
-them. For the duration of a trace `as_planned` gives it another mesh and the variables other layouts.
-Nothing is computed or moved: the arrays in the store stay where they are, and the store is locked.
+them. During a trace, `as_planned` gives the strategy another mesh and its variables other layouts. Nothing
+is computed or moved: the arrays in the store stay where they are, and the store is locked.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _planned_mesh(mesh: ReplicaMesh, num_replicas: int) -> ReplicaMesh:
 
 
 def _devices(platform: str, count: int) -> Sequence[Device]:
-    """So many devices of a platform, or CPU devices in their place if this machine does not have them."""
+    """A number of devices of a platform, or CPU devices instead if this machine has too few."""
     existing = jax.local_devices(backend=platform)
     return existing[:count] if len(existing) >= count else planned_cpu_devices(count)
 

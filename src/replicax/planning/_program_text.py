@@ -1,4 +1,4 @@
-"""The text of a compiled program: which operations it has, how often they run, and where they are from.
+"""The text of a compiled program: its operations, how often they run, and where they come from.
 
 XLA prints a program as computations, each a list of operations. An operation may call others: a loop
 its body, a fusion its parts. Lines of code are in tables of stack frames at the top:

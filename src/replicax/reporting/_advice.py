@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 __all__ = ["Tip", "tips_for"]
 
 _SMALL = 0.05
-"""A smaller part of a step is not worth a change."""
+"""Smaller parts of a step are not worth a change."""
 _UNEVEN = 1.25
-"""A device that computes so many times as long as the others has more work."""
+"""A device that computes this many times as long as the others has more work."""
 
 
 @final
@@ -72,7 +72,7 @@ def _host(report: Report) -> str:
     wait = f"{_who_wait(report)} {time_text(report.parts.host)} in each step for Python"
     if report.host_between > report.parts.host / 2:
         return (
-            f"{wait}, mostly for what the program does between its steps. Do that less often, such as in "
+            f"{wait}, mostly for what the program does between its steps. Do that less often, for example "
             "every 100th step, and read the results of earlier steps (`float(loss)`), not of the newest."
         )
     return (
@@ -96,7 +96,7 @@ def _imbalance(report: Report) -> str:
     if report.devices[slowest].compute > _UNEVEN * others:
         return (
             f"{wait}: {slowest} computes {time_text(report.devices[slowest].compute)}, the others "
-            f"{time_text(others)}. Give all replicas the same work: rows of the same number and length."
+            f"{time_text(others)}. Give all replicas the same work: equally many rows, of the same length."
         )
     cores = " CPU devices share the cores of the machine; use as many as it has cores, or fewer."
     return f"{wait}, though they compute for equally long.{cores if report.platform == 'cpu' else ''}"
@@ -113,7 +113,7 @@ def _collectives(report: Report) -> str:
     num_bytes = sum(collective.bytes * (collective.times or 1) for collective in report.collectives)
     return (
         f"Collectives take {time_text(report.parts.collectives)} in each step, for {size_text(num_bytes)}. "
-        "Use a larger batch on each replica: a step communicates as much for more examples. If it does not "
+        "Use a larger batch on each replica: the communication in a step stays the same. If it does not "
         "fit into memory, `rx.value_and_grad(..., microbatches=n)` computes it in parts."
     )
 
@@ -126,8 +126,8 @@ def _compute(report: Report) -> str:
         for operation in report.operations[:1]
     )
     return (
-        f"{who} {100 * report.parts.share('compute'):.0f} % of the time, which only faster "
-        "computation changes: `rx.MixedPrecision`, other operations, more or faster devices."
+        f"{who} {100 * report.parts.share('compute'):.0f} % of the time. Only faster computation "
+        "helps: `rx.MixedPrecision`, other operations, more or faster devices."
         f"{slowest}"
     )
 

@@ -1,7 +1,7 @@
 """How long the step takes on one device alone, with the rows that each replica has now.
 
-The step is compiled for a strategy of one replica and run on copies of the variables, so that the program
-that is being reported on does not notice.
+The step is compiled for one replica and run on copies of the variables, so the program under report is not
+affected.
 """
 
 from __future__ import annotations

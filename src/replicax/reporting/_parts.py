@@ -28,7 +28,7 @@ PARTS = ("input", "host", "compilation", "imbalance", "collectives", "compute")
 @final
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """How long a device does what in a step, in seconds."""
+    """How long a device spends on each part of a step, in seconds."""
 
     input: float
     """Idle while the program waits for a batch, or one is copied to the device."""
@@ -113,11 +113,11 @@ def _runs(operations: Sequence[Operation]) -> Iterable[tuple[float, float]]:
 
 
 _SHORT = 3_000
-"""Nanoseconds between operations that a GPU has in its queue. If it waits for the host, it takes longer."""
+"""Nanoseconds between queued operations of a GPU. Waiting for the host takes longer."""
 
 
 def _short_gaps(operations: Sequence[Operation]) -> Iterable[tuple[float, float]]:
-    """The gaps between queued operations, if the profile does not say which run they are of."""
+    """The gaps between queued operations, if the profile does not say which run they belong to."""
     ends = itertools.accumulate((op.end for op in operations), max)
     for (op, following), end in zip(itertools.pairwise(operations), ends, strict=False):
         if op.run is None and 0 < following.start - end < _SHORT:

@@ -1,8 +1,8 @@
 """What a profile says: which operations each device ran, and when the program waited, called and compiled.
 
-JAX's profiler writes planes of lines of events. An operation of a GPU is an event of the plane of that GPU;
-one of a CPU device is an event of the plane of the host, with the number of the device. What the program
-does is marked there by events of our own, so that everything has one clock.
+JAX's profiler writes planes of lines of events. An operation of a GPU is an event on the plane of that GPU;
+one of a CPU device is an event on the host's plane, with the number of the device. Our own events on the
+host's plane mark what the program does, so everything has one clock.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Profile:
     copying: dict[str, Intervals] = dataclasses.field(default_factory=dict)
     """When arrays were copied from the host to a device, by its name."""
     preparing: Intervals = ()
-    """When threads of JAX prepared such copies. A call of a step waits for those of its batch."""
+    """When JAX's threads prepared such copies. A call of a step waits for those of its batch."""
 
     @classmethod
     def read(cls, folder: str | Path, platform: str, device_ids: Mapping[int, int]) -> Profile:
@@ -72,7 +72,7 @@ class Profile:
             device_ids: for the number of each device in the profile, its number in this process.
         """
         path = next(Path(folder).rglob("*.xplane.pb"))
-        # JAX's reader makes Python warn of its types, and aborts the process if warnings are errors.
+        # JAX's reader triggers a warning about its types, and aborts the process if warnings are errors.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
             planes = list(jax.profiler.ProfileData.from_file(str(path)).planes)
@@ -120,7 +120,7 @@ def _planes_of_devices(planes: list[Any]) -> Iterable[tuple[str, Any]]:
 
 
 def _by_plane(planes: list[Any]) -> Iterable[tuple[str, list[Operation]]]:
-    """The operations of other devices, each of which has a plane."""
+    """The operations of other devices. Each device has its own plane."""
     for name, plane in _planes_of_devices(planes):
         found = [event for event in _events(plane) if "hlo_op" in dict(event.stats)]
         if found:

@@ -22,7 +22,7 @@ class Programs:
     """The programs of some compiled functions.
 
     Args:
-        programs: the programs, that of the step first.
+        programs: the programs, starting with the step's.
         mesh: the devices of the step; None if JAX chooses.
     """
 
@@ -41,7 +41,7 @@ class Programs:
         return collectives_in(self._programs[0], self._mesh) if self._programs else ()
 
     def line(self, operation: str) -> str:
-        """The user's line of code that an operation is from, as "file:line"; empty if that is not known."""
+        """The user's line of code that an operation comes from, as "file:line"; empty if unknown."""
         for text in self._texts:
             for found in text.operations():
                 if found.name == operation:

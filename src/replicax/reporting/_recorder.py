@@ -1,10 +1,10 @@
 """Records a profile of some steps of a running program, and when JAX traces and compiles.
 
-A `Recorder` watches the compiled functions that the program calls: for the time of a `with` block, the
-methods that call a step or read a batch are replaced by ones that mark what they do. The function that is
-called often enough first is *the step*. After its warm-up the recorder takes a profile of a number of
-steps, from the end of one call to the end of another, so that it has whole turns of the program's loop.
-Then it measures as many steps without the profiler, which takes time itself.
+A `Recorder` watches the compiled functions that the program calls. During a `with` block, the methods that
+call a step or read a batch are replaced with versions that annotate the profile. *The step* is the first
+function that is called often enough. After its warm-up the recorder profiles a number of steps, from the
+end of one call to the end of another, so that it sees whole iterations of the program's loop. Then it times
+as many steps without the profiler, which slows steps down.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Recorder:
 
     Args:
         num_steps: how many calls of the step to record, and then to measure.
-        num_warmup: how many calls come before.
+        num_warmup: how many calls to skip first.
         when_done: called when they have been measured.
     """
 
@@ -57,7 +57,7 @@ class Recorder:
         self._profiling: contextlib.ExitStack | None = None
         self._stages: list[tuple[str, float, float]] = []
         self.function: Function[..., Any] | None = None
-        """The step; None as long as no function was called often enough."""
+        """The step; None until a function has been called often enough."""
         self.compilation: dict[str, float] = {}
         """How long JAX took for each stage of making programs, until the steps were recorded."""
         self.num_steps = 0
@@ -200,8 +200,8 @@ class Recorder:
             jax.profiler.start_trace(folder, profiler_options=options)
         except RuntimeError as error:
             raise ContextError(
-                "A report takes a profile of some steps, and another profile is being taken already: end "
-                "it first, or call rx.report outside of `rx.profile`."
+                "A report profiles some steps, but another profile is already running: end it first, or "
+                "call rx.report outside of `rx.profile`."
             ) from error
         self._folder = folder
         self._profiling = self._cleanup.enter_context(contextlib.ExitStack())
@@ -217,7 +217,7 @@ class Recorder:
         self._timed_since = time.perf_counter()
 
     def finish(self) -> None:
-        """Complete what was recorded and measured, also if the program ends early."""
+        """Complete what was recorded and measured, even if the program ends early."""
         if self.is_done or self.function is None:
             return
         self.is_done = True
@@ -229,7 +229,7 @@ class Recorder:
         mesh = next((program.mesh for program in self.function.programs if program.mesh), None)
         devices = jax.local_devices()[:1] if mesh is None else mesh.mesh.local_devices
         platform = devices[0].platform
-        # A profile has CPU devices by their number in the cluster, others by that in the process.
+        # A profile numbers CPU devices within the cluster, and other devices within the process.
         ids = {d.id if platform == "cpu" else d.local_hardware_id: d.local_hardware_id for d in devices}
         self.profile = Profile.read(self._folder, platform, ids)
         self._last_result = None

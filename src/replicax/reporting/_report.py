@@ -25,7 +25,7 @@ _MOST_RETRACES = 8
 @final
 @dataclasses.dataclass(frozen=True)
 class OperationTime:
-    """How long an operation takes in a step, on the average device."""
+    """How long an operation takes in a step, averaged over the devices."""
 
     name: str
     """XLA's name."""
@@ -33,13 +33,13 @@ class OperationTime:
     share: float
     """The same as a fraction of the step."""
     line: str
-    """The user's line of code that it is from, as "file:line"; empty if XLA does not know."""
+    """The user's line of code that it comes from, as "file:line"; empty if XLA does not know."""
 
 
 @final
 @dataclasses.dataclass(frozen=True)
 class Compilation:
-    """How long JAX took to make programs, until the steps were recorded, in seconds."""
+    """How long JAX took to make programs before the recorded steps, in seconds."""
 
     tracing: float
     lowering: float
@@ -47,7 +47,7 @@ class Compilation:
 
     @property
     def total(self) -> float:
-        """All together."""
+        """The sum of all."""
         return self.tracing + self.lowering + self.compiling
 
 
@@ -89,7 +89,7 @@ class Report:
     retraces: tuple[str, ...]
     """Why functions were traced and compiled again, from the start of the program."""
     seconds_alone: float | None
-    """The time of a step on one device alone, with the rows that each device has; None if not measured."""
+    """The time of a step on one device alone, with one device's rows; None if not measured."""
     not_compared: str
     """Why that was not measured; empty if it was, or if there is only one device."""
     timeline: tuple[tuple[str, float, float, str], ...]
@@ -102,7 +102,7 @@ class Report:
 
     @property
     def speedup(self) -> float | None:
-        """How many times the examples per second of one device all devices process, if it was measured."""
+        """The examples per second of all devices, divided by those of one device, if measured."""
         if self.seconds_alone is None:
             return None
         return self.num_devices * self.seconds_alone / self.seconds
@@ -209,7 +209,7 @@ class Report:
         return page(Path(__file__).with_name("page.html"), self.to_dict())
 
     def to_dict(self) -> dict[str, Any]:
-        """All numbers as dicts, lists, texts and numbers, for JSON."""
+        """All numbers as dicts, lists, strings and numbers, for JSON."""
         return {
             **dataclasses.asdict(self),
             "recorded_seconds": self.parts.total,

@@ -1,4 +1,4 @@
-"""`rx.report`: run a step some times, record what happens, and say why it is not faster."""
+"""`rx.report`: run some steps, record what happens, and say why they are not faster."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["make_report", "report"]
 _MOST_OPERATIONS = 5
 _COMMAND_BUFFER = "command_buffer"  # many operations of a GPU as one, which the program does not have
 _NUM_SHOWN = 3
-"""How many steps the timeline of a report has."""
+"""The number of steps in the timeline of a report."""
 
 
 def report(
@@ -38,17 +38,17 @@ def report(
 ) -> Report:
     """Find out why a step is not faster.
 
-    Runs the step with batches, takes a profile of some of them, and splits the time of each device into
+    Runs the step with batches, profiles some of these calls, and splits the time of each device into
     waiting for input, for Python, for compilation and for other devices, collectives, and computation.
-    Print the result, or look at it in a browser: `report.save("report.html")`. The steps are real:
-    variables have the values of so many steps afterwards.
+    Print the result, or open it in a browser: `report.save("report.html")`. These are real training steps,
+    so they change the variables.
 
     Args:
         step: called with each batch; it calls at least one function made by `rx.function`.
-        batches: a distributed dataset, or anything else that gives batches; at least `num_warmup + 1`.
-        num_steps: how many steps to record; then as many are measured without the profiler.
-        num_warmup: how many steps come before, which compile the programs.
-        compare: also compile the step for one device alone, and measure it there on copies of variables.
+        batches: a distributed dataset, or any other iterable of batches; at least `num_warmup + 1`.
+        num_steps: how many steps to record; as many more are then timed without the profiler.
+        num_warmup: how many steps to run first, to compile the programs.
+        compare: also compile the step for one device, and time it there on copies of the variables.
 
     Raises:
         ContextError: there were too few batches, or the step does not call a compiled function.
@@ -84,7 +84,7 @@ def _check(count: Any, name: str) -> None:
 
 
 def _check_batches(batches: Any) -> None:
-    """Refuse what can be iterated over, but is one batch."""
+    """Refuse an iterable that is a single batch."""
     if (
         is_array(batches)
         or isinstance(batches, DistributedValues | dict)
@@ -92,7 +92,7 @@ def _check_batches(batches: Any) -> None:
     ):
         raise TypeError(
             f"rx.report(step, batches) takes a dataset or another iterable of batches, got "
-            f"{brief(batches)}. To use one batch again and again, pass `[batch] * 50`."
+            f"{brief(batches)}. To use one batch repeatedly, pass `[batch] * 50`."
         )
 
 
@@ -141,14 +141,14 @@ def _too_few_calls(recorder: Recorder) -> ContextError:
         )
     name, count = calls[0]
     return ContextError(
-        f"Nothing was recorded: {name} was called {count} times, and a report needs {needed} calls or "
-        f"more, the first {recorder.num_warmup} of which compile it. Pass more batches, or fewer steps for "
+        f"Nothing was recorded: {name} was called {count} times, but a report needs at least {needed} "
+        f"calls; the first {recorder.num_warmup} compile it. Pass more batches, or fewer steps for "
         "warm-up."
     )
 
 
 def _compared(recorder: Recorder, num_devices: int, compare: bool) -> tuple[float | None, str]:
-    """The time on one device, or why there is none."""
+    """The time on one device, or why it was not measured."""
     function = recorder.function
     assert function is not None
     if not compare or num_devices == 1:

@@ -42,7 +42,7 @@ def create_variable(self: StrategyBase, *args: Any, **kwargs: Any) -> Variable:
             with creating_state(self, f"the variable '{spec.name}:0'", spec.num_bytes):
                 array = _placed(self, spec, layout, value)
                 if array is not None and spec.num_bytes >= _LARGE_BYTES:
-                    array.block_until_ready()  # where it does not fit, the error comes here
+                    array.block_until_ready()  # if it does not fit into memory, the error is raised here
             variable = Variable._make(spec, layout, self, array)
         frame.adopt(variable)
         return variable

@@ -98,9 +98,8 @@ def distribute_datasets_from_function(
 ) -> DistributedDataset[Any]:
     """Distribute datasets that a function makes for each process, or for each replica.
 
-    Batches are not split: each replica takes the next batch of its process's dataset, whose batch size
-    is that of one replica. At the end of a dataset, a replica for which there is no batch gets an empty
-    one.
+    Batches are not split: each replica takes the next batch of its process's dataset, whose batch size is
+    that of one replica. At the end of a dataset, a replica without a batch gets an empty one.
 
     Args:
         dataset_fn: called with an `InputContext`, once for each process (or for each replica, with

@@ -226,7 +226,7 @@ class StrategyExtended:
             fn: the update; it writes the copy with `copy.assign(...)` and similar methods.
             args: arguments; each call gets the copy's part of mirrored values. Per-replica values are
                 refused: reduce them first, so that the copies stay equal.
-            kwargs: keyword arguments, likewise.
+            kwargs: keyword arguments, treated in the same way.
             group: merge the results into one value; otherwise return a tuple with one for each copy.
 
         >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])

@@ -1,8 +1,8 @@
 """Initial values of variables in several processes: all processes use those of the first one.
 
-For every variable the processes tell each other what they create, and a digest of its initial value. Mostly
-the values are equal, because all processes use the same seed, and nothing has to be sent. Small values that
-differ are part of the message. Only larger ones need a collective, which sends their bits.
+For every variable the processes tell each other what they create, and a digest of its initial value.
+Usually the values are equal, because all processes use the same seed, and nothing has to be sent. Small
+values that differ are part of the message. Only larger ones need a collective, which sends their bits.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def of_first_process(communicator: Communicator, spec: VariableSpec, value: jax.
 
 
 def _broadcast(communicator: Communicator, bits: bytes) -> bytes:
-    """The first process's `bits`, padded to one of a few sizes, each of which is compiled once."""
+    """The first process's `bits`, padded to one of a few sizes; each size is compiled once."""
     words = np.zeros(_rounded_up(-(-len(bits) // 4)), np.uint32)
     words.view(np.uint8)[: len(bits)] = np.frombuffer(bits, np.uint8)
     # A step that is being traced may create the variable; the broadcast is not part of that trace.

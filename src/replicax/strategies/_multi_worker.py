@@ -62,8 +62,8 @@ class MultiWorkerMirroredStrategy(Strategy):
     can set another number (`{"CPU": 2}` for two virtual CPU devices).
 
     Args:
-        cluster_resolver: knows the tasks of the cluster and which one this is. None reads TF_CONFIG, or
-            else asks `rx.cluster.detect_cluster`; a `TFConfigClusterResolver()` reads only TF_CONFIG.
+        cluster_resolver: knows the tasks of the cluster and the task of this process. None reads TF_CONFIG,
+            or else asks `rx.cluster.detect_cluster`; a `TFConfigClusterResolver()` reads only TF_CONFIG.
         communication_options: the default options of all collectives. Their `timeout_seconds` also limits
             how long the workers wait for each other here.
         shard: "optimizer" or "all" divides optimizer state or all variables among the replicas of all
@@ -77,7 +77,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         cluster_options: how long the workers wait for each other.
 
     Raises:
-        BackendStartedError: JAX has started already, so this worker can't join the others.
+        BackendStartedError: JAX has already started, so this worker can't join the others.
         ClusterError: the cluster is not valid, or has parameter servers.
         ClusterTimeoutError: a worker did not connect within the timeout, by default five minutes.
         CollectiveError: `communication_options` require NCCL, but there are no GPUs.

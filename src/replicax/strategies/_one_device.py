@@ -1,4 +1,4 @@
-"""Everything on one device: a strategy to try code that is written for many devices."""
+"""Everything on one device: a strategy for trying out code that is written for many devices."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def _shard_finder(
 ) -> Callable[[VariableSpec], Sharded | None]:
     """A function that returns how a variable is divided among replicas.
 
-    None if what a device would have of it is too small, or if its partition divides every axis.
+    None if the part of a device would be too small, or if the variable's partition divides every axis.
     """
     layout = functools.cache(functools.partial(Sharded, communicator, gather_again=shards.gather_again))
     count = communicator.num_replicas

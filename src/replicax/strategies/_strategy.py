@@ -68,7 +68,7 @@ class StrategyBase(abc.ABC):
         self.compiled_runs: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
     def _give(self, answers: Answers) -> None:
-        """Give these answers from now on. Only `rx.explain` calls it later, for the time of a trace."""
+        """Give these answers from now on. After creation, only `rx.explain` calls it, during a trace."""
         self.answers = answers
         self.communicator = answers.communicator
         self.mesh = answers.communicator.mesh

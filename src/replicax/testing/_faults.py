@@ -86,9 +86,9 @@ def delay(rank: int, *, at: str, seconds: float) -> Fault:
 
 
 def starve(rank: int, *, at: str) -> Fault:
-    """The thread of the rank that reaches the point waits there for ever, as for data that never come.
+    """The thread of the rank that reaches the point waits there forever, as for data that never arrives.
 
-    In a dataset's generator, this is a reader that is stuck; the other threads of the rank go on.
+    In a dataset's generator, this simulates a stuck reader; the other threads of the rank continue.
 
     >>> from replicax import testing
     >>> testing.starve(1, at="batch 7").kind

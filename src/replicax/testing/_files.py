@@ -1,4 +1,4 @@
-"""The files through which a worker and the process that started it exchange what they have to say."""
+"""The files through which a worker and the process that started it communicate."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def run(
 
     Raises:
         RunFailedError: a worker failed, or the time was up; the message has the traceback and what all
-            workers printed, and `outcomes` what became of each.
+            workers printed, and `outcomes` has the outcome of each.
         TypeError: the function or its arguments can't be sent to another process.
 
     >>> from replicax import testing

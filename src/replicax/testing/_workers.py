@@ -141,7 +141,7 @@ class Workers:
     def wait(self, timeout_seconds: float = 240.0, grace_seconds: float | None = None) -> list[Outcome]:
         """Wait until all workers have ended, and kill those that have not ended in time.
 
-        A worker that is killed because the time is up first prints the Python stacks of its threads.
+        A worker that is killed because of the timeout first prints the Python stacks of its threads.
 
         Args:
             timeout_seconds: how long to wait for all.
@@ -149,7 +149,7 @@ class Workers:
                 the timeout.
 
         Returns:
-            What became of each worker, in the order of the ranks.
+            The outcome of each worker, in rank order.
         """
         deadline = time.monotonic() + timeout_seconds
         failed_by = None
@@ -192,7 +192,7 @@ class Workers:
 
     def _process(self, rank: int) -> WorkerProcess:
         if not 0 <= rank < len(self._processes):
-            raise IndexError(f"There is no rank {rank}; the ranks are 0 to {len(self._processes) - 1}.")
+            raise IndexError(f"Rank {rank} does not exist; the ranks are 0 to {len(self._processes) - 1}.")
         return self._processes[rank]
 
     def close(self) -> None:

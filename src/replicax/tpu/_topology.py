@@ -31,7 +31,7 @@ class Topology:
         devices: the devices, or their names; None takes all of JAX's default backend.
         mesh_shape: the grid for devices without coordinates, `[x, y, z, cores]`. TPU cores have their own.
         device_coordinates: the coordinates of each process's devices, an array of shape (tasks, devices of
-            a task, 4), for a grid that is described rather than found. It may be larger than there is: only
+            a task, 4), to describe a grid instead of detecting it. It may be larger than the real one: only
             devices that exist can be looked up.
         serialized: what `serialized()` of another topology returned.
 

@@ -145,8 +145,8 @@ class Tracker:
         Args:
             step: the number of the step; it may be an array or a variable, such as `optimizer.iterations`.
             values: numbers by name, for names such as "train/loss".
-            more: numbers by name. All are scalars: Python's, NumPy's, arrays, or variables, of which the
-                current value is logged.
+            more: numbers by name. All are scalars: Python numbers, NumPy numbers, arrays, or variables,
+                whose current value is logged.
 
         Raises:
             ContextError: it was called while JAX traces a function.
@@ -296,7 +296,7 @@ def _scalar(name: str, value: Any) -> Any:
 
 
 def _is_real(value: Any) -> bool:
-    """Whether `float` accepts it; it does not accept complex numbers, random keys and text."""
+    """Whether `float` accepts it; complex numbers, random keys and text are not accepted."""
     dtype = getattr(value, "dtype", None)
     if dtype is None:
         return not isinstance(value, complex)

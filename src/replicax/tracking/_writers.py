@@ -49,7 +49,7 @@ def _rewrite(file: Path, columns: list[str]) -> None:
 
 
 def json_lines_writer(path: str | os.PathLike[str]) -> Writer:
-    """Writes a JSON object in a line for each step; NaN and infinities, which JSON has not, are null."""
+    """Writes one JSON object per line and step; NaN and infinities, which JSON lacks, are null."""
     file = _file(path, "json_lines")
 
     def write(step: int, numbers: Mapping[str, float]) -> None:

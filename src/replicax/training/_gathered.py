@@ -1,13 +1,13 @@
 """Gradients with respect to sharded variables, in compiled replicas.
 
-No variable should exist as a whole for longer than the operation that uses it. So the loss function is
-traced with the whole values as inputs, and then evaluated operation by operation, see `_gathering.py`.
+No whole variable should exist for longer than the operation that uses it. So the loss function is traced
+with whole values as inputs, and then evaluated operation by operation; see `_gathering.py`.
 
 JAX differentiates with respect to a *probe* of the variable's shape, which is never computed. Its gradient
 is the replica's own gradient with respect to the whole value, as for any other variable.
 
 A variable that a scan goes through has a second probe, of the shard's shape. Its gradient is the sum of the
-replicas' gradients, reduced to shards within the loop. If the optimizer gets the gradients as they are, it
+replicas' gradients, reduced to shards within the loop. If the optimizer gets the gradients unchanged, it
 uses that sum, and XLA removes the stack of own gradients, which would take as much memory as the variable.
 """
 
@@ -30,7 +30,7 @@ __all__ = ["GatheredValues"]
 class GatheredValues:
     """What a loss function is differentiated with respect to: values of variables, or probes of them.
 
-    Of a variable that the step only looks up rows in, it is those rows.
+    For a variable in which the step only looks up rows, it is those rows.
     """
 
     def __init__(self, frame: Frame, variables: Sequence[Variable]) -> None:

@@ -2,9 +2,9 @@
 
 An operation that uses a variable, such as a matrix product, gathers the shards first. For the backward pass
 JAX keeps only the shards, and the gradient of the operation gathers them again, unless the layout says to
-keep the whole value. Operations that only
-rearrange a variable (a transpose, a cast) become part of the operation that uses the result. A scan over
-the first axis of a variable, such as a stack of layers, gathers one slice in each iteration.
+keep the whole value. Operations that only rearrange a variable (a transpose, a cast) become part of the
+operation that uses the result. A scan over the first axis of a variable, such as a stack of layers, gathers
+one slice in each iteration.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _Operation = Callable[[list[Any]], Sequence[Any]]
 
 _ELEMENTWISE = frozenset(("convert_element_type", "copy"))
 _REARRANGING = _ELEMENTWISE | {"slice", "reshape", "transpose", "squeeze", "broadcast_in_dim"}
-"""Operations on a gathered value that are cheaper to repeat than to keep the result of."""
+"""Operations on a gathered value that are cheaper to repeat than to store the result of."""
 
 
 class Source(NamedTuple):
@@ -122,7 +122,7 @@ class Evaluation:
         return self._use(lambda inputs: inputs, [value])[0] if isinstance(value, Whole) else value
 
     def _use(self, operation: _Operation, inputs: list[Any]) -> Sequence[Any]:
-        """The results of an operation with `inputs`, of which some are `Whole`."""
+        """The results of an operation; some of its `inputs` are `Whole`."""
         sources = [source for x in inputs if isinstance(x, Whole) for source in x.sources]
         others = [None if isinstance(x, Whole) else x for x in inputs]
 

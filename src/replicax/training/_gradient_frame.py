@@ -1,8 +1,8 @@
 """The frame that is current while JAX differentiates a loss function.
 
 Reading a bound variable gives the array that JAX differentiates with respect to. Writes can't happen inside
-the differentiated function, because their operands exist only there. The frame records them; the operands
-leave the function as auxiliary outputs, and the writes are made when it has returned, in order.
+the differentiated function, because their operands exist only there. The frame records them, their operands
+leave the function as auxiliary outputs, and they are applied in order when it returns.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class GradientFrame(RecordingFrame):
 def _unless(skip: Any, variable: Variable, operand: Any, what: str) -> Any:
     """The operand of a write, replaced by one that changes nothing where `skip` is true.
 
-    The mean of a part that is all padding is NaN, and would stay in a moving average forever.
+    The mean of a part that contains only padding is NaN, and would stay in a moving average forever.
     """
     if isinstance(operand, IndexedSlices):
         unchanged: Any = _UNCHANGED.get(what)

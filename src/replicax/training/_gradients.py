@@ -1,8 +1,8 @@
 """Gradients with respect to variables: `rx.value_and_grad` and `rx.grad`.
 
 JAX differentiates functions of arrays. So during a call the variables are *bound*: reading one gives the
-array that JAX differentiates with respect to. Writes, of a moving average for example, are held back
-while the loss function runs and made in order when it has returned; see `_gradient_frame.py`.
+array that JAX differentiates with respect to. Writes, for example of a moving average, are held back while
+the loss function runs and applied in order when it returns; see `_gradient_frame.py`.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def value_and_grad(
 
     In a replica function these are the gradients of the replica's own loss: combine them with
     `rx.Optimizer` or `ctx.all_reduce`. `fn` may read any variable, and write variables that it does not
-    read again; the writes are made when the gradients have been computed.
+    read again; the writes are applied after the gradients have been computed.
 
     Args:
         fn: returns a scalar, the loss.

@@ -1,4 +1,4 @@
-"""A dynamic loss scale for float16. It looks at the reduced gradients, so all replicas decide alike."""
+"""A dynamic loss scale for float16. It looks at the reduced gradients, so all replicas agree."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class DynamicLossScale:
     >>> w = rx.Variable(1.0)
     >>> scale = rx.DynamicLossScale(initial_scale=4.0)
     >>> optimizer = rx.Optimizer(optax.sgd(0.1), loss_scale=scale)
-    >>> optimizer.apply_gradients([(jnp.float32(jnp.inf), w)])      # overflow: w stays as it is
+    >>> optimizer.apply_gradients([(jnp.float32(jnp.inf), w)])      # overflow: w does not change
     >>> w.read_value(), scale.scale.read_value()
     (Array(1., dtype=float32), Array(2., dtype=float32))
     """

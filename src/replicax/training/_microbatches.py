@@ -1,10 +1,9 @@
 """Gradient accumulation: a batch in parts, one after the other, with the result of the whole.
 
-The loss of a batch is the mean of its parts' losses, each weighted by its share of the examples. Losses
-that divide by something else than the number of rows need a number that no part knows: how much there is
-in all of them. For `compute_average_loss` it follows from the numbers of rows. For
-`compute_weighted_loss` the loss function is called once more for each part, before the gradients are
-computed, to add up the weights.
+The loss of a batch is the mean of its parts' losses, each weighted by its share of the examples. A loss
+that divides by something other than its number of rows needs the total over all parts, which no part knows.
+For `compute_average_loss` it follows from the numbers of rows. For `compute_weighted_loss` the loss
+function is called once more for each part, before the gradients are computed, to add up the weights.
 """
 
 from __future__ import annotations
@@ -40,7 +39,8 @@ def sum_over_replicas(values: list[Any]) -> list[Any]:
 def part_weight(rows: Rows) -> Any:
     """The share of these rows in the examples of the batch, without padding.
 
-    In a batch that is all padding the parts count equally: terms that do not depend on examples count once.
+    In a batch that contains only padding the parts count equally, so terms that do not depend on examples
+    count once.
     """
     mask = _mask_of_batch(rows)
     if mask is None:
@@ -50,7 +50,7 @@ def part_weight(rows: Rows) -> Any:
 
 
 def is_padding(rows: Rows) -> Any:
-    """Whether these rows are all padding; None if the batch is not padded."""
+    """Whether these rows are only padding; None if the batch is not padded."""
     mask = _mask_of_batch(rows)
     return None if mask is None else ~jnp.any(mask[rows.start : rows.stop])
 
@@ -82,7 +82,7 @@ class LossWeightsNeeded(BaseException):
 @final
 @dataclasses.dataclass
 class LossWeights:
-    """What the calls of `compute_weighted_loss` in one part need to know of the other parts.
+    """What the calls of `compute_weighted_loss` in one part need to know about the other parts.
 
     `totals` are the sums of weights over all parts and replicas, one for each call in the loss function.
     While they are being added up, `collected` takes the weights of this part.
@@ -134,7 +134,7 @@ class Microbatches:
     Args:
         count: how many parts at most; their sizes differ by at most one.
         args: the arguments; arrays among them have one row for each example.
-        kwargs: the keyword arguments, likewise.
+        kwargs: the keyword arguments, in the same form.
     """
 
     def __init__(self, count: int, args: Any, kwargs: Any) -> None:
@@ -226,7 +226,7 @@ def _fewest_rows(own: int) -> int:
     if replica is None or replica.num_replicas_in_sync == 1 or replica._is_one_program:
         return own
     if current_trace() is not replica._merge_point.base_trace:
-        return own  # inside a trace of its own, where eager replicas can't meet anyway
+        return own  # inside its own trace, where eager replicas can't wait for each other anyway
     return replica.merge_call(_smallest, args=(own,))
 
 
@@ -240,7 +240,7 @@ def _smallest(strategy: StrategyProtocol, rows: Any) -> int:
 
 
 def _weighted(value: Any, weight: Any) -> Any:
-    # A part without examples counts for nothing, even if its mean is not a number.
+    # A part without examples has no weight, even if its mean is NaN.
     return jnp.where(weight == 0, jnp.zeros_like(value), value * jnp.asarray(weight, value.dtype))
 
 

@@ -172,7 +172,7 @@ class Optimizer:
 
     @property
     def variables(self) -> list[Variable]:
-        """Its own variables: the number of updates, the slots, the loss scale."""
+        """The optimizer's own variables: the number of updates, the slots, the loss scale."""
         scale = self.loss_scale.variables if self.loss_scale is not None else []
         return [self.iterations, *self.slots, *scale]
 
@@ -281,7 +281,7 @@ class Optimizer:
         """Update the variables.
 
         In a replica function the replicas' gradients are reduced first, and every replica must make this
-        call. Outside, a per-replica gradient is reduced, and any other is used as it is.
+        call. Outside, a per-replica gradient is reduced, and any other is used unchanged.
 
         Args:
             grads_and_vars: the gradients, in the structure of `variables`; or, without `variables`,
@@ -384,7 +384,7 @@ class Optimizer:
             return loss
         if _minimizing.get() is self:
             raise ContextError(
-                "Optimizer.minimize scales the loss itself: return the loss as it is, without scale_loss."
+                "Optimizer.minimize scales the loss itself: return the unscaled loss, without scale_loss."
             )
         return loss * self.loss_scale.scale.read_value()
 
@@ -460,7 +460,7 @@ class Optimizer:
         return _mirrored(variables[0], new.norm) if return_norm and on_mesh else new.norm
 
     def _explain(self, error: Exception, parameters: Parameters) -> None:
-        """Say what optax was given, in case that it fails."""
+        """If optax fails, add to the error what it was given."""
         if isinstance(error, TracingError):
             error.add_note(
                 "The optax transformation (a schedule, for example) uses that variable. It may read one in "
@@ -482,7 +482,7 @@ class Optimizer:
 
 
 def _explain_structure(error: Exception, parameters: Parameters) -> None:
-    """Say which structure optax was given, in case masks or labels are in another one."""
+    """If optax fails, add the structure that it was given: masks or labels may have another one."""
     if isinstance(error, ValueError | TypeError | KeyError | AttributeError):
         error.add_note(
             f"The transformation sees the parameters as {parameters.description}. Masks and labels must "

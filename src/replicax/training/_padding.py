@@ -1,4 +1,4 @@
-"""Which of the rows that are given to a loss or a metric are examples, in a replica with a padded batch."""
+"""Which rows of a loss or a metric are examples, in a replica with a padded batch."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _unclear(values: Sequence[Any], origin: str | None, rows: Sequence[int], wha
     of = f"a padded batch of {batches} rows" if len(rows) == 1 else f"padded batches of {batches} rows"
     why = "they do not have its rows. Give them one row for each example" if origin is None else origin
     return (
-        f"Got {size} {what} in a replica with {of}: {why}. {advice}Or say which of them count: pass "
+        f"Got {size} {what} in a replica with {of}: {why}. {advice}Or say which rows count: pass "
         "`example_mask=mask`, or `example_mask=None` if all of them do."
     )
 

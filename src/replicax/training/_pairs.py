@@ -1,7 +1,7 @@
 """Pairing gradients with variables, by their paths in two structures or as a list of pairs.
 
-JAX sorts the keys of dicts, so pairing by position gives a variable the gradient of another one. Two
-structures are therefore paired by path. `Parameters` remembers the structure, which optax sees too.
+JAX sorts the keys of dicts, so pairing by position could give a variable the gradient of another one.
+Structures are therefore paired by path. `Parameters` remembers the structure, so that optax sees it too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Gradients on their way into an update: reduced over the replicas in a wide enough dtype, and dense."""
+"""Preparing gradients for an update: reduced over the replicas in a wide enough dtype, and dense."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def is_distributed(gradient: Any) -> bool:
 
 
 def as_rows(gradient: Any, variable: Variable) -> Any:
-    """The rows that a gradient stands for, if a compiled step has looked up these only."""
+    """The rows that a gradient represents, if a compiled step has looked up only these."""
     table = current().frame.table(variable)
     return gradient if table is None else table.as_rows(gradient)
 

@@ -23,8 +23,8 @@ __all__ = ["checkpoint_key", "initial_state", "slot_names", "slot_owners", "slot
 def initial_state(transformation: Any, parameters: Parameters, values: list[Any]) -> tuple[list[Any], Any]:
     """The leaves of optax's first state, each with its path, and the structure.
 
-    Leaves are programs, so that a sharded slot is computed in its shards, and outside of the trace of a
-    step. Where they depend on values of that trace, they are tracers.
+    Leaves are programs, so that each device computes its shard of a slot, outside of the trace of a step.
+    Leaves that depend on values of that trace are tracers.
     """
 
     def init(values: list[Any]) -> Any:

@@ -35,8 +35,8 @@ class GradientTape:
     Reading a trainable variable in the block watches it. Other arrays are watched with `watch`. What was
     computed in the block can be used after it like any array.
 
-    `rx.value_and_grad` does the same for a function, and should be preferred where the loss is one: it
-    also takes a batch in parts (`microbatches`), and sharded variables cost it less memory.
+    Prefer `rx.value_and_grad` where the loss is a function: it also computes a batch in parts
+    (`microbatches`), and needs less memory for sharded variables.
 
     Args:
         persistent: allow more than one call of `gradient` or `jacobian`. The tape then keeps what it
@@ -320,7 +320,7 @@ class GradientTape:
     ) -> Any:
         """The Jacobian of each row of `target` with respect to the same row of `source`.
 
-        It is right if no row of `target` depends on another row of `source`.
+        It is correct only if no row of `target` depends on another row of `source`.
 
         Args:
             target: an array whose first axis is that of the rows.
@@ -378,7 +378,7 @@ class GradientTape:
         return Pullback(recording, targets, found, [self._found(recording, leaf) for leaf in leaves])
 
     def _found(self, recording: Recording, value: Any) -> list[Recorded]:
-        """What the recording follows for an array, or for a variable, which may have been read often."""
+        """What the recording follows for an array, or for a variable, which may be read repeatedly."""
         if not isinstance(value, jax.Array) and id(value) in self._reads:
             return self._reads[id(value)][1]
         recorded = recording.find(value)
@@ -386,6 +386,6 @@ class GradientTape:
 
 
 def _of_whole_variable(gradient: Any, source: Any) -> Any:
-    """The gradient of a variable, of which a compiled step may have read some rows only."""
+    """The gradient of a variable; a compiled step may have read only some of its rows."""
     table = current().frame.table(source) if isinstance(source, Variable) else None
     return gradient if table is None or gradient is None else table.whole_gradient(gradient)

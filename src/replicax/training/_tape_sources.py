@@ -1,4 +1,4 @@
-"""What is given to a `GradientTape`: structures of arrays and variables, and gradients of targets."""
+"""The arguments of a `GradientTape`: structures of arrays and variables, and gradients of targets."""
 
 from __future__ import annotations
 

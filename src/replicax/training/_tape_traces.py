@@ -1,9 +1,9 @@
 """Traces that JAX caches, in the block of a tape.
 
 A function that JAX traces in the block (`jit`, `scan`, ...) may read a variable that the tape watches. JAX
-caches the trace by function, with the value that was read, which means nothing outside of the block. In a
-compiled step the frame has the step traced again if that happens. Eager code can't go back: the traces of
-that block are dropped, and from then on each block has its own.
+caches the trace by function, with the value that was read, which is invalid outside of the block. In a
+compiled step, the frame then has the step traced again. Eager code can't go back: the cached traces of that
+block are dropped, and from then on each block has its own.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class OwnTraces:
 
     @contextlib.contextmanager
     def block(self) -> Iterator[None]:
-        """A `with` block whose traces are kept apart if that is necessary."""
+        """A `with` block that shares no cached traces with others, if that is necessary."""
         self._program = current_program()
         frame = current_frame()
         frame.renew_traces()

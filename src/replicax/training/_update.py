@@ -1,4 +1,4 @@
-"""One update as a function of arrays: optax, and what is around it (the loss scale, shards, the norm)."""
+"""One update as a function of arrays: optax, with the loss scale, shards and the norm around it."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Updated(NamedTuple):
     scale: Any
     """The state of the loss scale."""
     count: Any
-    """1, or 0 if the update is left out because a gradient is not finite."""
+    """1, or 0 if the update is skipped because a gradient is not finite."""
     norm: Any
-    """Of the gradients; None unless it is asked for."""
+    """The norm of the gradients; None unless it was requested."""
 
 
 @final

@@ -18,7 +18,7 @@ from replicax.values._per_replica import PerReplica
 __all__ = ["mirror_equal", "remember_derived", "remember_equal"]
 
 _results: dict[int, tuple[weakref.ref[Any], Any]] = {}
-"""For the id of an array: the array, and something that stands for the result that it belongs to."""
+"""For the id of an array: the array, and a token for the result that it belongs to."""
 
 
 def remember_equal(value: Any) -> Any:

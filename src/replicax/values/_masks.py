@@ -1,9 +1,9 @@
-"""Padded batches: which rows of a value are examples, and which only fill it up.
+"""Padded batches: which rows of a value are examples, and which are padding.
 
 A batch that was padded carries a *mask*, a `PerReplica` of booleans with one entry for each row. Values
 with one row for each row of the batch carry the mask on, so that a reduction over examples
-(`strategy.reduce(op, value, axis=0)`, `strategy.gather`) leaves the padding out. `contexts/_examples.py`
-finds these values.
+(`strategy.reduce(op, value, axis=0)`, `strategy.gather`) ignores the padding. `contexts/_examples.py` finds
+these values.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def num_rows(mask: PerReplica) -> int:
 
 
 def in_all(masks: Sequence[PerReplica]) -> PerReplica:
-    """The mask of rows that are made of several batches: examples in all of them."""
+    """The mask of rows that combine several batches: examples in all of them."""
     both = masks[0]
     for mask in masks[1:]:
         both = _both(both, mask)

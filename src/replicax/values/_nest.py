@@ -87,9 +87,9 @@ def split(structure: Any, count: int) -> list[Any]:
 def regroup(results: Sequence[Any], mesh: ReplicaMesh | None) -> Any:
     """Merge one structure for each local replica: one leaf if it is the same object everywhere.
 
-    Anything else becomes a `PerReplica`; the copies of one variable become that variable. Where other
-    processes have replicas too, what those hold is not known, so numbers are always a `PerReplica`; but not
-    booleans, which are options rather than contributions.
+    Anything else becomes a `PerReplica`; the copies of one variable become that variable. If other
+    processes have replicas too, their values are not known, so numbers always become a `PerReplica`.
+    Booleans do not, because they are options rather than contributions.
     """
     is_apart = None if mesh is None or mesh.is_local else _is_contribution
     return _regroup(results, mesh, PerReplica, is_apart)

@@ -1,7 +1,7 @@
 """`PerReplica`: a value that differs between replicas.
 
-While a compiled replica function is being traced, it is the *local* value, besides components and a global
-array: one trace stands for all replicas there, so "my replica's value" is all there is to hold.
+It holds components or a global array. While a compiled replica function is traced, it holds the *local*
+value instead: one trace represents all replicas there, so "my replica's value" is all there is.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class PerReplica(DistributedValues, Generic[T]):
     def from_padded(cls, array: Any, mesh: ReplicaMesh, sizes: tuple[int, ...]) -> PerReplica:
         """The value whose component i is the first `sizes[i]` rows of the i-th shard of `array`.
 
-        Processes can hold replicas with different numbers of rows as one array only by filling them up.
+        Processes can hold replicas with different numbers of rows as one array only by padding them.
         """
         return cls.from_layout(array, _layout("global", mesh, False, ndim=array.ndim, sizes=sizes))
 
@@ -160,7 +160,7 @@ class PerReplica(DistributedValues, Generic[T]):
         return self._layout
 
     def on(self, mesh: ReplicaMesh) -> PerReplica:
-        """This value, said to be of `mesh` if it belonged to no strategy; raises if it can't be."""
+        """This value, assigned to `mesh` if it belonged to no strategy; raises if it can't be."""
         has, needs = self.num_components, len(mesh.local_replica_ids)
         if self.mesh is not None and self.mesh != mesh:
             raise CollectiveError(
@@ -232,7 +232,7 @@ class PerReplica(DistributedValues, Generic[T]):
 
     @property
     def is_local(self) -> bool:
-        """Whether this stands for "each replica's own value" inside a compiled replica function."""
+        """Whether this means "each replica's own value" inside a compiled replica function."""
         return self._layout.kind == "local"
 
     @property

@@ -66,9 +66,9 @@ def prepare_variable(
     """Check the arguments of `rx.Variable`; returns the spec and the initial value.
 
     `beside` is the place of the variable in a checkpoint, if that is known: see `NewVariable`. A pending
-    restore may have a value for it. `is_slot`: whether it is state of an optimizer; `slot_of`: of which
-    variables. `in_parts`: trace a function that is given with a shape, so that each device can compute its
-    part of the value.
+    restore may have a value for it. `is_slot`: whether it is state of an optimizer; `slot_of`: the
+    variables that this state belongs to. `in_parts`: trace a function that is given with a shape, so that
+    each device can compute its part of the value.
     """
     synchronization = _member(VariableSynchronization, synchronization, "synchronization")
     aggregation = _member(VariableAggregation, aggregation or "NONE", "aggregation")

@@ -1,7 +1,7 @@
 """What layouts that divide an array among devices have in common: reading a variable gathers its value.
 
 With devices of several processes that is a collective, in which all processes take part. So the view of an
-array is the array as it is, and every eager read gathers it in its turn.
+array is the array itself, still divided, and every eager read gathers it in its turn.
 """
 
 from __future__ import annotations

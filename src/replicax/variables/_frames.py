@@ -76,7 +76,7 @@ class Frame(abc.ABC):
         return False
 
     def renew_traces(self) -> None:  # noqa: B027 - only some frames have inner traces that JAX caches
-        """Called when traces that read variables and are cached so far must not be used any more."""
+        """Called when cached traces that read variables must not be reused."""
 
     @abc.abstractmethod
     def send(self, sending: Sending) -> None:
@@ -94,7 +94,7 @@ class Frame(abc.ABC):
 
 
 class Deferred(NamedTuple):
-    """An update of variables that is made once, when the replicas of a compiled step have finished.
+    """An update of variables that happens once, when the replicas of a compiled step have finished.
 
     Args:
         strategy: of the replicas.
@@ -102,7 +102,7 @@ class Deferred(NamedTuple):
             copies.
         layouts: the layouts of `arrays`; None for per-replica values and equal copies.
         update: makes the update, from the whole values of `arrays`.
-        variables: those that the update reads or writes. Without any, it is made only at the end.
+        variables: those that the update reads or writes; without any, it happens only at the end.
     """
 
     strategy: Any

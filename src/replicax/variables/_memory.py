@@ -1,4 +1,4 @@
-"""Memory on each device, by what it is for: parameters, optimizer state, activations, ..."""
+"""Memory on each device, by purpose: parameters, optimizer state, activations, ..."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ VariableKind = Literal["parameters", "optimizer", "other_state"]
 @final
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """The bytes that a step needs on each device, by what they are for."""
+    """The bytes that a step needs on each device, by purpose."""
 
     parameters: int = 0
     """Trainable variables."""
@@ -71,10 +71,10 @@ def bytes_on_device(array: Any) -> int:
 
 
 def stored_bytes(variable: Variable) -> int:
-    """The bytes of a variable on one device, as it is stored."""
+    """The bytes of a variable's stored array on one device."""
     return bytes_on_device(variable._store.arrays[variable._place])
 
 
 def variables_in(store: Store) -> list[Variable]:
-    """All variables of a store. Slow: for messages of errors."""
+    """All variables of a store. Slow: for error messages."""
     return [x for x in gc.get_objects() if type(x) is Variable and x._store is store]

@@ -1,7 +1,7 @@
 """The layout of variables whose values are on parameter servers.
 
-This process has a copy, on all of its devices, that is fetched before each use: a compiled step fetches all
-of its variables together, before it runs. Of a variable in which it only looks up rows, it fetches those
+This process has a copy on all of its devices that is fetched before each use. A compiled step fetches all
+of its variables together, before it runs; if it only looks up rows of a variable, it fetches only those
 rows. Writes are sent to the servers, which apply them to the value that they have by then. Until the next
 fetch, this process sees its own writes applied to its own copy.
 """
@@ -43,7 +43,7 @@ class OnServers(SharedValue):
     Args:
         communicator: of the replicas in this process.
         servers: the servers.
-        placement: which of them have which part; `servers` knows what it means.
+        placement: which server has which part; only `servers` interprets it.
     """
 
     on_mesh = True

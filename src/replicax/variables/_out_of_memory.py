@@ -167,7 +167,7 @@ def out_of_memory_in_step(
     if block is not None:
         available += f", but the free memory is in pieces of {size_text(block)} or less"
     elif limit is not None and others > 0.01 * limit:
-        available += f", {size_text(others)} of which other arrays take"
+        available += f", but other arrays take {size_text(others)}"
     start = (
         f"The step {name!r} {'ran out of memory' if was_run else 'does not fit into memory'}: it needs "
         f"{size_text(memory.peak)} on each device{available}."
@@ -188,7 +188,7 @@ def _placement(strategy: _Placement | None) -> tuple[int, str]:
 
 @contextlib.contextmanager
 def creating_state(strategy: StrategyProtocol, what: str, num_bytes: int = 0) -> Iterator[None]:
-    """A `with` block in which running out of memory is an error that says which variables there are.
+    """A `with` block in which running out of memory raises an error that lists the variables.
 
     `num_bytes` is the size of what is created, if that is known.
     """

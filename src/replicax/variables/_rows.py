@@ -1,7 +1,7 @@
 """Reading and writing parts of a variable: rows, places given by coordinates, and slices.
 
-A write of rows is an `IndexedSlices`: values and the numbers of their rows. A write of places
-(`scatter_nd_*`) is one, too, whose indices have the coordinates of a place along their last axis.
+A write of rows is an `IndexedSlices`: values and the numbers of their rows. A write at coordinates
+(`scatter_nd_*`) is one too; the last axis of its indices has the coordinates of one place.
 """
 
 from __future__ import annotations

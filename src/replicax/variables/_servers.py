@@ -31,7 +31,7 @@ class Servers(abc.ABC):
 
         Args:
             variables: those to fetch as a whole.
-            lookups: variables with the numbers of the rows to fetch; there are none for other numbers.
+            lookups: variables with the numbers of the rows to fetch; numbers without a row are ignored.
 
         Returns:
             For each of `lookups` the numbers of the rows in ascending order, each once, and the rows.

@@ -33,7 +33,7 @@ def axis_to_shard(
 ) -> int | None:
     """The axis of an array that is split: the largest one that divides evenly, or else the largest.
 
-    Axes that a partition divides are left out; None if there is no other.
+    Axes that a partition divides are not considered; None if no other axis remains.
     """
     whole = (1,) * len(shape) if partition is None else partition
     axes = [axis for axis in range(min(len(shape), MAX_SPLIT_AXES)) if whole[axis] == 1]

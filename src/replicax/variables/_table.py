@@ -1,8 +1,8 @@
-"""Some rows of a variable, in place of all of them: what a compiled step has of a table that it looks up.
+"""Some rows of a variable instead of all: what a compiled step has of a table in which it looks up rows.
 
-The rows are sorted by their numbers, so that a row is found by binary search. The gradient with respect to
-the rows has their shape. It is returned as an array of the variable's shape, like any other gradient, which
-XLA does not compute unless the step uses it: `as_rows` finds the rows that it stands for.
+The rows are sorted by number, so that binary search finds them. The gradient with respect to the rows has
+their shape. It is returned as an array of the variable's shape, like any other gradient; XLA does not
+compute that array unless the step uses it. `as_rows` finds the rows behind it.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class Table:
     """Rows of a variable.
 
     Args:
-        numbers: which rows, in ascending order; filled up with the number of all rows.
+        numbers: which rows, in ascending order, padded with the total number of rows.
         rows: the rows.
         shape: the shape of the variable.
-        known: the gradients that stand for rows, by the identity of the array.
+        known: the gradients that represent rows, by the identity of the array.
     """
 
     def __init__(
@@ -59,14 +59,14 @@ class Table:
         return whole
 
     def as_rows(self, gradient: Any) -> Any:
-        """The rows that `whole_gradient` has made `gradient` from; else `gradient`."""
+        """The rows that `whole_gradient` made `gradient` from, or else `gradient`."""
         return self._known.get(id(gradient), (None, gradient))[1]
 
 
 def padded_rows(
     numbers: np.ndarray, rows: np.ndarray, size: int, num_rows: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Fill up `numbers` and `rows` of a variable of `num_rows` rows."""
+    """Pad `numbers` and `rows` of a variable with `num_rows` rows."""
     all_numbers = np.full(size, num_rows, np.int32)
     all_numbers[: len(numbers)] = numbers
     all_rows = np.zeros((size, *rows.shape[1:]), rows.dtype)

@@ -317,7 +317,7 @@ class Variable(HasRows):
         return copied
 
     def __copy__(self) -> Variable:
-        """A new variable, too: two variables never share their state."""
+        """Also a new variable: two variables never share their state."""
         return self.__deepcopy__({})
 
     def ref(self) -> _Reference:
@@ -518,7 +518,7 @@ class Variable(HasRows):
             return value
         if not is_number(value):
             value = self._spec.from_python(value, what)
-        if not method.is_sliced:  # whoever wrote a slice has fitted the value to it
+        if not method.is_sliced:  # the writer of a slice has already checked its value
             self._spec.check_fits(value, what)
         return _own(value)
 

@@ -70,7 +70,7 @@ def numpy_dataset(numpy_input: Any, session: Any) -> ArrayDataset:
     """A dataset of the rows of `numpy_input`; refuses a session."""
     if session is not None:
         raise ValueError(
-            f"experimental_make_numpy_dataset(session={session!r}): there are no sessions to hold the "
-            "arrays. Leave out `session`."
+            f"experimental_make_numpy_dataset(session={session!r}): Replicax has no sessions. Leave out "
+            "`session`."
         )
     return from_arrays(numpy_input)

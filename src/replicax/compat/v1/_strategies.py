@@ -130,7 +130,7 @@ class Strategy(core.StrategyBase):
 
         Args:
             numpy_input: an array, or a structure of arrays with one row for each example.
-            session: must be None: there are no sessions to hold the arrays.
+            session: must be None; Replicax has no sessions.
 
         >>> from replicax.compat import v1
         >>> strategy = v1.OneDeviceStrategy("CPU:0")
@@ -142,7 +142,7 @@ class Strategy(core.StrategyBase):
     def update_config_proto(self, config_proto: Any) -> Any:
         """A copy of a session's settings, changed as this strategy needs them.
 
-        There are no sessions here: the copy is for programs that pass it on to TensorFlow.
+        Replicax has no sessions: the copy is for programs that pass it on to TensorFlow.
         """
         return updated_config(config_proto)
 

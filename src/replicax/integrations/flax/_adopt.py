@@ -1,4 +1,4 @@
-"""`adopt`: back every `nnx.Variable` of a model by an `rx.Variable`.
+"""`adopt`: back every `nnx.Variable` of a model with an `rx.Variable`.
 
 An `nnx.Variable` stores its value in one slot, `_raw_value`, which all of its API uses. `adopt` changes
 the class of the variable to one in which `_raw_value` is a property: reading it reads an `rx.Variable`,
@@ -63,7 +63,7 @@ def adopt(model: M) -> M:
         The model.
 
     Raises:
-        TypeError: there is no `nnx.Variable` in `model`.
+        TypeError: `model` contains no `nnx.Variable`.
         VariableError: a variable can't be adopted, because it holds a `jax.Ref` or only a shape, or
             belongs to an `nnx.metrics.Welford`, whose state can't be summed.
         ContextError: a variable was adopted in the scope of another strategy.
@@ -186,7 +186,7 @@ class _Link:
 
     variable: Variable
     key_impl: Any = None
-    """The algorithm of random keys, of which the variable stores the data."""
+    """The algorithm of random keys, whose data the variable stores."""
     written_by_replicas: bool = True
 
     def read(self) -> Any:

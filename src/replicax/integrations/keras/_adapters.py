@@ -1,7 +1,7 @@
 """Keras' optimizers on variables of Replicax: `optimizer.apply_gradients([(gradient, tf.Variable(...))])`.
 
-Keras asks a variable for things that only its own have. So an optimizer sees a `DistributedVariable` around
-each `rx.Variable` that it is given, the same one each time: Keras finds slots by the variable's identity.
+Keras needs attributes that only its own variables have. So an optimizer sees a `DistributedVariable` around
+each `rx.Variable` that it gets, always the same one, because Keras finds slots by the variable's identity.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Keras' callbacks that write files, on several workers: the first one writes.
+"""Keras' callbacks that write files: with several workers, only the first one writes.
 
 All workers usually share the folder, and would write into the same file. The others wait for the first one:
-they may read the file next, and must not take its silence for a failure. Keras makes new variables while it
-saves, to compare. Those must not be distributed, since the other workers do not make them, so files
-are written outside of the strategy's scope.
+they may read the file next, and a worker that is still writing has not failed. While Keras saves, it
+creates new variables to compare with. The other workers do not create them, so they must not be
+distributed: files are written outside of the strategy's scope.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def deciding_alike(should_save: Callable[..., bool]) -> Callable[..., bool]:
 
 
 def _alone(method: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-    """Call a method as if there were no strategy, and no running `fit`, whose devices Keras would use."""
+    """Call a method outside of any strategy and of the running `fit`, whose devices Keras would use."""
 
     def call() -> None:
         running.set(None)

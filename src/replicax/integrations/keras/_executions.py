@@ -1,8 +1,8 @@
 """`steps_per_execution`: several steps of Keras in one program.
 
 Keras' JAX trainer calls its compiled step as often as `steps_per_execution` says. Under a strategy one
-program runs these steps in a loop, with the same results. Batches of another size, such as the last one of
-an epoch, are steps by themselves.
+program runs these steps in a loop, with the same results. A batch of another size, such as the last one of
+an epoch, is a separate step.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _many(step_function: Any, run: Run | None) -> Any:
     """The program that calls a step for several batches; returns the list of outputs, and the state."""
 
     def placed(array: Any) -> Any:
-        """As a batch that is placed on the devices; XLA might choose another way inside of the loop."""
+        """Constrain a batch to its placement: inside the loop XLA might choose another one."""
         return (
             array
             if run is None

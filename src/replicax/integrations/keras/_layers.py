@@ -1,10 +1,10 @@
 """Batch normalization in replica functions.
 
-A replica without examples: the last batch of an epoch may have fewer rows than there are replicas. The mean
+Replicas without examples: the last batch of an epoch may have fewer rows than there are replicas. The mean
 of zero rows is NaN, which would stay in the moving averages forever.
 
-`synchronized=True`: the statistics of all replicas' examples. Keras has that for TensorFlow only. In `fit`
-they are always those of the whole batch.
+`synchronized=True`: statistics over the examples of all replicas, which Keras supports only on TensorFlow.
+In `fit`, statistics are always those of the whole batch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["accepting_synchronized", "moments_of_all_replicas", "normalizing_som
 
 
 def normalizing_some_rows(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Let `BatchNormalization.call` use its averages, without updating them, if there are no rows."""
+    """Let `BatchNormalization.call` use its averages, without updating them, if the batch is empty."""
 
     @functools.wraps(call)
     def call_some(self: Any, inputs: Any, training: Any = None, mask: Any = None) -> Any:

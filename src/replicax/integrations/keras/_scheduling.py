@@ -3,8 +3,8 @@
 Keras calls a function for each step and, before it looks at variables, `jax_state_sync`. Here the function
 schedules the step on a worker, and `jax_state_sync` waits for all steps that were scheduled.
 
-Input is a function that makes a dataset, which each worker calls for itself, or anything else that Keras
-takes, whose batches this process reads and sends.
+The input is a function that makes a dataset, which each worker calls, or anything else that Keras takes,
+whose batches this process reads and sends.
 """
 
 from __future__ import annotations
@@ -223,8 +223,8 @@ class _Endless:
             return next(self._iterator)
         except StopIteration:
             raise InputError(
-                "The dataset of a worker has ended before `steps_per_epoch` steps of all epochs were made. "
-                "Let the function return an endless one: `dataset.repeat()`."
+                "The dataset of a worker ended before all epochs had `steps_per_epoch` steps. Let the "
+                "function return an endless one: `dataset.repeat()`."
             ) from None
 
 
@@ -249,7 +249,7 @@ def _to_send(data: Any) -> Any:
 
 @final
 class FunctionAdapter(_private.DataAdapter):
-    """Stands for the datasets that workers make: each step takes the next batch of its worker's.
+    """Represents the datasets that workers make: each step takes the next batch of its own worker.
 
     Args:
         run: the run.

@@ -105,7 +105,7 @@ class _Summary:
                 file.add_image(f"{name}/{i}", image, number, dataformats="HWC")
 
     def trace_on(self, graph: bool = False, profiler: bool = False) -> None:
-        """Nothing: there is no graph."""
+        """Write nothing: JAX has no graph."""
 
     def trace_export(self, name: str, step: int) -> None:
-        """Nothing: there is no graph."""
+        """Write nothing: JAX has no graph."""

@@ -32,7 +32,7 @@ def begins_adopted() -> bool:
 def adopt(variable: Any) -> None:
     """Make a plain Keras variable one of the default strategy."""
     if not isinstance(variable, DistributedVariable):
-        # In a new context there are no strategies, steps and tapes.
+        # A new context has no strategies, steps or tapes.
         contextvars.Context().run(_move_to_default, variable)
 
 

@@ -46,7 +46,7 @@ place_in_checkpoint: ContextVar[tuple[Any, str]] = ContextVar("replicax_keras_pl
 """The layer, optimizer or metric that is creating a variable, and the variable's place in it."""
 
 optimizer_state: ContextVar[tuple[Variable, ...] | None] = ContextVar("replicax_keras_state", default=None)
-"""The variables that the state which an optimizer creates belongs to; () stands for all of them."""
+"""The variables that belong to the state which an optimizer creates; () means all of them."""
 
 _SEED = "seed_generator_state"
 
@@ -91,7 +91,7 @@ class DistributedVariable(keras.Variable):
         self._was_read = True
         return self._variable
 
-    # The value. Keras reads and writes `_value`. None means that there is none, or that a `Run` took it.
+    # The value. Keras reads and writes `_value`. None means that it has none, or that a `Run` took it.
 
     @property
     def _value(self) -> Any:

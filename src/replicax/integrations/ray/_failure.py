@@ -1,4 +1,4 @@
-"""What became of a worker that failed, and which of several failed workers is the cause."""
+"""The failure of a worker, and which of several failed workers is the cause."""
 
 from __future__ import annotations
 
@@ -54,5 +54,5 @@ class Failure:
 
 
 def choose_cause(failures: list[Failure]) -> Failure:
-    """The failure that the others follow from; the first of them if there is a choice."""
+    """The failure that caused the others; the first one if there are several candidates."""
     return min(failures, key=lambda failure: failure.suspicion)

@@ -43,11 +43,11 @@ class Worker:
         return jax.tree.map(_on_host, result)
 
     def leave(self) -> None:
-        """Say goodbye to the other workers, so that none takes the end of this process for a failure."""
+        """Sign off from the other workers, so that none takes the end of this process for a failure."""
         with contextlib.suppress(RuntimeError):  # the result is safe already
             jax.distributed.shutdown()
 
 
 def _on_host(leaf: Any) -> Any:
-    """Arrays travel as NumPy arrays: reading a `jax.Array` would start JAX in the driver."""
+    """Send arrays as NumPy arrays: reading a `jax.Array` would start JAX in the driver."""
     return np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf
