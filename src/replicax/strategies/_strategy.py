@@ -33,6 +33,7 @@ from replicax.strategies import _creation, _distribute, _logical
 from replicax.strategies._answers import Answers
 from replicax.strategies._extended import StrategyExtended
 from replicax.strategies._held_values import flatten_values
+from replicax.strategies._html import strategy_table
 from replicax.strategies._run_options import RunOptions
 from replicax.strategies._signatures import Axes, Leaf, Structure, T, Value
 from replicax.topology import ReplicaMesh
@@ -81,6 +82,10 @@ class StrategyBase(abc.ABC):
     def __repr__(self) -> str:
         names = [row[0] if len(row) == 1 else list(row) for row in self.mesh.device_names]
         return f"{type(self).__name__}({names})"
+
+    def _repr_html_(self) -> str:
+        """A table for notebooks."""
+        return strategy_table(self)
 
     def __copy__(self) -> Self:
         """Return the strategy itself: it is immutable."""

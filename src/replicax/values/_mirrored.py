@@ -8,10 +8,12 @@ from typing import Any, Generic, TypeVar, final
 import jax
 import jax.numpy as jnp
 
+from replicax._html import plain
 from replicax._jax import is_tracer
 from replicax.topology import ReplicaMesh
 from replicax.values._arrays import free, is_array, on_first_replica, undivided
 from replicax.values._distributed import DistributedValues, listing
+from replicax.values._html import components_table, one_row
 from replicax.values._operators import ArrayOperators
 
 __all__ = ["Mirrored"]
@@ -111,6 +113,17 @@ class Mirrored(ArrayOperators, DistributedValues, Generic[T]):
         return listing("Mirrored", self.values, repr)
 
     __str__ = __repr__
+
+    def _repr_html_(self) -> str:
+        """A table for notebooks."""
+        if self._whole is not None:
+            return one_row("Mirrored", "every replica", self._whole)
+        return components_table("Mirrored", self.components, self._mesh)
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        arrays = [self._whole] if self._whole is not None else self.components[:1]
+        text = plain(self, "Mirrored", [x for x in arrays if is_array(x)])
+        return {"text/html": self._repr_html_(), "text/plain": text}
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], Any]:
         """One child: the replicated array."""

@@ -15,12 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from replicax._html import plain
 from replicax._jax import is_tracer
 from replicax._recording import is_transforming
 from replicax.errors import CollectiveError
 from replicax.topology import ReplicaMesh
 from replicax.values._arrays import free, is_array, is_number, undivided
 from replicax.values._distributed import DistributedValues, listing
+from replicax.values._html import components_table, one_row
 from replicax.values._operators import operators_of_only
 
 __all__ = ["Layout", "PerReplica"]
@@ -357,6 +359,19 @@ class PerReplica(DistributedValues, Generic[T]):
         return listing("PerReplica", self.values, repr)
 
     __str__ = __repr__
+
+    def _repr_html_(self) -> str:
+        """A table for notebooks."""
+        if self.is_local:
+            return one_row("PerReplica", "each replica", self._array)
+        if self._components is None and (is_transforming() or not is_array(self._array)):
+            return one_row("PerReplica", "all replicas together", self._array)
+        return components_table("PerReplica", self.components, self.mesh)
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        arrays = [self._array] if self._array is not None else self._components or ()
+        text = plain(self, "PerReplica", [x for x in arrays if is_array(x)])
+        return {"text/html": self._repr_html_(), "text/plain": text}
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], Any]:
         """Children: the global array where the components are alike, the components otherwise."""

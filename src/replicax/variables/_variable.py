@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from replicax._html import plain
 from replicax._jax import is_tracer
 from replicax._recording import unrecorded
 from replicax.contexts import Context, StrategyProtocol, current, has_strategy
@@ -30,6 +31,7 @@ from replicax.values import IndexedSlices, Mirrored, PerReplica, TensorShape, is
 from replicax.variables._aggregation import aggregate, check_same_method
 from replicax.variables._copy import VariableCopy
 from replicax.variables._frames import Cell, RecordingFrame
+from replicax.variables._html import variable_table
 from replicax.variables._layout import Layout
 from replicax.variables._readable import Readable, describe, seen_by_jax
 from replicax.variables._recorded import read_recorded, write_unrecorded
@@ -333,6 +335,14 @@ class Variable(HasRows):
             return describe(self.name, self)
         lines = ",\n".join(f"  {i}: {copy!r}" for i, copy in enumerate(self.copies))
         return f"{self._layout.type_name}:{{\n{lines}\n}}"
+
+    def _repr_html_(self) -> str:
+        """A table for notebooks."""
+        return variable_table(self)
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        text = plain(self, f"{self._layout.type_name} {self.name!r}", [self])
+        return {"text/html": self._repr_html_(), "text/plain": text}
 
     # The view of its array in the store, for eager frames.
 
