@@ -23,6 +23,7 @@ from typing import IO, Any, final
 from replicax._version import __version__
 from replicax.cli._check import Check, Result, failed
 from replicax.cli._checks import all_checks
+from replicax.cli._remaining import RemainingTime, StatusLine
 
 __all__ = ["examine", "run_doctor"]
 
@@ -48,7 +49,7 @@ def run_doctor(*, as_json: bool = False, only: Sequence[str] = ()) -> int:
         print(f"replicax doctor: no check has {words} in its name. Checks: {names}", file=sys.stderr)
         return 2
     results = []
-    for result in examine(checks):
+    for result in _with_status(checks):
         results.append(result)
         if not as_json:
             _print_result(result)
@@ -58,6 +59,19 @@ def run_doctor(*, as_json: bool = False, only: Sequence[str] = ()) -> int:
     else:
         print(f"\n{counts['pass']} passed, {counts['fail']} failed, {counts['skipped']} skipped")
     return 1 if counts["fail"] else 0
+
+
+def _with_status(checks: Sequence[Check]) -> Iterator[Result]:
+    """The results; while a check runs, a terminal shows which one, and how long all will take."""
+    status, remaining = StatusLine(sys.stderr), RemainingTime(len(checks))
+    status.show(f"{checks[0].name} (check 1 of {len(checks)})")
+    remaining(0)
+    for done, result in enumerate(examine(checks), 1):
+        status.clear()
+        yield result
+        if done < len(checks):
+            text = f"{checks[done].name} (check {done + 1} of {len(checks)}, {remaining(done)})"
+            status.show(text)
 
 
 def _report(results: list[Result], counts: Counter[str]) -> dict[str, Any]:

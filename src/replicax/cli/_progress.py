@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, final
 
+from replicax.cli._remaining import duration
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress as Bar
@@ -21,7 +23,7 @@ __all__ = ["History", "Progress"]
 _SMOOTHED_STEPS = 20
 _RATE_SECONDS = 0.25  # each point of the throughput is measured over this long
 _LINE_SECONDS = 2.0
-_TEXT_WIDTH = 78  # without the bar
+_TEXT_WIDTH = 90  # without the bar
 
 
 @final
@@ -105,9 +107,11 @@ class Progress:
             for numbers in (self.history.losses, self.history.accuracies)
         )
         rate = f"{self._rate:6,.0f}" if self._rate else "     -"
+        left = (self._num_steps - step) * self._batch_size / self._rate if self._rate else None
+        remaining = f"  {duration(left)} left" if left else ""
         return (
             f"{step:4d}/{self._num_steps}  loss {loss:.4f}  accuracy {accuracy:6.1%}  "
-            f"{rate} examples/s  input wait {input_wait:.1%}"
+            f"{rate} examples/s  input wait {input_wait:.1%}{remaining}"
         )
 
     def _print_line(self) -> None:

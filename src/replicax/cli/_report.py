@@ -7,13 +7,17 @@ import contextlib
 import os
 import runpy
 import sys
+import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
 from replicax.cli._program import checked_program, positive
+from replicax.cli._remaining import RemainingTime
 
 __all__ = ["add_report"]
+
+_PROGRESS_SECONDS = 5.0
 
 _USAGE = """\
 python -m replicax report [options] script.py [arguments of the script ...]
@@ -71,7 +75,7 @@ def _run(options: argparse.Namespace) -> int:
         if not options.keep_going:
             raise _EnoughStepsError
 
-    recorder = Recorder(options.steps, options.warmup, stop)
+    recorder = Recorder(options.steps, options.warmup, stop, _Progress(options.warmup + 2 * options.steps))
     try:
         with contextlib.suppress(_EnoughStepsError), recorder.watching():
             _run_program(program)
@@ -82,6 +86,20 @@ def _run(options: argparse.Namespace) -> int:
     print(report)
     print(f"\nthe same as a page for a browser: {report.save(options.output)}")
     return 0
+
+
+class _Progress:
+    """Prints every few seconds how many steps are done; the program prints lines of its own in between."""
+
+    def __init__(self, total: int) -> None:
+        self._total, self._remaining = total, RemainingTime(total)
+        self._printed = time.monotonic()
+
+    def __call__(self, done: int) -> None:
+        left = self._remaining(done)
+        if left and time.monotonic() - self._printed >= _PROGRESS_SECONDS:
+            self._printed = time.monotonic()
+            print(f"replicax report: {done} of {self._total} steps, {left}", file=sys.stderr, flush=True)
 
 
 def _check_folder(output: Path) -> None:

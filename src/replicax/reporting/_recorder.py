@@ -42,12 +42,18 @@ class Recorder:
         num_steps: how many calls of the step to record, and then to measure.
         num_warmup: how many calls to skip first.
         when_done: called when they have been measured.
+        when_called: called after each call of the step, with the number of calls so far.
     """
 
     def __init__(
-        self, num_steps: int, num_warmup: int, when_done: Callable[[], None] = lambda: None
+        self,
+        num_steps: int,
+        num_warmup: int,
+        when_done: Callable[[], None] = lambda: None,
+        when_called: Callable[[int], None] = lambda count: None,
     ) -> None:
         self._num_calls, self.num_warmup, self._when_done = num_steps, num_warmup, when_done
+        self._when_called = when_called
         self._thread, self._is_inside = threading.get_ident(), False
         self._calls: Counter[Function[..., Any]] = Counter()
         self._num_left = num_steps
@@ -160,6 +166,7 @@ class Recorder:
             _wait(function, result)
             self._start()
         elif function == self.function and not self.is_done:
+            self._when_called(self._calls[function])
             self._last_result = result
             if self._profiling is not None:
                 self.example = self.example or example
