@@ -80,6 +80,7 @@ from replicax.tracking import Tracker, on_first_process, profile
 from replicax.training import (
     Accuracy,
     DynamicLossScale,
+    ExponentialMovingAverage,
     GradientTape,
     Mean,
     MeanSquaredError,
@@ -139,6 +140,7 @@ __all__ = [
     "DistributedValues",
     "DynamicLossScale",
     "Explanation",
+    "ExponentialMovingAverage",
     "FileDataset",
     "FixedShardsPartitioner",
     "Function",

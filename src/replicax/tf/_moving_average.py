@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, final
 
-import jax.numpy as jnp
-
-from replicax.types import VariableAggregation
+from replicax.training import create_averages, move_averages, once_for_all_replicas, warmed_up
 from replicax.variables import Variable
 
 __all__ = ["ExponentialMovingAverage"]
@@ -53,29 +51,21 @@ class ExponentialMovingAverage:
 
     def apply(self, var_list: Iterable[Variable]) -> None:
         """Update the averages; a variable that has none gets one with its value."""
-        for variable in var_list:
+        variables = list(var_list)
+        for variable in variables:
             if not isinstance(variable, Variable):
                 raise TypeError(f"ExponentialMovingAverage.apply takes variables, got {variable!r}.")
-            if variable.ref() not in self._averages:
-                self._averages[variable.ref()] = self._create(variable)
-            average = self._averages[variable.ref()]
-            difference = average.read_value() - variable.read_value()
-            average.assign_sub((1 - self._decay_now()) * difference, read_value=False)
+        once_for_all_replicas(lambda: self._apply(variables))
 
-    def _create(self, variable: Variable) -> Variable:
-        name = variable.name.removesuffix(":0")
-        return variable.distribute_strategy.create_variable(
-            variable.read_value(),
-            trainable=False,
-            name=f"{name}/{self.name}",
-            aggregation=VariableAggregation.ONLY_FIRST_REPLICA,
-        )
+    def _apply(self, variables: list[Variable]) -> None:
+        if new := [variable for variable in variables if variable.ref() not in self._averages]:
+            refs = (variable.ref() for variable in new)
+            self._averages.update(zip(refs, create_averages(new, self.name), strict=True))
+        averages = [self._averages[variable.ref()] for variable in variables]
+        move_averages(averages, variables, self._decay_now())
 
     def _decay_now(self) -> Any:
-        if self._num_updates is None:
-            return self._decay
-        count = jnp.asarray(self._num_updates, jnp.float32)
-        return jnp.minimum(self._decay, (1 + count) / (10 + count))
+        return self._decay if self._num_updates is None else warmed_up(self._decay, self._num_updates)
 
     def average(self, var: Variable) -> Variable | None:
         """The average of a variable; None if it has none."""

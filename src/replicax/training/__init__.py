@@ -11,6 +11,13 @@ from replicax.training._metrics import (
     SparseCategoricalAccuracy,
     Sum,
 )
+from replicax.training._moving_average import (
+    ExponentialMovingAverage,
+    create_averages,
+    move_averages,
+    once_for_all_replicas,
+    warmed_up,
+)
 from replicax.training._optimizer import Optimizer
 from replicax.training._precision import MixedPrecision
 from replicax.training._pytrees import create_variables, read_values
@@ -21,6 +28,7 @@ from replicax.training._transformation import Transformation
 __all__ = [
     "Accuracy",
     "DynamicLossScale",
+    "ExponentialMovingAverage",
     "GradientTape",
     "Mean",
     "MeanSquaredError",
@@ -32,10 +40,14 @@ __all__ = [
     "Transformation",
     "compute_average_loss",
     "compute_weighted_loss",
+    "create_averages",
     "create_variables",
     "example_keys",
     "grad",
+    "move_averages",
+    "once_for_all_replicas",
     "read_values",
     "scale_regularization_loss",
     "value_and_grad",
+    "warmed_up",
 ]

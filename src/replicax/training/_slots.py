@@ -17,28 +17,39 @@ from replicax.training._pairs import Parameters
 from replicax.values import is_key
 from replicax.variables import TracedValue, Variable, traced_results
 
-__all__ = ["checkpoint_key", "initial_state", "slot_names", "slot_owners", "slot_partition"]
+__all__ = [
+    "checkpoint_key",
+    "initial_state",
+    "initial_values",
+    "slot_names",
+    "slot_owners",
+    "slot_partition",
+]
 
 
 def initial_state(transformation: Any, parameters: Parameters, values: list[Any]) -> tuple[list[Any], Any]:
-    """The leaves of optax's first state, each with its path, and the structure.
-
-    Leaves are programs, so that each device computes its shard of a slot, outside of the trace of a step.
-    Leaves that depend on values of that trace are tracers.
-    """
+    """The leaves of optax's first state, each with its path, and the structure."""
 
     def init(values: list[Any]) -> Any:
         return transformation.init(parameters.structure.unflatten(values))
 
-    leaves, structure = jax.tree_util.tree_flatten_with_path(_programs_of(init, values))
-    if any(map(_holds_tracers, (leaf for _, leaf in leaves))):
-        leaves, structure = jax.tree_util.tree_flatten_with_path(init(values))
+    leaves, structure = jax.tree_util.tree_flatten_with_path(initial_values(init, values))
     if any(is_key(leaf) for _, leaf in leaves):
         raise VariableError(
             f"The state of {transformation!r} contains random keys, which variables can't hold. Leave that "
             "transformation out, and add noise to the gradients yourself."
         )
     return leaves, structure
+
+
+def initial_values(init: Any, values: list[Any]) -> Any:
+    """What `init(values)` returns, for new variables: with a program in place of each array.
+
+    So each device computes its shard of a variable, outside of the trace of a step. Arrays that depend on
+    values of that trace are tracers.
+    """
+    programs = _programs_of(init, values)
+    return init(values) if any(map(_holds_tracers, jax.tree.leaves(programs))) else programs
 
 
 def _programs_of(init: Any, values: list[Any]) -> Any:

@@ -12,3 +12,4 @@ from replicax.parameter_server import (
 __all__ = ["ClusterCoordinator", "PerWorkerValues", "RemoteValue", "get_current_worker_index"]
 
 experimental_get_current_worker_index = get_current_worker_index
+PerWorkerValue = PerWorkerValues
