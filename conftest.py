@@ -28,8 +28,11 @@ hypothesis.settings.load_profile("repeat")
 
 
 @pytest.fixture(autouse=True)
-def _names_in_doctests(doctest_namespace):
-    doctest_namespace.update(rx=replicax, jax=jax, jnp=jnp, np=np)
+def _names_in_doctests(request, doctest_namespace):
+    """Names for the examples of docstrings. Pages import what they use, so that they run as shown."""
+    doctest_namespace.clear()
+    if request.path.suffix != ".md":
+        doctest_namespace.update(rx=replicax, jax=jax, jnp=jnp, np=np)
 
 
 # Doctests import their module, and this one needs Ray.

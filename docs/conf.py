@@ -6,7 +6,9 @@ which are Google-style with `names` in single backticks, as everywhere in the so
 
 import importlib
 import inspect
+import json
 import re
+from pathlib import Path
 
 import replicax
 
@@ -23,6 +25,7 @@ extensions = [
     "sphinx_copybutton",
 ]
 autosummary_generate = False
+source_suffix = {".md": "markdown", ".ipynb": "markdown"}  # `_notebook_as_markdown` makes it so
 myst_heading_anchors = 3
 
 # A `name` in a docstring is a link where there is such a symbol, and code where there is none.
@@ -119,6 +122,63 @@ def _names_directive():
     return Names
 
 
+def _notebook_as_markdown(app, docname, content):
+    """Show a notebook with the outputs that it has stored; nothing is run."""
+    if str(app.env.doc2path(docname)).endswith(".ipynb"):
+        cells = json.loads(content[0])["cells"]
+        content[0] = "\n\n".join(part for cell in cells for part in _cell_parts(cell)) + "\n"
+
+
+def _cell_parts(cell):
+    """A cell of a notebook in Markdown, and its outputs."""
+    source = "".join(cell["source"])
+    if cell["cell_type"] == "markdown":
+        return [source]
+    return [_fenced("python", source), *map(_output_part, cell["outputs"])]
+
+
+def _output_part(output):
+    data = output.get("data", {})
+    if "text/html" in data:
+        return _fenced("{raw} html", "".join(data["text/html"]))
+    return _fenced("text", "".join(data.get("text/plain") or output["text"]))
+
+
+def _fenced(kind, text):
+    return f"```{kind}\n{text.rstrip()}\n```"
+
+
+def _programs_directive():
+    """`programs` shows every program that the README of a folder lists, with its description."""
+    from docutils import nodes
+    from sphinx.util.docutils import SphinxDirective
+
+    class Programs(SphinxDirective):
+        required_arguments = 1
+
+        def run(self):
+            folder = Path(self.env.srcdir, self.arguments[0]).resolve()
+            readme = folder / "README.md"
+            self.env.note_dependency(readme)
+            rows = re.findall(r"^\| \[`(\w+)`\]\((\S+\.py)\) \| (.*) \|$", readme.read_text(), re.MULTILINE)
+            return [self.section(name, folder / path, text) for name, path, text in rows]
+
+        def section(self, name, path, text):
+            self.env.note_dependency(path)
+            code = path.read_text()
+            section = nodes.section(ids=[nodes.make_id(name)], names=[name])
+            section += nodes.title("", name)
+            parts = f"{text[:1].upper()}{text[1:]}.".split("`")
+            inline = [nodes.literal("", p) if i % 2 else nodes.Text(p) for i, p in enumerate(parts)]
+            section += nodes.paragraph("", "", *inline)
+            section += nodes.raw("", f"<details><summary>examples/{path.name}</summary>", format="html")
+            section += nodes.literal_block(code, code, language="python")
+            section += nodes.raw("", "</details>", format="html")
+            return section
+
+    return Programs
+
+
 def _without_last_blank_line(app, docname, content):
     """Examples end with a blank line, which tells doctest that the output ends; on the site it is waste."""
     content[0] = re.sub(r"\n\n```(?=\n)", "\n```", content[0])
@@ -126,9 +186,11 @@ def _without_last_blank_line(app, docname, content):
 
 def setup(app):
     """Called by Sphinx."""
+    app.connect("source-read", _notebook_as_markdown)
     app.connect("source-read", _without_last_blank_line)
     app.connect("autodoc-process-docstring", _keep_colons_of_properties, priority=100)
     app.connect("autodoc-process-docstring", _as_restructured_text)
     app.connect("autodoc-process-signature", _readable_signature)
     app.connect("autodoc-skip-member", _skip_other_spellings)
     app.add_directive("names", _names_directive())
+    app.add_directive("programs", _programs_directive())

@@ -56,12 +56,12 @@ def test_every_symbol_has_an_example(name):
 
 
 def test_every_page_is_in_a_table_of_contents():
-    for folder in (DOCS, DOCS / "api"):
+    for folder in (DOCS, DOCS / "api", DOCS / "recipes"):
         contents = re.findall(r"```\{toctree\}\n(.*?)```", (folder / "index.md").read_text(), re.DOTALL)
         entries = re.findall(r"^(?:.*<)?([\w/]+)>?$", "\n".join(contents), re.MULTILINE)
         assert len(entries) == len(set(entries))
-        pages = {path.stem for path in folder.glob("*.md")} - {"index"}
-        assert {entry for entry in entries if entry != "api/index"} == pages
+        pages = {path.stem for path in (*folder.glob("*.md"), *folder.glob("*.ipynb"))} - {"index"}
+        assert {entry for entry in entries if not entry.endswith("/index")} == pages
 
 
 @pytest.mark.parametrize("name", errors.__all__)
