@@ -20,7 +20,7 @@ CORE_TESTS ?= tests/test_jax_internals.py tests/test_tiny.py tests/topology test
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: help test test-oldest test-newest check format bench clean
+.PHONY: help test test-oldest test-newest check format bench bench-quick bench-peers clean
 
 help:
 	@echo "make test    all tests, then make check"
@@ -29,7 +29,8 @@ help:
 	@echo "make coverage  which lines the tests run, with pages in build/coverage"
 	@echo "make check   formatting, lint, types, import order"
 	@echo "make format  let ruff format and fix what it can"
-	@echo "make bench   benchmarks"
+	@echo "make bench   all benchmarks: tables, JSON and a page with plots in build/bench"
+	@echo "make bench-quick, make bench-peers  some of them in five minutes; install what they compare with"
 	@echo "make docs    the documentation as a site, in build/docs"
 	@echo "make demo    train a small classifier on all devices, and draw a picture in build/demo"
 	@echo "make doctor  check this machine: packages, devices, cluster, collectives, training"
@@ -99,19 +100,25 @@ format: $(INSTALLED)
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
+# Parts that have results in build/bench are not measured again: `make bench` continues a run that was
+# interrupted. `make bench BENCH="--again --only training"` measures some of them again.
+BENCH ?=
+
 bench: $(INSTALLED)
-	$(BIN)/python benchmarks/overhead.py
-	$(BIN)/python benchmarks/tape.py
-	$(BIN)/python benchmarks/input.py
-	$(BIN)/python benchmarks/training.py
-	$(BIN)/python benchmarks/multiworker.py
-	$(BIN)/python benchmarks/sharded.py
-	$(BIN)/python benchmarks/gpt.py
-	$(BIN)/python benchmarks/checkpoint.py
-	$(BIN)/python benchmarks/nnx.py
-	$(BIN)/python benchmarks/imports.py
-	$(BIN)/python benchmarks/watchdog.py
-	$(BIN)/python benchmarks/parameter_server.py
+	$(BIN)/python benchmarks/suite.py $(BENCH)
+
+# In five minutes: fails if a ratio exceeds its limit in benchmarks/limits.toml.
+bench-quick: $(INSTALLED)
+	$(BIN)/python benchmarks/suite.py --quick $(BENCH)
+
+# Other frameworks to compare with, each in an environment of its own; one that can not be installed is left out.
+bench-peers: build/peers/tensorflow/.installed build/peers/torch/.installed
+
+build/peers/tensorflow/.installed: PACKAGES = tensorflow-cpu
+build/peers/torch/.installed: PACKAGES = torch accelerate lightning-fabric
+build/peers/%/.installed:
+	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	-$(@D)/bin/python -m pip install --quiet numpy $(PACKAGES) && touch $@
 
 # The folder docs/ exists, so make must be told that this target is not a file.
 .PHONY: docs

@@ -1,6 +1,6 @@
 """How long a step of GPT-2 with 124 million parameters takes on one GPU, and its first call.
 
-    python benchmarks/gpt.py [--quick] [--only step] [--markdown FILE] [--no-check] [--peers PYTHON]
+    python benchmarks/gpt.py [--quick] [--only step] [--json FILE] [--no-check] [--peers PYTHON]
 
     step    16 rows of 1,024 words in bfloat16, AdamW, clipped gradients
     first   building the step and calling it once
@@ -17,7 +17,6 @@ import functools
 import os
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,18 +27,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from harness import (
-    Row,
-    Step,
-    compare,
-    is_installed,
-    peers_python,
-    program_beside,
-    run,
-    shown,
-    step_seconds,
-    take_turns,
-)
+from harness import Step, Steps, compare, compare_or_dash, run, shown, start_peers, take_turns
+from rows import Row
 
 import replicax as rx
 
@@ -47,6 +36,7 @@ sys.path.append(str(Path(__file__).parents[1] / "examples"))
 import gpt2
 
 ROWS, TOTAL_STEPS = 16, 10_000
+PEERS = {"PyTorch": ("torch", "gpt_torch.py")}
 
 
 def shape() -> gpt2.Shape:
@@ -98,20 +88,19 @@ def bench_step(quick: bool) -> list[Row]:
     np.testing.assert_allclose(losses["Replicax"], losses["by hand"], rtol=2e-3)
     on_gpu = jax.default_backend() == "gpu"
     with contextlib.ExitStack() as stack:
-        peers: dict[str, Callable[[int], float]] = {}
-        if on_gpu and is_installed("torch", peers_python()):
-            work = {"rows": batch(), "sizes": np.array([*vars(shape()).values()])}
-            peers["PyTorch"] = stack.enter_context(program_beside("gpt_torch.py", peers_python(), **work))
-        timed = {title: functools.partial(step_seconds, step) for title, step in steps.items()}
+        given = {"rows": batch(), "sizes": np.array([*vars(shape()).values()])}
+        peers = start_peers(stack, PEERS, **given) if on_gpu and not quick else {}
+        timed = {title: Steps(step) for title, step in steps.items()}
         rounds = take_turns(
             {**timed, **peers},
-            lambda contender, num_steps: contender(num_steps),
             num_rounds=3 if quick else 15,
             num_steps=5 if quick else 20,
         )
     title = f"GPT-2 124M, {ROWS} rows" if on_gpu else "a tiny GPT"
-    rows = [compare(rounds, title, "Replicax", ["by hand"], 1.03 if on_gpu else None)]
-    return rows + [compare(rounds, title, "Replicax", [peer], 1.0) for peer in peers]
+    rows = [compare(rounds, title, "Replicax", ["by hand"])]
+    return rows + [
+        compare_or_dash(rounds, title, "Replicax", peer) for peer in PEERS if on_gpu and not quick
+    ]
 
 
 def bench_first(quick: bool) -> list[Row]:
@@ -123,8 +112,8 @@ def bench_first(quick: bool) -> list[Row]:
             jax.block_until_ready(make()())
             seconds[title].append(time.perf_counter() - start)
     hand, ours = (sorted(times)[len(times) // 2] for times in seconds.values())
-    at_most = 1.1 if jax.default_backend() == "gpu" else None
-    return [Row("first call", f"{shown(hand)} (by hand)", shown(ours), ours / hand, at_most)]
+    title = "GPT-2 124M: first call" if jax.default_backend() == "gpu" else "a tiny GPT: first call"
+    return [Row(title, "Replicax", shown(ours), "by hand", shown(hand), ours / hand)]
 
 
 BENCHMARKS = {"step": bench_step, "first": bench_first}

@@ -4,10 +4,10 @@ Every comparison runs both sides in this process, in turns (see `harness.py`). T
 `jax.jit(jax.shard_map(...))` over a flat list of arrays whose written ones are donated, with the same
 math; the two sides are checked to agree first.
 
-    python benchmarks/overhead.py [--quick] [--only steps,host] [--markdown FILE] [--no-check]
+    python benchmarks/overhead.py [--quick] [--only host,tiny] [--json FILE] [--no-check]
 
-    steps      a compiled training step of a 784-2048-2048-10 network
     host       Python and dispatch of a compiled step that writes 1 to 1,000 variables
+    tiny       the same of the tiny network of `training.py`, with one shape of batches and with two
     gradients  200 small gradients: one all_reduce of a list, one by one, packed by hand
     tracing    tracing a step for 8 replicas, against 2
     eager      an eager training step of a small network, beside the gradients alone; and beside
@@ -20,8 +20,8 @@ with `extended.batch_reduce_to` and writes each variable in `extended.update`.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
-import importlib.util
 import itertools
 import statistics
 import sys
@@ -31,12 +31,28 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from harness import Rounds, Row, Step, compare, host_seconds, program_beside, run, step_seconds, take_turns
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+import training
+import training_work as work
+from by_hand import AXIS, ROWS, Reduce, mapped, reduce_concatenated, reduce_packed
+from harness import (
+    Rounds,
+    Step,
+    Steps,
+    compare,
+    compare_or_dash,
+    host_seconds,
+    run,
+    start_peers,
+    step_seconds,
+    take_turns,
+)
+from rows import Row
+from training import replicas
 
 import replicax as rx
 
 LEARNING_RATE = 1e-4
+PEERS = {"TensorFlow": ("tensorflow", "eager_tensorflow.py")}
 
 
 # The work: networks as lists of arrays, and data.
@@ -69,72 +85,6 @@ def network_loss(parameters: Sequence[Any], images: Any, labels: Any) -> Any:
 
 # The hand-written side.
 
-AXIS = "replica"
-WHOLE, ROWS = PartitionSpec(), PartitionSpec(AXIS)
-
-
-def reduce_plainly(arrays: list[Any]) -> list[Any]:
-    return jax.lax.pmean(arrays, AXIS)
-
-
-def reduce_packed(arrays: list[Any]) -> list[Any]:
-    """All arrays in one buffer, filled in place: XLA on CPU reduces one buffer at a time."""
-    ends = np.cumsum([a.size for a in arrays]).tolist()
-    buffer = jnp.zeros(ends[-1], arrays[0].dtype)
-    for array, end in zip(arrays, ends, strict=True):
-        buffer = jax.lax.dynamic_update_slice(buffer, array.reshape(-1), (end - array.size,))
-    buffer = jax.lax.pmean(buffer, AXIS)
-    return [
-        buffer[end - array.size : end].reshape(array.shape) for array, end in zip(arrays, ends, strict=True)
-    ]
-
-
-def reduce_concatenated(arrays: list[Any]) -> list[Any]:
-    """The same with a concatenate: faster than filling for small arrays, a crawl for large ones."""
-    ends = np.cumsum([a.size for a in arrays]).tolist()
-    parts = jax.lax.optimization_barrier([array.reshape(-1) for array in arrays])
-    buffer = jax.lax.pmean(jnp.concatenate(parts), AXIS)
-    return [
-        buffer[end - array.size : end].reshape(array.shape) for array, end in zip(arrays, ends, strict=True)
-    ]
-
-
-Reduce = Callable[[list[Any]], list[Any]]
-
-
-def by_hand(
-    body: Callable[..., Any],
-    state: Sequence[np.ndarray],
-    batch: Sequence[Any],
-    *,
-    result_spec: PartitionSpec = WHOLE,
-    writes: bool = True,
-) -> Step:
-    """Run `body(state, *batch) -> (result, new state)` on two devices.
-
-    The state is donated; a body that does not write it returns None for it, and it is not.
-    """
-    mesh = Mesh(np.array(jax.devices()[:2]), (AXIS,))
-    mapped = jax.shard_map(
-        body,
-        mesh=mesh,
-        in_specs=(WHOLE, *(ROWS for _ in batch)),
-        out_specs=(result_spec, WHOLE),
-        check_vma=False,
-    )
-    jitted = jax.jit(mapped, donate_argnums=0 if writes else ())
-    batch = [jax.device_put(array, NamedSharding(mesh, ROWS)) for array in batch]
-    arrays = [jnp.copy(jax.device_put(a, NamedSharding(mesh, WHOLE))) for a in state]
-
-    def step() -> Any:
-        nonlocal arrays
-        result, new = jitted(arrays, *batch)
-        if writes:
-            arrays = new
-        return result
-
-    return step
-
 
 def train_by_hand(
     loss_fn: Callable[..., Any], reduce: Reduce, state: Sequence[Any], batch: Sequence[Any]
@@ -145,15 +95,10 @@ def train_by_hand(
         new = [p - LEARNING_RATE * g for p, g in zip(parameters, gradients, strict=True)]
         return loss, new
 
-    return by_hand(body, state, batch)
+    return mapped(body, state, batch)
 
 
 # Replicax's side.
-
-
-def replicas(count: int) -> rx.MirroredStrategy:
-    """Replicas on the devices that `by_hand` takes: of a machine with one GPU, on that."""
-    return rx.MirroredStrategy(jax.devices()[:count])
 
 
 def shard(strategy: Any, array: np.ndarray) -> Any:
@@ -220,20 +165,6 @@ def _numpy(result: Any) -> np.ndarray:
 # What is measured.
 
 
-def bench_steps(quick: bool) -> list[Row]:
-    state, batch = make_network(784, 2048, 2048, 10), make_batch(512, 784, 10)
-    step, shards = train_with_replicax(replicas(2), network_loss, state, batch)
-    contenders = {
-        "by hand": train_by_hand(network_loss, reduce_plainly, state, batch),
-        "by hand, packed": train_by_hand(network_loss, reduce_packed, state, batch),
-        "Replicax": compiled(step, shards),
-    }
-    check_agreement(contenders)
-    rounds = take_turns(contenders, step_seconds, num_rounds=5 if quick else 21, num_steps=4)
-    what = "step: 784-2048-2048-10, batch 512, 2 replicas"
-    return [compare(rounds, what, "Replicax", ["by hand", "by hand, packed"], 1.05)]
-
-
 def bench_host(quick: bool) -> list[Row]:
     """Many variables and hardly any work; each replica's loss is returned."""
     rows = []
@@ -250,10 +181,10 @@ def bench_host(quick: bool) -> list[Row]:
         num_rounds, num_steps = (7, 40) if quick else (25, 80)
         rounds = take_turns(contenders, host_seconds, num_rounds=num_rounds, num_steps=num_steps)
         what = f"host time of a step, {count} variable{'s' if count > 1 else ''}"
-        rows.append(compare(rounds, what, "Replicax", ["by hand"], 1.10))
+        rows.append(compare(rounds, what, "Replicax", ["by hand"]))
         if count == 1:
             what = "the same, and reduces the loss to one plain array"
-            rows.append(compare(rounds, what, "Replicax, loss reduced", ["by hand"], None))
+            rows.append(compare(rounds, what, "Replicax, loss reduced", ["by hand"]))
     return rows
 
 
@@ -263,7 +194,7 @@ def shift_by_hand(state: Sequence[np.ndarray], batch: Sequence[np.ndarray]) -> S
         shift = LEARNING_RATE * jax.lax.pmean(loss, AXIS)
         return loss[None], [p - shift for p in parameters]
 
-    return by_hand(body, state, batch, result_spec=ROWS)
+    return mapped(body, state, batch, result_spec=ROWS)
 
 
 def shift_with_replicax(
@@ -289,6 +220,21 @@ def shift_with_replicax(
     return compiled(step, [shard(strategy, array) for array in batch])
 
 
+def bench_tiny(quick: bool) -> list[Row]:
+    """The tiny network, whose step has one program, and then two."""
+    workload = work.WORKLOADS["tiny"]
+    by_hand, ours = training.train_by_hand(workload, reduce_packed), training.train_with_replicax(workload)
+    strategy = replicas(work.NUM_REPLICAS)
+    twice = training.train_with_replicax(workload, strategy)
+    half = dataclasses.replace(workload, batch_size=workload.batch_size // 2)
+    twice.func(*training.distributed_batch(half, strategy))
+    contenders = {"by hand": by_hand, "Replicax": ours, "Replicax, two shapes": twice}
+    num_rounds, num_steps = (7, 40) if quick else (25, 80)
+    rounds = take_turns(contenders, host_seconds, num_rounds=num_rounds, num_steps=num_steps)
+    what = "host time of a step of 784-128-10, Adam"
+    return [compare(rounds, what, name, ["by hand"]) for name in ("Replicax", "Replicax, two shapes")]
+
+
 def bench_gradients(quick: bool) -> list[Row]:
     """The gradients of 200 regressions; then, without a target, gradients that cost nothing to compute.
 
@@ -300,15 +246,15 @@ def bench_gradients(quick: bool) -> list[Row]:
     rounds = gradient_rounds(quick, jax.grad(many_regressions))
     what = "200 gradients in one all_reduce"
     rows = [
-        compare(rounds, f"{what}, against one by one", "one list", ["one by one"], 0.5),
-        compare(rounds, f"{what}, against packing by hand", "one list", packed, 1.05),
+        compare(rounds, what, "one list", ["one by one"]),
+        compare(rounds, what, "one list", packed, "packed by hand"),
     ]
     if not quick:
         rounds = gradient_rounds(quick, scaled)
         what = "the same without computing them"
         rows += [
-            compare(rounds, f"{what}, against one by one", "one list", ["one by one"], None),
-            compare(rounds, f"{what}, against packing by hand", "one list", packed, None),
+            compare(rounds, what, "one list", ["one by one"]),
+            compare(rounds, what, "one list", packed, "packed by hand"),
         ]
     return rows
 
@@ -337,7 +283,7 @@ def gradient_rounds(quick: bool, gradients_of: Callable[..., list[Any]]) -> Roun
         def body(parameters: list[Any], x: Any) -> Any:
             return corners(reduce(gradients_of(parameters, x))), None
 
-        return by_hand(body, state, batch, writes=False)
+        return mapped(body, state, batch, writes=False)
 
     def with_replicax(reduce: Callable[[Any, list[Any]], list[Any]]) -> Step:
         def replica_fn(x: Any) -> Any:
@@ -395,7 +341,7 @@ def bench_tracing(quick: bool) -> list[Row]:
     contenders = {"2 replicas": new_step(2), "8 replicas": new_step(8)}
     rounds = take_turns(contenders, tracing_seconds, num_rounds=5 if quick else 11, num_steps=1)
     what = "tracing for 8 replicas, against 2"
-    return [compare(rounds, what, "8 replicas", ["2 replicas"], 1.2)]
+    return [compare(rounds, what, "8 replicas", ["2 replicas"])]
 
 
 def bench_eager(quick: bool) -> list[Row]:
@@ -405,25 +351,21 @@ def bench_eager(quick: bool) -> list[Row]:
     by_hand = train_by_hand(network_loss, reduce_packed, state, batch)
     check_agreement({"by hand": by_hand, "Replicax": eager})
     contenders: dict[str, Any] = {
-        "Replicax": functools.partial(step_seconds, eager),
-        "jax.value_and_grad": functools.partial(step_seconds, bare_gradients(state, batch)),
+        "Replicax": Steps(eager),
+        "jax.value_and_grad": Steps(bare_gradients(state, batch)),
     }
+    given = {f"state{i}": array for i, array in enumerate(state)}
     with contextlib.ExitStack() as stack:
-        if importlib.util.find_spec("tensorflow") is not None:
-            work = {f"state{i}": array for i, array in enumerate(state)}
-            beside = program_beside("eager_tensorflow.py", images=batch[0], labels=batch[1], **work)
-            contenders["TensorFlow"] = stack.enter_context(beside)
+        if not quick:
+            contenders |= start_peers(stack, PEERS, images=batch[0], labels=batch[1], **given)
         rounds = take_turns(
             contenders,
-            lambda contender, num_steps: contender(num_steps),
             num_rounds=5 if quick else 15,
             num_steps=20 if quick else 50,
         )
     what = "eager step: 784-128-10, batch 64, 2 replicas"
-    rows = [compare(rounds, what, "Replicax", ["jax.value_and_grad"], None)]
-    if "TensorFlow" in contenders:
-        rows.append(compare(rounds, f"{what}, against TensorFlow", "Replicax", ["TensorFlow"], 1.0))
-    return rows
+    others = ["jax.value_and_grad", *(() if quick else PEERS)]
+    return [compare_or_dash(rounds, what, "Replicax", other) for other in others]
 
 
 def bare_gradients(state: Sequence[np.ndarray], batch: tuple[np.ndarray, np.ndarray]) -> Step:
@@ -439,8 +381,8 @@ def bare_gradients(state: Sequence[np.ndarray], batch: tuple[np.ndarray, np.ndar
 # The report.
 
 BENCHMARKS: dict[str, Callable[[bool], list[Row]]] = {
-    "steps": bench_steps,
     "host": bench_host,
+    "tiny": bench_tiny,
     "gradients": bench_gradients,
     "tracing": bench_tracing,
     "eager": bench_eager,

@@ -23,11 +23,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import parameter_server_work as work
-from harness import Rounds, Row, compare, is_installed, peers_python, program_beside, run, take_turns
+from harness import Rounds, compare, run, start_peers, take_turns
+from rows import Row
 
 import replicax as rx
 
 NUM_WORKERS = 2
+PEERS = {"TensorFlow": ("tensorflow", "parameter_server_tensorflow.py")}
 
 
 def make_step(name: str, strategy: rx.ParameterServerStrategy) -> Any:
@@ -108,17 +110,14 @@ def training(name: str, num_ps: int) -> Iterator[Training]:
 
 
 def bench(name: str, num_ps: int, quick: bool) -> list[Row]:
-    workload, python = work.WORKLOADS[name], peers_python()
+    workload = work.WORKLOADS[name]
     with contextlib.ExitStack() as stack:
         ours = stack.enter_context(training(name, num_ps))
         contenders: dict[str, Any] = {"Replicax": ours}
-        if is_installed("tensorflow", python):
-            given = {"workload": np.array(name), "num_ps": np.array(num_ps)}
-            peer = stack.enter_context(program_beside("parameter_server_tensorflow.py", python, **given))
-            contenders["TensorFlow"] = peer
+        given = {"workload": np.array(name), "num_ps": np.array(num_ps)}
+        contenders |= {} if quick else start_peers(stack, PEERS, **given)
         rounds = take_turns(
             contenders,
-            _measure,
             num_rounds=3 if quick else 9,
             num_steps=workload.steps_per_round // (4 if quick else 1),
         )
@@ -126,22 +125,19 @@ def bench(name: str, num_ps: int, quick: bool) -> list[Row]:
         return _rows(f"{workload.title}, {num_ps} ps", rounds, ours.bytes_per_step, theirs)
 
 
-def _measure(contender: Any, num_steps: int) -> float:
-    return contender(num_steps)
-
-
 def _rows(title: str, rounds: Rounds, own_bytes: float, their_bytes: float | None) -> list[Row]:
     if their_bytes is None:
         alone = f"{1 / rounds.median('Replicax'):.0f} steps/s, {_megabytes(own_bytes)} a step"
-        return [Row(title, "-", alone, float("nan"), None)]
+        return [Row(title, "Replicax", alone, "TensorFlow", "-", float("nan"))]
     bytes_row = Row(
         f"{title}: moved in a step",
-        f"{_megabytes(their_bytes)} (TensorFlow)",
+        "Replicax",
         _megabytes(own_bytes),
+        "TensorFlow",
+        _megabytes(their_bytes),
         own_bytes / their_bytes,
-        None,
     )
-    return [compare(rounds, title, "Replicax", ["TensorFlow"], 1.0), bytes_row]
+    return [compare(rounds, title, "Replicax", ["TensorFlow"]), bytes_row]
 
 
 def _megabytes(count: float) -> str:

@@ -1,15 +1,15 @@
 """How fast models train whose state is divided among two devices, beside hand-written FSDP and others.
 
-    python benchmarks/sharded.py [--quick] [--only medium] [--markdown FILE] [--no-check] [--peers PYTHON]
+    python benchmarks/sharded.py [--quick] [--only medium] [--json FILE] [--no-check] [--peers PYTHON]
 
 The models, and what every side does, are those of `training.py`, with state of 64 KiB or more divided. The
-hand-written sides are in `sharded_by_hand.py`. The first row of a model is the target: the same collectives
-as hand-written FSDP, which the rows of bytes show, in at most 1.05 of its time. XLA on CPU lets the second
+hand-written sides are in `sharded_by_hand.py`. The first row of a model matters
+most: the same collectives as hand-written FSDP, which the rows of bytes show. XLA on CPU lets the second
 version by hand gather only once and keep the whole parameters for the backward pass; so does
 `gather_again=False`, which is compared with it.
 
-Keras (`ModelParallel` on JAX) and PyTorch (FSDP2 on two processes, gloo) run beside. `--peers` is the
-Python of an environment with PyTorch; what is not installed has a dash.
+Keras (`ModelParallel` on JAX) and PyTorch (FSDP2 on two processes, gloo) run beside. What is not
+installed has a dash.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import itertools
 import math
 import re
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -32,23 +31,22 @@ import training_work as work
 from harness import (
     ProgramBeside,
     Rounds,
-    Row,
     Step,
-    compare,
-    is_installed,
-    peers_python,
-    program_beside,
+    Steps,
+    compare_or_dash,
     run,
-    step_seconds,
+    start_peers,
     take_turns,
+    working_peers,
 )
+from rows import Row
 
 import replicax as rx
 
 NAMES = ["medium", "transformer"]
 PEERS = {
-    "Keras ModelParallel": ("keras", "sharded_keras.py", lambda: sys.executable),
-    "PyTorch FSDP2": ("torch", "sharded_torch.py", peers_python),
+    "Keras ModelParallel": ("keras", "sharded_keras.py"),
+    "PyTorch FSDP2": ("torch", "sharded_torch.py"),
 }
 WHOLE, ONCE, SLOTS = "Replicax, all", "Replicax, all, gathered once", "Replicax, optimizer"
 REPLICAX: dict[str, Any] = {
@@ -104,20 +102,20 @@ class Contenders:
         """The bytes that the collectives of two programs leave on a device."""
         found = [collectives(self.programs[title]) for title in (theirs, ours)]
         sizes = [sum(size for _, size in kinds.values()) for kinds in found]
-        title = f"{self.workload.title}: {ours}, bytes"
-        return Row(title, f"{shown(found[0])} ({theirs})", shown(found[1]), sizes[1] / sizes[0], 1.0001)
+        title = f"{self.workload.title}: bytes"
+        return Row(title, ours, shown(found[1]), theirs, shown(found[0]), sizes[1] / sizes[0])
 
     def compare_memory(self, ours: str, theirs: str) -> Row:
         """The memory that two programs need on a device for temporary arrays."""
         sizes = [self.programs[title].memory_analysis().temp_size_in_bytes for title in (theirs, ours)]
-        title = f"{self.workload.title}: {ours}, temporary memory"
+        title = f"{self.workload.title}: temporary memory"
         texts = [f"{size / 1e6:.1f} MB" for size in sizes]
-        return Row(title, f"{texts[0]} ({theirs})", texts[1], sizes[1] / sizes[0], None)
+        return Row(title, ours, texts[1], theirs, texts[0], sizes[1] / sizes[0])
 
 
 def check_losses(steps: dict[str, Step], peers: dict[str, ProgramBeside]) -> None:
     losses = {title: [float(step()) for _ in range(3)] for title, step in steps.items()}
-    losses |= {title: peer.results(3) for title, peer in peers.items()}
+    losses |= working_peers(peers, 3)
     first = losses["where used"]
     for title, others in losses.items():
         tolerance = (0.05 if title in peers else 0.002) * (first[0] - first[-1])
@@ -128,44 +126,34 @@ def bench(name: str, quick: bool) -> list[Row]:
     contenders = Contenders(name)
     load = contenders.workload
     with contextlib.ExitStack() as stack:
-        peers = {
-            title: stack.enter_context(program_beside(program, python(), workload=np.array(name)))
-            for title, (module, program, python) in PEERS.items()
-            if is_installed(module, python())
-        }
+        peers = {} if quick else start_peers(stack, PEERS, workload=np.array(name))
         check_losses(contenders.steps, peers)
-        timed: dict[str, Callable[[int], float]] = {
-            title: functools.partial(step_seconds, step) for title, step in contenders.steps.items()
-        }
+        timed = {title: Steps(step) for title, step in contenders.steps.items()}
         rounds = take_turns(
             {**timed, **peers},
-            lambda contender, num_steps: contender(num_steps),
             num_rounds=3 if quick else 21,
             num_steps=max(1, load.steps_per_round // (5 if quick else 1)),
         )
-    return rows_of(contenders, rounds, list(peers))
+    return rows_of(contenders, rounds, [] if quick else list(PEERS))
 
 
 def rows_of(contenders: Contenders, rounds: Rounds, peers: list[str]) -> list[Row]:
-    def timed(ours: str, theirs: str, at_most: float | None = None) -> Row:
-        return compare(rounds, f"{contenders.workload.title}: {ours}", ours, [theirs], at_most)
+    def timed(ours: str, theirs: str) -> Row:
+        return compare_or_dash(rounds, contenders.workload.title, ours, theirs)
 
     rows = [
-        timed(WHOLE, "where used", 1.05),
-        timed(WHOLE, "jit", 1.05),
+        timed(WHOLE, "where used"),
+        timed(WHOLE, "jit"),
         timed(WHOLE, "shard_map"),
-        timed(ONCE, "shard_map", 1.05),
-        timed(SLOTS, "by hand, ZeRO-1", 1.05),
+        timed(ONCE, "shard_map"),
+        timed(SLOTS, "by hand, ZeRO-1"),
         contenders.compare_bytes(WHOLE, "where used"),
         contenders.compare_bytes(ONCE, "shard_map"),
         contenders.compare_bytes(SLOTS, "by hand, ZeRO-1"),
         contenders.compare_memory(WHOLE, "where used"),
         contenders.compare_memory(ONCE, "shard_map"),
     ]
-    for ours, peer in itertools.product((WHOLE, ONCE), PEERS):
-        missing = Row(f"{contenders.workload.title}: {ours}", f"- ({peer})", "", math.nan, None)
-        rows.append(timed(ours, peer) if peer in peers else missing)
-    return rows
+    return rows + [timed(ours, peer) for ours, peer in itertools.product((WHOLE, ONCE), peers)]
 
 
 BENCHMARKS = {name: functools.partial(bench, name) for name in NAMES}

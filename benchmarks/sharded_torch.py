@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from torch import nn
 from torch.distributed.fsdp import fully_shard
-from training_torch import Block, main
+from training_torch import Block, Prepared, adam, main
 
 MIN_BYTES = 64 * 1024
 
 
-def divided(model: nn.Module) -> nn.Module:
+def divided(model: nn.Module) -> Prepared:
     """Divide every parameter among the processes; units are gathered one after the other."""
     blocks = [module for module in model.modules() if isinstance(module, Block)]
     inside = {id(module) for block in blocks for module in block.modules()}
@@ -20,7 +20,8 @@ def divided(model: nn.Module) -> nn.Module:
         large = isinstance(module, nn.Linear) and module.weight.nbytes >= MIN_BYTES
         if module in blocks or (large and id(module) not in inside):
             fully_shard(module)
-    return fully_shard(model)
+    model = fully_shard(model)
+    return Prepared(model, adam(model))
 
 
 if __name__ == "__main__":

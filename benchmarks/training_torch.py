@@ -2,7 +2,8 @@
 
 Reads a number of steps from each line of standard input and answers with the seconds per step and the
 losses of `DistributedDataParallel` over gloo, with PyTorch's own layers. The process that was started is
-replica 0; it starts replica 1 and tells it how many steps to make.
+replica 0; it starts replica 1 and tells it how many steps to make. `sharded_torch.py`,
+`training_accelerate.py` and `training_fabric.py` prepare the same model in other ways.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -131,32 +132,56 @@ MODELS: dict[str, type[nn.Module]] = {
 # The loop.
 
 
-Wrap = Callable[[nn.Module], nn.Module]
+class Prepared(NamedTuple):
+    """A model and its optimizer, ready for several processes."""
+
+    model: nn.Module
+    optimizer: Any
+    backward: Callable[[torch.Tensor], None] = torch.Tensor.backward
 
 
-def with_copies(model: nn.Module) -> nn.Module:
-    return nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+Prepare = Callable[[nn.Module], Prepared]
 
 
-def make_step(rank: int, folder: Path, workload: work.Workload, wrap: Wrap) -> Callable[[], torch.Tensor]:
+def adam(model: nn.Module) -> torch.optim.Optimizer:
+    betas = (work.BETA_1, work.BETA_2)
+    return torch.optim.Adam(model.parameters(), work.LEARNING_RATE, betas, work.EPSILON)
+
+
+def with_copies(model: nn.Module) -> Prepared:
+    model = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+    return Prepared(model, adam(model))
+
+
+def make_step(
+    rank: int, folder: Path, workload: work.Workload, prepare: Prepare
+) -> Callable[[], torch.Tensor]:
     """A step of this replica, which gives its loss."""
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
+    describe_process(rank)
     rendezvous = f"file://{folder / 'rendezvous'}"
     distributed.init_process_group("gloo", rendezvous, rank=rank, world_size=work.NUM_REPLICAS)
-    model = wrap(MODELS[workload.model](workload.parameters()))
-    betas = (work.BETA_1, work.BETA_2)
-    optimizer = torch.optim.Adam(model.parameters(), work.LEARNING_RATE, betas, work.EPSILON)
+    model, optimizer, backward = prepare(MODELS[workload.model](workload.parameters()))
+    torch.set_num_threads(1)
     inputs, targets = (shard(array, rank) for array in workload.batch())
 
     def step() -> torch.Tensor:
         loss = model(inputs, targets)
         optimizer.zero_grad()
-        loss.backward()
+        backward(loss)
         optimizer.step()
         return loss.detach()
 
     return step
+
+
+def describe_process(rank: int) -> None:
+    """Tell Accelerate and Fabric that there are two processes, and which of them this is."""
+    count = str(work.NUM_REPLICAS)
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "NODE_RANK": "0", "GROUP_RANK": "0"}
+    os.environ |= {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}  # unused: the group exists
 
 
 def shard(array: np.ndarray, rank: int) -> torch.Tensor:
@@ -180,19 +205,19 @@ def read_workload(file: str) -> work.Workload:
     return work.WORKLOADS[str(np.load(file)["workload"])]
 
 
-def follow(file: str, wrap: Wrap) -> None:
+def follow(file: str, prepare: Prepare) -> None:
     """Replica 1: make as many steps as replica 0 says, until it is gone."""
-    step = make_step(1, Path(file).parent, read_workload(file), wrap)
+    step = make_step(1, Path(file).parent, read_workload(file), prepare)
     while True:
         num_steps = torch.zeros((), dtype=torch.int64)
         distributed.broadcast(num_steps, 0)
         measure(step, int(num_steps))
 
 
-def main(wrap: Wrap) -> None:
+def main(prepare: Prepare) -> None:
     file = sys.argv[1]
-    multiprocessing.get_context("spawn").Process(target=follow, args=(file, wrap), daemon=True).start()
-    step = make_step(0, Path(file).parent, read_workload(file), wrap)
+    multiprocessing.get_context("spawn").Process(target=follow, args=(file, prepare), daemon=True).start()
+    step = make_step(0, Path(file).parent, read_workload(file), prepare)
     for line in sys.stdin:
         num_steps = int(line)
         distributed.broadcast(torch.tensor(num_steps), 0)

@@ -33,6 +33,8 @@ class Workload:
     make_parameters: Callable[[np.random.Generator], Parameters]
     make_batch: Callable[[np.random.Generator, int], Batch]
     steps_per_round: int
+    steps_per_call: int = 10
+    """How many steps those sides make in a call that can make many."""
 
     def parameters(self) -> Parameters:
         return self.make_parameters(np.random.default_rng(0))
@@ -61,9 +63,14 @@ def network_of(*sizes: int) -> Callable[[np.random.Generator], Parameters]:
     return make
 
 
-def flat_images(random: np.random.Generator, size: int) -> Batch:
-    images = random.normal(size=(size, 784)).astype(np.float32)
-    return images, random.integers(0, 10, size).astype(np.int32)
+def flat_images(
+    num_features: int = 784, num_classes: int = 10
+) -> Callable[[np.random.Generator, int], Batch]:
+    def make(random: np.random.Generator, size: int) -> Batch:
+        images = random.normal(size=(size, num_features)).astype(np.float32)
+        return images, random.integers(0, num_classes, size).astype(np.int32)
+
+    return make
 
 
 # Two convolutions of 3 by 3, each pooled by 2, and two dense layers.
@@ -115,8 +122,8 @@ def texts(random: np.random.Generator, size: int) -> Batch:
 NUM_REGRESSIONS = 200
 
 
-def regressions(random: np.random.Generator) -> Parameters:
-    arrays = random.normal(0, 0.1, (NUM_REGRESSIONS, 64, 16)).astype(np.float32)
+def regressions(random: np.random.Generator, count: int = NUM_REGRESSIONS) -> Parameters:
+    arrays = random.normal(0, 0.1, (count, 64, 16)).astype(np.float32)
     return {f"kernel{i:03}": array for i, array in enumerate(arrays)}
 
 
@@ -128,22 +135,32 @@ def features(random: np.random.Generator, size: int) -> Batch:
 
 
 WORKLOADS: dict[str, Workload] = {
+    "empty": Workload(
+        "8-8-4, batch 4", "network", 4, network_of(8, 8, 4), flat_images(8, 4), steps_per_round=400
+    ),
     "tiny": Workload(
-        "784-128-10, batch 64", "network", 64, network_of(784, 128, 10), flat_images, steps_per_round=150
+        "784-128-10, batch 64", "network", 64, network_of(784, 128, 10), flat_images(), steps_per_round=150
     ),
     "medium": Workload(
         "784-2048-2048-10, batch 512",
         "network",
         512,
         network_of(784, 2048, 2048, 10),
-        flat_images,
+        flat_images(),
         steps_per_round=5,
+        steps_per_call=5,
     ),
     "convolutions": Workload(
         "small CNN, batch 128", "convolutions", 128, convolutions, images, steps_per_round=10
     ),
     "transformer": Workload(
-        "small transformer, batch 8", "transformer", 8, transformer, texts, steps_per_round=3
+        "small transformer, batch 8",
+        "transformer",
+        8,
+        transformer,
+        texts,
+        steps_per_round=3,
+        steps_per_call=3,
     ),
     "many": Workload(
         "200 variables, batch 64", "regressions", 64, regressions, features, steps_per_round=40
