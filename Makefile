@@ -145,5 +145,5 @@ doctor: .venv/.demo_installed
 	touch $@
 
 clean:
-	rm -rf .venv .pytest_cache .ruff_cache .hypothesis .import_linter_cache .mypy_cache build dist
+	rm -rf .venv .coverage .pytest_cache .ruff_cache .hypothesis .import_linter_cache .mypy_cache build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
