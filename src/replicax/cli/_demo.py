@@ -57,7 +57,7 @@ def run_demo(options: DemoOptions) -> int:
         The exit status: 1 if the accuracy is too low.
 
     Raises:
-        DeviceError: there are no devices, or too few.
+        DeviceError: JAX has no devices, or too few.
         OSError: a folder is not writable.
         MissingExtraError: a package is not installed.
     """

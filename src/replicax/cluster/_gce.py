@@ -103,7 +103,7 @@ class GCEClusterResolver(ClusterResolver):
         """The address of a task, by default of this one.
 
         Raises:
-            ClusterError: there is no such task.
+            ClusterError: the cluster has no such task.
         """
         job = self._task_type if task_type is None else task_type
         index = self.task_id if task_id is None else task_id

@@ -106,7 +106,7 @@ class KubernetesClusterResolver(ClusterResolver):
         """The address of a task, by default of this one; "" if the task is unknown.
 
         Raises:
-            ClusterError: there is no such task.
+            ClusterError: the cluster has no such task.
         """
         job = self.task_type if task_type is None else task_type
         index = self.task_id if task_id is None else task_id

@@ -16,8 +16,8 @@ class ClusterOptions:
     Args:
         start_timeout_seconds: until all workers have joined.
         stuck_timeout_seconds: how long a worker may be behind the others, without reaching the collective
-            that they wait in. Compiling, saving a checkpoint, and computing while nobody
-            waits do not count.
+            that they wait in. Compiling, saving a checkpoint, and computing while no other worker waits do
+            not count.
         cleanup_timeout_seconds: how long the `except` and `finally` blocks of a worker may take after
         another
             worker has failed. Then the process is ended.

@@ -77,7 +77,7 @@ class ClusterResolver(abc.ABC):
             config_proto: must be None; JAX has no sessions.
 
         Raises:
-            ClusterError: there is no such task, or this process has not joined its cluster.
+            ClusterError: the cluster has no such task, or this process has not joined its cluster.
         """
         refuse_config_proto(config_proto)
         job = self.task_type if task_type is None else task_type
@@ -88,7 +88,7 @@ class ClusterResolver(abc.ABC):
 
     def _process_of(self, job: str, index: int) -> int:
         spec = self.cluster_spec()
-        spec.task_address(job, index)  # raises if there is no such task
+        spec.task_address(job, index)  # raises if the cluster has no such task
         tasks = training_tasks(spec)
         if jax.process_count() != len(tasks) or (job, index) not in tasks:
             raise ClusterError(
@@ -100,7 +100,7 @@ class ClusterResolver(abc.ABC):
 
     @property
     def task_type(self) -> str | None:
-        """The job of this process; None if there is no cluster."""
+        """The job of this process; None without a cluster."""
         return self._task_type
 
     @task_type.setter
@@ -109,7 +109,7 @@ class ClusterResolver(abc.ABC):
 
     @property
     def task_id(self) -> int | None:
-        """The index of this process in its job; None if there is no cluster."""
+        """The index of this process in its job; None without a cluster."""
         return self._task_id
 
     @task_id.setter

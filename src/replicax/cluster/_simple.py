@@ -74,7 +74,7 @@ class SimpleClusterResolver(ClusterResolver):
         """The address of a task; without one, the `master` of the constructor.
 
         Raises:
-            ClusterError: there is no such task.
+            ClusterError: the cluster has no such task.
         """
         address = self._master
         if task_type is not None and task_id is not None:

@@ -99,7 +99,7 @@ class ClusterSpec:
         """The number of tasks of a job.
 
         Raises:
-            ClusterError: there is no such job.
+            ClusterError: the job does not exist.
 
         >>> from replicax.cluster import ClusterSpec
         >>> ClusterSpec({"worker": {0: "host0:1", 4: "host4:1"}}).num_tasks("worker")
@@ -111,7 +111,7 @@ class ClusterSpec:
         """The indices of a job's tasks, in order.
 
         Raises:
-            ClusterError: there is no such job.
+            ClusterError: the job does not exist.
 
         >>> from replicax.cluster import ClusterSpec
         >>> ClusterSpec({"worker": {4: "host4:1", 0: "host0:1"}}).task_indices("worker")
@@ -123,7 +123,7 @@ class ClusterSpec:
         """The address of one task.
 
         Raises:
-            ClusterError: there is no such job, or it has no task with this index.
+            ClusterError: the job does not exist, or has no task with this index.
 
         >>> from replicax.cluster import ClusterSpec
         >>> ClusterSpec({"worker": ["host0:1", "host1:1"]}).task_address("worker", 1)
@@ -139,7 +139,7 @@ class ClusterSpec:
         """The addresses of a job's tasks by index, with None for missing indices.
 
         Raises:
-            ClusterError: there is no such job.
+            ClusterError: the job does not exist.
 
         >>> from replicax.cluster import ClusterSpec
         >>> ClusterSpec({"worker": {0: "host0:1", 2: "host2:1"}}).job_tasks("worker")

@@ -78,7 +78,7 @@ class TFConfigClusterResolver(ClusterResolver):
         "" if the cluster has at most one task.
 
         Raises:
-            ClusterError: there is no such task.
+            ClusterError: the cluster has no such task.
         """
         session_master = _checked_string(_read().get("session_master"), '["session_master"]')
         if session_master is not None:

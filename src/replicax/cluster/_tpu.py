@@ -1,6 +1,6 @@
 """TPUs: the resolver that finds them, and TensorFlow's functions that initialize them.
 
-With JAX a program runs *on* the machine that the TPU is attached to. There is no remote TPU to look up, to
+With JAX a program runs *on* the machine that the TPU is attached to. JAX has no remote TPU to look up, to
 connect to or to initialize, so these functions do little: they return the devices that JAX has. Programs
 that initialize a TPU for TensorFlow run unchanged. A remote TPU, given by its name, is refused.
 

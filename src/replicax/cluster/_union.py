@@ -76,7 +76,7 @@ class UnionResolver(ClusterResolver):
         """The address of a task; without one, the first resolver's master.
 
         Raises:
-            ClusterError: there is no such task.
+            ClusterError: the cluster has no such task.
         """
         layer = rpc_layer or self._rpc_layer
         if task_type is not None and task_id is not None:

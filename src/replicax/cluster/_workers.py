@@ -60,7 +60,7 @@ class WorkersResolver(ClusterResolver):
         """The address of a worker, by default of the first, which all connect to.
 
         Raises:
-            ClusterError: there is no such worker.
+            ClusterError: the worker does not exist.
         """
         address = self._spec.task_address(task_type or "worker", task_id or 0)
         return master_url(address, rpc_layer or self._rpc_layer)

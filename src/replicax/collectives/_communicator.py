@@ -182,7 +182,7 @@ class Communicator:
         return combine(AllGather(axis), [value], self.mesh)[0]
 
     def _gather_uneven(self, value: PerReplica, axis: int) -> tuple[Any, Any]:
-        """Gather components of different sizes, all of which are in this process."""
+        """Gather components of different sizes that are all in this process."""
         _check_gathered(value, axis)
         sizes = [np.shape(c)[axis] for c in value.components]
         if value.is_traced_apart:

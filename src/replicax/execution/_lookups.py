@@ -28,7 +28,7 @@ _logger = logging.getLogger("replicax")
 
 @final
 class Lookups:
-    """The variables of which a step gets only some rows.
+    """The variables that a step gets only some rows of.
 
     Args:
         variables: the variables.

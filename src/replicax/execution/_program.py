@@ -65,8 +65,8 @@ class ProgramFrame(Frame):
     ) -> None:
         """Trace with `inputs`, the tracers of the variables; None to find the variables first.
 
-        `tables` has the variables of which the step needs only rows; None for those whose rows are not
-        known yet.
+        `tables` has the variables that the step needs only rows of; None for those whose rows are not known
+        yet.
 
         `origins` is what earlier traces of the step found out about padded batches. A scratch frame is for
         a trace that only determines shapes: it must not create variables. Traces of inner functions are

@@ -43,7 +43,7 @@ def from_arrays(arrays: _T, *others: Never) -> ArrayDataset[_T]:
         *others: refused: several arrays go into one structure, `rx.from_arrays((x, y))`.
 
     Raises:
-        InputError: there are no arrays, or they have different numbers of rows.
+        InputError: `arrays` is empty, or the arrays have different numbers of rows.
 
     >>> dataset = rx.from_arrays({"x": np.arange(5), "y": np.arange(5) ** 2}).batch(4)
     >>> for batch in dataset:

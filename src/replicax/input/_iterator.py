@@ -201,7 +201,7 @@ class DistributedIterator(Generic[_Batch]):
         """The next batch, like `next(iterator)`.
 
         Raises:
-            OutOfRangeError: there are no more batches.
+            OutOfRangeError: the dataset has no more batches.
 
         >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
         >>> iterator = iter(strategy.distribute_dataset(rx.from_arrays(np.arange(2)).batch(2)))

@@ -35,7 +35,7 @@ class Server:
 
     Args:
         server_or_cluster_def: the cluster: a `ClusterSpec`, or a dict from jobs to addresses. The address
-            of the chief, or of ps 0 if there is no chief, must be reachable from all processes.
+            of the chief, or of ps 0 without a chief, must be reachable from all processes.
         job_name: "worker" or "ps".
         task_index: the index of the task in its job; None if the job has one task.
         protocol: None or "grpc".

@@ -2,7 +2,7 @@
 
 The node of a task offers a resource named after the task, and the task's actor requests it. So the actor
 runs there, also after the process is restarted. The first node (the head) has the address of the chief, or
-of ps 0 if there is no chief; the other addresses of the cluster are not used.
+of ps 0 without a chief; the other addresses of the cluster are not used.
 """
 
 from __future__ import annotations

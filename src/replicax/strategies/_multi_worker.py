@@ -80,7 +80,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         BackendStartedError: JAX has already started, so this worker can't join the others.
         ClusterError: the cluster is not valid, or has parameter servers.
         ClusterTimeoutError: a worker did not connect within the timeout, by default five minutes.
-        CollectiveError: `communication_options` require NCCL, but there are no GPUs.
+        CollectiveError: `communication_options` require NCCL, but the workers have no GPUs.
         DeviceError: a worker has fewer devices than its resolver says.
 
     >>> strategy = rx.MultiWorkerMirroredStrategy()          # TF_CONFIG is not set: one worker

@@ -1,4 +1,4 @@
-"""The checkpoints of a folder: which there are, and waiting for new ones."""
+"""The checkpoints of a folder: listing them, and waiting for new ones."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def checkpoints_iterator(
 
 
 def _next_checkpoint(folder: str | os.PathLike[str], last: str | None, timeout: float | None) -> str | None:
-    """The newest checkpoint, as soon as it is another than `last`; None if that takes too long."""
+    """The newest checkpoint, as soon as it differs from `last`; None if that takes too long."""
     end = None if timeout is None else time.monotonic() + timeout
     while (newest := latest_checkpoint(folder)) in (None, last):
         if end is not None and time.monotonic() >= end:

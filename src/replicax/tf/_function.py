@@ -51,13 +51,13 @@ def function(
     """Compile a step; see `rx.function`.
 
     Python numbers that the step returns become tensors. XLA compiles everything, with or without
-    `jit_compile`. Options that only say how TensorFlow should build a graph have no effect, which is logged
+    `jit_compile`. Options that only affect how TensorFlow builds a graph have no effect; that is logged
     once.
 
     Args:
         func: the step; without it a decorator is returned.
         input_signature: what the positional arguments must be.
-        autograph: no effect: there is no AutoGraph; see `tf.cond`.
+        autograph: no effect; use `tf.cond` instead of AutoGraph.
         jit_compile: None or True.
         experimental_compile: the older spelling of `jit_compile`.
         **options: TensorFlow's other options.
@@ -113,9 +113,9 @@ def _returning_tensors(func: Any) -> Any:
 
 def _no_concrete_function(*_: Any, **__: Any) -> NoReturn:
     raise NotImplementedError(
-        "tf.function(...).get_concrete_function: there are no graphs. Call the function with such "
-        "arguments to compile it for them; pass input_signature to refuse others; use `jax.export` to "
-        "save a program."
+        "tf.function(...).get_concrete_function: Replicax has no graphs. To compile the function for "
+        "certain arguments, call it with them; to refuse others, pass input_signature; to save a "
+        "program, use `jax.export`."
     )
 
 

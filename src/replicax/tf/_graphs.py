@@ -1,7 +1,7 @@
-"""What TensorFlow programs say to a graph, and what it means where there is none.
+"""TensorFlow's functions that control a graph, and what they mean without one.
 
-Operations run, or are traced, in the order of the calls. So dependencies are always met, and there is
-nothing to group.
+Operations run, or are traced, in the order of the calls. So dependencies are always met, and nothing needs
+to be grouped.
 """
 
 from __future__ import annotations

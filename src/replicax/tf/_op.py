@@ -38,7 +38,7 @@ def array(value: Any) -> jax.Array:
 
 
 def rows_of(params: Any, indices: Any) -> jax.Array:
-    """The rows of an array or a variable; of one on parameter servers, steps fetch these rows only."""
+    """The rows of an array or a variable; from parameter servers, steps fetch only these rows."""
     if isinstance(params, Variable):
         return params.sparse_read(array(indices))
     return jnp.take(array(params), array(indices), axis=0)

@@ -1,12 +1,12 @@
 """`v.value()` and `v[0].assign(x)`: TensorFlow's spellings, for variables whose values are JAX arrays.
 
-`v.value` is an array here, as in Keras and Flax, and `v[0]` too. Arrays can't be called or assigned to, and
-an array that could be called would be mistaken for a function, by Keras and Optax among others. But Python
-compiles `v.value()` differently from `v.value`, and the two can be told apart where they are evaluated: by
-the instruction of the caller. `import replicax.tf` lets variables look at it.
+`v.value` is an array here, as in Keras and Flax, and so is `v[0]`. Arrays can't be called or assigned to,
+and Keras, Optax and others would mistake a callable array for a function. But Python compiles `v.value()`
+differently from `v.value`, so the caller's instruction tells the two apart. `import replicax.tf` lets
+variables look at that instruction.
 
-What they can't see is an array that was stored first: `f = v.value; f()`. An `assert v.value() == 1` that
-pytest rewrites does that.
+They can't see an array that was stored first: `f = v.value; f()`. An `assert v.value() == 1` that pytest
+rewrites does that.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class TensorArray:
         name: str | None = None,
     ) -> None:
         if handle is not None or flow is not None:
-            raise ValueError("TensorArray(handle=..., flow=...): there are no graphs; leave them out.")
+            raise ValueError("TensorArray(handle=..., flow=...) need a graph; leave them out.")
         self.dtype = as_dtype(dtype)
         self.dynamic_size = bool(dynamic_size)
         self._shape = None if element_shape is None else tuple(element_shape)
@@ -94,7 +94,7 @@ class TensorArray:
     def _all(self) -> list[jax.Array]:
         shape = self.element_shape
         if shape is None and self._arrays:
-            raise ValueError("TensorArray: nothing was written, and there is no element_shape.")
+            raise ValueError("TensorArray: nothing was written. Pass element_shape to read zeros.")
         zeros = jnp.zeros(shape or (), on_device(self.dtype))
         return [zeros if x is None else x for x in self._arrays]
 

@@ -1,6 +1,6 @@
 """Reading the checkpoints of TensorFlow, without TensorFlow.
 
-`PREFIX.index` is a sorted table, as LevelDB has them: blocks of keys and values, an index of the blocks and
+`PREFIX.index` is a sorted table in LevelDB's format: blocks of keys and values, an index of the blocks and
 a footer. A key is the name of a tensor. Its value is a protocol buffer with the dtype, the shape, and the
 place of the bytes in one of the files `PREFIX.data-00000-of-00001`.
 """

@@ -1,11 +1,11 @@
-"""`tf.errors`: the kinds of errors that TensorFlow distinguishes, which Replicax's own errors inherit from.
+"""`tf.errors`: TensorFlow's error classes, which Replicax's own errors inherit from.
 
     try:
         batch = iterator.get_next()
     except tf.errors.OutOfRangeError:
         ...
 
-The classes of `replicax.errors` are here, too.
+The classes of `replicax.errors` are also here.
 """
 
 from typing import Any

@@ -117,7 +117,7 @@ def _parts(container: Any) -> dict[Any, Any]:
 def _refuse_composites(expand_composites: bool) -> None:
     if expand_composites:
         raise ValueError(
-            "tf.nest(expand_composites=True): there are no composite tensors here; leave it out."
+            "tf.nest(expand_composites=True): Replicax has no composite tensors; leave it out."
         )
 
 

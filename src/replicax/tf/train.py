@@ -161,7 +161,7 @@ def _refuse_options(options: Any) -> None:
 
 @final
 class NothingRestored:
-    """What `restore(None)` returns: there was no checkpoint."""
+    """What `restore(None)` returns: nothing was restored."""
 
     def assert_consumed(self) -> NothingRestored:
         """Raise an error, since nothing was restored."""
@@ -191,7 +191,7 @@ class ForeignRestored:
         if not matched:
             raise CheckpointMismatchError(
                 f"The checkpoint {self._where} of TensorFlow was not restored completely. It has no "
-                f"values for {self.missing}; there are no variables for {self.unused}. Variables are found "
+                f"values for {self.missing}, and has unused values for {self.unused}. Variables are found "
                 "by their path: the names given to tf.train.Checkpoint, then the names of attributes."
             )
         return self
@@ -231,7 +231,7 @@ class CheckpointManager:
         checkpoint_name: the prefix of the checkpoints' names.
         step_counter: a variable that counts steps.
         checkpoint_interval: the least number of steps between two checkpoints.
-        init_fn: called by `restore_or_initialize` if there is no checkpoint.
+        init_fn: called by `restore_or_initialize` without a checkpoint.
 
     >>> import tempfile
     >>> from replicax import tf

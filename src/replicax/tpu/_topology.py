@@ -154,7 +154,7 @@ class Topology:
         """The device with these coordinates.
 
         Raises:
-            DeviceError: there is no such device.
+            DeviceError: the device does not exist.
 
         >>> rx.Topology().device_at([0, 0, 0, 1]) is jax.devices()[1]
         True

@@ -245,7 +245,8 @@ class Dataset(Streams, GivesSource, metaclass=Helpful):
         """
         if rerandomize_each_iteration:
             raise NotImplementedError(
-                "Dataset.sample_from_datasets(rerandomize_each_iteration=True): leave it out."
+                "Dataset.sample_from_datasets(rerandomize_each_iteration=True): each pass gives the same "
+                "order. Leave it out, or pass another seed for each pass."
             )
         number = arguments.as_seed(seed, "Dataset.sample_from_datasets(seed=")
         chances = np.full(len(datasets), 1.0) if weights is None else np.asarray(weights, float)
@@ -266,9 +267,9 @@ class Dataset(Streams, GivesSource, metaclass=Helpful):
     ) -> Dataset:
         """Elements in a random order, a new one for each epoch unless `reshuffle_each_iteration` is False.
 
-        Elements are shuffled within windows of `buffer_size`, or all together if there are no more than
-        this; those that are available by index are not held in memory for it. The same seed gives the same
-        orders; None is 0.
+        Elements are shuffled within windows of `buffer_size`, or all together if the dataset is not larger
+        than that. Elements that are available by index are not held in memory for it. The same seed gives
+        the same orders; None is 0.
 
         >>> dataset = Dataset.range(5).shuffle(5, seed=1)
         >>> [[int(i) for i in dataset] for _ in range(2)]

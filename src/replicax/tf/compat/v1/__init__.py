@@ -1,4 +1,4 @@
-"""`tf.compat.v1`: the strategies of version 1. There are no graphs and sessions."""
+"""`tf.compat.v1`: the strategies of version 1, without graphs and sessions."""
 
 from replicax.compat.v1 import ConfigProto
 from replicax.tf._missing import OF_COMPAT_V1, refuse
