@@ -39,7 +39,7 @@ def test_what_a_module_says_it_has_it_has(module):
 
 def test_everything_with_a_docstring():
     for module in modules():
-        for name in () if module.__name__.endswith("keras") else module.__all__:
+        for name in () if ".keras" in module.__name__ else module.__all__:  # Keras' own
             value = getattr(module, name)
             if isinstance(value, types.FunctionType | type):
                 assert value.__doc__, f"{module.__name__}.{name}"
