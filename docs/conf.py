@@ -161,17 +161,17 @@ def _programs_directive():
             readme = folder / "README.md"
             self.env.note_dependency(readme)
             rows = re.findall(r"^\| \[`(\w+)`\]\((\S+\.py)\) \| (.*) \|$", readme.read_text(), re.MULTILINE)
-            return [self.section(name, folder / path, text) for name, path, text in rows]
+            return [self.section(name, folder, path, text) for name, path, text in rows]
 
-        def section(self, name, path, text):
-            self.env.note_dependency(path)
-            code = path.read_text()
+        def section(self, name, folder, path, text):
+            self.env.note_dependency(folder / path)
+            code = (folder / path).read_text()
             section = nodes.section(ids=[nodes.make_id(name)], names=[name])
             section += nodes.title("", name)
             parts = f"{text[:1].upper()}{text[1:]}.".split("`")
             inline = [nodes.literal("", p) if i % 2 else nodes.Text(p) for i, p in enumerate(parts)]
             section += nodes.paragraph("", "", *inline)
-            section += nodes.raw("", f"<details><summary>examples/{path.name}</summary>", format="html")
+            section += nodes.raw("", f"<details><summary>{folder.name}/{path}</summary>", format="html")
             section += nodes.literal_block(code, code, language="python")
             section += nodes.raw("", "</details>", format="html")
             return section

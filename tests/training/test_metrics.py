@@ -1,11 +1,12 @@
 """Metrics: updated by replicas without communication, combined when they are read."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.errors import CollectiveError
+from replicax.errors import CollectiveError, TracingError
 
 from .helpers import close, collectives, each, mirrored, parts, rid
 
@@ -344,3 +345,18 @@ def test_flattened_values_of_a_padded_batch_are_refused_on_the_first_batch(two, 
         mean = rx.Mean()
     with pytest.raises(CollectiveError, match=r"16 values.*padded batch of 4 rows.*reshape\(4, -1\)"):
         padded(two, mode, lambda b: mean.update_state(b["scores"].reshape(-1)))
+
+
+def test_a_metric_in_jax_grad_is_refused_with_advice_that_works(mode):
+    strategy = mirrored(2)
+    with strategy.scope():
+        w, mean = rx.Variable(2.0), rx.Mean()
+
+    def loss(w):
+        mean.update_state(w)
+        return 3 * w
+
+    with pytest.raises(TracingError, match=r"rx\.value_and_grad\(fn, variables\)"):
+        mode(lambda: strategy.run(lambda: jax.grad(loss)(w.value)))()
+    mode(lambda: strategy.run(lambda: rx.value_and_grad(lambda: loss(w.value), w)()))()
+    assert float(mean.result()) == 2.0

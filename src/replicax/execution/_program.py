@@ -44,8 +44,9 @@ def _check_trace(trace: Any, variable: Variable) -> None:
     if current_trace() is not trace:
         raise TracingError(
             f"The variable {variable.name!r} is written inside a function that JAX traces by itself "
-            "(grad, scan, cond, while_loop, vmap, ...), so the new value would be lost. "
-            "Return the value from that function and assign it afterwards."
+            "(grad, scan, cond, while_loop, vmap, ...), so the new value would be lost. Differentiate with "
+            "`rx.value_and_grad(fn, variables)`, in which `fn` may write variables and update metrics; or "
+            "return the value from that function and assign it afterwards."
         )
 
 

@@ -210,8 +210,9 @@ def _baked_in(variable: Variable, verb: str) -> str:
     if not is_staging():
         return (
             f"The variable {variable.name!r} would be {verb} with a value that exists only while JAX "
-            "differentiates or maps a function. Return the new value from that function and assign it "
-            "outside."
+            "differentiates or maps a function. Differentiate with `rx.value_and_grad(fn, variables)`, in "
+            "which `fn` may write variables and update metrics; or return the new value from that function "
+            "and assign it outside."
         )
     return (
         f"The variable {variable.name!r} is {verb} inside a function that JAX compiles "
