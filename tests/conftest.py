@@ -56,7 +56,8 @@ def _wake(thread):
 def _no_leaked_thread():
     before = set(threading.enumerate())
     yield
-    started = [t for t in threading.enumerate() if t not in before]
+    # A thread without an identifier was interrupted before it started, and never will.
+    started = [t for t in threading.enumerate() if t not in before and t.ident is not None]
     if started:
         gc.collect()  # an interrupted `fit` leaves a thread of Keras' callbacks to the collector
     for thread in started:

@@ -352,6 +352,7 @@ NOT_SETTINGS = {
     "axis_env_state",
     "_post_hook_state",
     "_thread_local_context",
+    "_disable_nested_fuse",
 }
 
 
@@ -763,3 +764,19 @@ def test_a_recorded_value_can_be_differentiated_around_the_recording():
 
 def test_whether_there_is_a_tpu():
     assert _jax.has_tpu() == (jax.devices()[0].platform == "tpu")
+
+
+# Interrupts.
+
+
+def test_a_trace_that_an_interrupt_took_is_restored():
+    """trace_ctx.set_trace: JAX 0.11 leaves a thread without a trace if Ctrl-C comes in between."""
+    strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+    step = rx.function(lambda: strategy.run(lambda: jnp.ones(())))
+    for use in (strategy.scope, step, lambda: strategy.run(lambda: jnp.ones(()))):
+        _jax.trace_state.set_trace(None)
+        try:
+            use()
+            assert _jax.current_trace() is _jax.eval_trace
+        finally:
+            _jax.trace_state.set_trace(_jax.eval_trace)

@@ -118,6 +118,7 @@ __all__ = [
     "is_mapped_over",
     "is_staging",
     "is_tracer",
+    "mend_trace",
     "num_consts_and_carry",
     "open_mpi_coordinator",
     "operations_of",
@@ -310,6 +311,16 @@ def num_consts_and_carry(scan_params: dict[str, Any]) -> tuple[int, int]:
 def current_trace() -> Any:
     """The trace that the next JAX operation goes to; compare with `is`."""
     return trace_state.trace
+
+
+def mend_trace() -> None:
+    """Repair what Ctrl-C can leave behind in JAX 0.11.
+
+    While an operation runs, the thread has no trace. Interrupted at the wrong instant, JAX does not restore
+    it, and every later operation of the thread fails.
+    """
+    if trace_state.trace is None:
+        trace_state.set_trace(eval_trace)
 
 
 def _enclosing_traces() -> Iterator[Any]:

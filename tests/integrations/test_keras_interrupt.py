@@ -77,7 +77,8 @@ def _no_threads_of_callbacks():
     yield
     gc.collect()
     for thread in set(threading.enumerate()) - before:
-        thread.join(10)
+        if thread.ident is not None:
+            thread.join(10)
 
 
 @contextlib.contextmanager

@@ -1,5 +1,7 @@
 """`fit`, `evaluate` and `predict` in several processes give the numbers of one device."""
 
+import os
+
 import numpy as np
 import pytest
 
@@ -13,7 +15,7 @@ from replicax import testing
 from .keras_models import assert_same, one_device, one_device_history, one_device_report
 
 KINDS = [("mlp", "sgd"), ("mlp", "adam"), ("large", "sgd")]
-QUICK = {"XLA_FLAGS": "--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0"}
+QUICK = {"XLA_FLAGS": os.environ.get("XLA_FLAGS", "")}
 
 
 @pytest.mark.parametrize(

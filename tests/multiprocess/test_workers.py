@@ -1,5 +1,7 @@
 """`MultiWorkerMirroredStrategy` on 2 and 3 workers with 1 and 2 devices each, eagerly and compiled."""
 
+import os
+
 import pytest
 from tests.multiprocess.cases import cases_of, run_cases
 
@@ -7,7 +9,7 @@ from replicax import testing
 
 MODULES = ("conformance_cases", "mismatch_cases", "training_cases")
 CASES = [case for module in MODULES for case in cases_of(f"tests.multiprocess.{module}")]
-QUICK = {"XLA_FLAGS": "--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0"}
+QUICK = {"XLA_FLAGS": os.environ.get("XLA_FLAGS", "")}
 
 
 # With 3 workers, what depends on their number; everything with --everything.

@@ -51,7 +51,7 @@ class Process:
     def results(self):
         return [json.loads(x.removeprefix("RESULT ")) for x in list(self.lines) if x.startswith("RESULT ")]
 
-    def wait_for(self, condition, seconds=120):
+    def wait_for(self, condition, seconds=300):
         """The first result that fulfils a condition."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
@@ -62,7 +62,7 @@ class Process:
             time.sleep(0.1)
         raise AssertionError("".join(self.lines))
 
-    def wait(self, seconds=120):
+    def wait(self, seconds=300):
         assert self._process.wait(seconds) == 0, "".join(self.lines)
 
     def kill(self):
@@ -83,7 +83,7 @@ def members(group):
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_tasks_join_and_a_coordinator_that_is_started_again_continues(tmp_path):
     group, ports = uuid.uuid4().hex, free_ports(4)
     addresses = [f"localhost:{port}" for port in ports]

@@ -68,7 +68,9 @@ class AllReduce:
     def __call__(self, axis: str, *values: Any) -> list[Any]:
         """Reduce `values`, small ones of one dtype together."""
         arrays = [self._wide_enough(jnp.asarray(value)) for value in values]
-        sums = list(arrays)  # values without elements are not in a pack
+        # Values without elements are not in a pack. jaxlib 0.11.2 crashes if a program with an all-reduce
+        # returns such an argument as it is.
+        sums = [array if array.size else jnp.zeros_like(array) for array in arrays]
         for pack in self._packs(arrays):
             totals = self._sum_packed([arrays[i] for i in pack], axis)
             for i, total in zip(pack, totals, strict=True):
@@ -326,6 +328,8 @@ class Spread:
 
     def _part(self, value: Any, axis: str) -> Any:
         count, me = lax.axis_size(axis), lax.axis_index(axis)
+        if jnp.iscomplexobj(value):  # rounded like two floats; complex products round differently
+            return lax.complex(*(_float_share(x, count, me) for x in (value.real, value.imag)))
         if jnp.issubdtype(value.dtype, jnp.inexact):
             return _float_share(value, count, me)
         # Small integer dtypes may be too small for the number of replicas, and some promote with no other

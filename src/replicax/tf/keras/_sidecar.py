@@ -46,7 +46,8 @@ class SidecarEvaluator:
     >>> folder = tempfile.mkdtemp()
     >>> model.save_weights(os.path.join(folder, "ckpt-1.weights.h5"))
     >>> evaluator = tf.keras.utils.SidecarEvaluator(model, data, folder, max_evaluations=1)
-    >>> evaluator.start()
+    >>> evaluator.start()                                          # doctest: +ELLIPSIS
+    1/1 - ... - loss: ...
     >>> list(evaluator.results[-1])
     ['loss']
     """
