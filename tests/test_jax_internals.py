@@ -659,6 +659,88 @@ def test_the_inputs_of_a_scan():
         _jax.num_consts_and_carry({})
 
 
+def equations_of(fn, mesh, *args):
+    """The operations of a function that is mapped over two devices."""
+    mapped = jax.shard_map(
+        fn, mesh=mesh, in_specs=PartitionSpec("axis"), out_specs=PartitionSpec("axis"), check_vma=False
+    )
+    return jax.make_jaxpr(mapped)(*args).eqns[0].params["jaxpr"].eqns
+
+
+def test_collectives_and_functions_that_hide_them(mesh):
+    def fn(x):
+        y = jax.lax.psum(x, "axis") + jax.lax.all_gather(x.sum(), "axis").sum() + jax.lax.axis_index("axis")
+        y, _ = jax.lax.scan(lambda c, _: (jax.lax.pmax(c, "axis"), None), y, None, length=2)
+        y, _ = jax.lax.scan(lambda c, _: (c * jax.lax.axis_index("axis"), None), y, None, length=2)
+        return y
+
+    equations = equations_of(fn, mesh, jnp.ones(2))
+    assert [e.primitive.name for e in equations if _jax.is_collective(e)] == ["psum", "all_gather"]
+    assert [_jax.hides_collectives(e) for e in equations if e.primitive.name == "scan"] == [True, False]
+
+
+def test_the_functions_that_a_program_calls(mesh):
+    @jax.custom_jvp
+    def with_jvp(x):
+        return x * 2
+
+    @jax.custom_vjp
+    def with_vjp(x):
+        return x * 2
+
+    with_jvp.defjvps(lambda t, _, x: t)
+    with_vjp.defvjp(lambda x: (x, None), lambda _, c: (c,))
+    for function in (jax.jit(lambda x: x * 2), with_jvp, with_vjp):
+        (equation,) = jax.make_jaxpr(function)(1.0).eqns
+        program, constants = _jax.called_program(equation)
+        assert [e.primitive.name for e in program.eqns] == ["mul"] and not constants
+    names = []
+    for function in (lambda x: x * 2, lambda x: jax.lax.psum(x, "axis")):
+        (equation,) = equations_of(jax.checkpoint(function), mesh, jnp.ones(2))
+        called = _jax.called_program(equation)
+        names.append(called and [e.primitive.name for e in called[0].eqns])
+    assert names == [None, ["psum"]]
+
+
+def test_a_collective_is_run_with_other_operands(mesh):
+    """Also where it has a constant."""
+
+    def fn(x):
+        (equation,) = jax.make_jaxpr(lambda: jax.lax.psum(_jax.staged(2.0), "axis"))().eqns[-1:]
+        (total,) = _jax.run_collective(equation, [x])
+        return total
+
+    mapped = jax.shard_map(fn, mesh=mesh, in_specs=PartitionSpec("axis"), out_specs=PartitionSpec("axis"))
+    np.testing.assert_array_equal(jax.jit(mapped)(jnp.arange(2.0)), [1, 1])
+
+
+def test_effects_of_operations():
+    (plain,) = jax.make_jaxpr(lambda x: x * 2)(1.0).eqns
+    (printing,) = jax.make_jaxpr(lambda x: jax.debug.print("{}", x))(1.0).eqns
+    assert not _jax.has_effect(plain) and _jax.has_effect(printing)
+    assert _jax.is_array_type(plain.outvars[0].aval)
+    (made, *_) = jax.make_jaxpr(lambda x: jax.new_ref(x)[...])(1.0).eqns
+    assert not _jax.is_array_type(made.outvars[0].aval)
+
+
+def test_a_constant_is_staged():
+    found = []
+    jax.make_jaxpr(lambda: found.append((_jax.staged(3), _jax.staged(np.ones(2)))))()
+    assert all(map(_jax.is_tracer, found[0]))
+
+
+def test_the_size_of_an_axis_is_a_number(mesh):
+    """Where JAX adds up ones to find it out, in the gradient of `all_gather`."""
+    mapped = jax.shard_map(
+        jax.grad(lambda x: jax.lax.all_gather(x, "axis", tiled=True).sum()),
+        mesh=mesh,
+        in_specs=PartitionSpec("axis"),
+        out_specs=PartitionSpec("axis"),
+        check_vma=False,
+    )
+    np.testing.assert_array_equal(jax.jit(mapped)(jnp.ones(2)), [2, 2])
+
+
 def test_a_traced_program_is_run():
     program = jax.make_jaxpr(lambda x, y: [x + y, x * y])(1.0, 2.0)
     assert _jax.run_program(program.jaxpr, [jnp.float32(3), jnp.float32(4)]) == [7, 12]

@@ -10,6 +10,8 @@ The rest of Replicax uses JAX's public API. What is here, and what we need it fo
 * an array assembled from host memory without validating everything twice, in a fifth of the time that
   `jax.device_put` takes for a small batch;
 * a traced array whose type does not name the mesh that it came from, and one that has no value;
+* the operations of a traced program, which of them are collectives, and running one: programs for replicas
+  of different shapes are woven into one;
 * the functions of `jax.lax` that take the name of an axis: eager replicas answer them, and `psum` of a
   concrete array reaches no primitive that could;
 * discarding a profile that could not be written, without which JAX refuses to start another;
@@ -62,6 +64,8 @@ def _private(module: str, name: str) -> Any:
 # Public as jax.extend.core.Primitive, whose import takes as long as all of Replicax.
 Primitive = _private("core", "Primitive")
 _eval_jaxpr = _private("core", "eval_jaxpr")
+_jaxprs_in = _private("core", "jaxprs_in_params")
+_NamedAxisEffect = _private("core", "NamedAxisEffect")
 _ShapedArray = _private("core", "ShapedArray")
 _Tracer = _private("core", "Tracer")
 _set_current_trace = _private("core", "set_current_trace")
@@ -102,6 +106,7 @@ __all__ = [
     "at_source_of",
     "at_trace",
     "backends_are_initialized",
+    "called_program",
     "connect_to_service",
     "current_program",
     "current_trace",
@@ -114,7 +119,11 @@ __all__ = [
     "forget_profile",
     "forget_traces",
     "fresh_traces",
+    "has_effect",
+    "hides_collectives",
+    "is_array_type",
     "is_axis_bound",
+    "is_collective",
     "is_mapped_over",
     "is_staging",
     "is_tracer",
@@ -127,8 +136,10 @@ __all__ = [
     "planned_cpu_devices",
     "program_of",
     "put_parts",
+    "run_collective",
     "run_equation",
     "run_program",
+    "staged",
     "staged_for",
     "thread_settings",
     "trace_of",
@@ -256,6 +267,69 @@ def run_equation(jaxpr: Any, equation: Any, inputs: Sequence[Any]) -> list[Any]:
         debug_info=jaxpr.debug_info.with_unknown_names(),
     )
     return _eval_jaxpr(alone, (), *values.values())
+
+
+_CALLS = {
+    "jit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+}
+"""Operations that call a function, once their derivatives are known: the parameter that has its program."""
+
+
+def called_program(equation: Any) -> tuple[Any, Sequence[Any]] | None:
+    """The program of the function that an equation calls, and its constants; None if it calls none.
+
+    `jax.checkpoint` only counts as a call if it has collectives, which must not be hidden in it.
+    """
+    name, parameters = equation.primitive.name, equation.params
+    if name in _CALLS:
+        try:
+            called = parameters[_CALLS[name]]
+        except KeyError as error:
+            raise _unsupported(f"the parameter {_CALLS[name]} of {name}") from error
+        return called.jaxpr, called.consts
+    is_checkpoint = "prevent_cse" in parameters and "differentiated" in parameters
+    return (parameters["jaxpr"], ()) if is_checkpoint and hides_collectives(equation) else None
+
+
+def is_collective(equation: Any) -> bool:
+    """Whether an equation communicates along the axis of a mesh."""
+    is_function = next(iter(_jaxprs_in(equation.params)), None) is not None
+    return _uses_axis(equation) and not is_function and equation.primitive.name != "axis_index"
+
+
+def hides_collectives(equation: Any) -> bool:
+    """Whether an equation is a loop, a branch or a similar function with collectives in it."""
+    inside = (inner for body in _jaxprs_in(equation.params) for inner in body.eqns)
+    return _uses_axis(equation) and any(is_collective(e) or hides_collectives(e) for e in inside)
+
+
+def _uses_axis(equation: Any) -> bool:
+    return any(isinstance(effect, _NamedAxisEffect) for effect in equation.effects)
+
+
+def has_effect(equation: Any) -> bool:
+    """Whether an equation does more than compute its results, such as a callback."""
+    return any(not isinstance(effect, _NamedAxisEffect) for effect in equation.effects)
+
+
+def is_array_type(type_: Any) -> bool:
+    """Whether the type of a traced value is that of an array, rather than of something mutable."""
+    return isinstance(type_, _ShapedArray)
+
+
+def staged(value: Any) -> Any:
+    """`value` as a traced array, also if it is a constant; call it in a trace."""
+    return value if is_tracer(value) else jax.lax.optimization_barrier(value)
+
+
+def run_collective(equation: Any, inputs: Sequence[Any]) -> list[Any]:
+    """The results of a collective for other `inputs`, also in place of constants."""
+    with at_source_of(equation):
+        results = equation.primitive.bind(*inputs, **equation.params)
+    return results if equation.primitive.multiple_results else [results]
 
 
 def at_source_of(equation: Any) -> Any:
@@ -388,10 +462,20 @@ def wrap_collectives(wrap: FunctionType) -> None:
     """Replace the collectives `jax.lax.NAME` by `wrap(NAME, collective)`."""
     # JAX names the line that called the collective, in errors and profiles, not one of the wrapper.
     _private("source_info_util", "register_exclusion")(wrap.__code__.co_filename)
+    psum, parallel = _private("lax.parallel", "psum"), importlib.import_module("jax._src.lax.parallel")
+    _private("lax.parallel", "_axis_size")
     for name in _COLLECTIVES:
         wrapped = wrap(name, _private("lax.parallel", name))
-        for module in (jax.lax, importlib.import_module("jax._src.lax.parallel")):
+        for module in (jax.lax, parallel):
             setattr(module, name, wrapped)
+
+    def axis_size(axis_name: Any, axis_index_groups: Any = None, /) -> Any:
+        names = axis_name if isinstance(axis_name, tuple | list) else (axis_name,)
+        add = psum if all(map(is_axis_bound, names)) else parallel.psum
+        return add(1, axis_name, axis_index_groups=axis_index_groups)
+
+    # JAX's own collectives add up ones to get the size of an axis, which must stay a Python number.
+    parallel._axis_size = axis_size  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _axis_name(trace: Any) -> Any:

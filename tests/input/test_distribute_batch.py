@@ -1,7 +1,5 @@
 """`strategy.distribute_batch`: batches that a program makes itself, split exactly."""
 
-import logging
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +8,7 @@ from tests.input.fakes import parts
 
 import replicax as rx
 from replicax.errors import ContextError, InputError
-from replicax.input import HostBatches, Pipeline, Target, _hints
+from replicax.input import HostBatches, Pipeline, Target
 
 STRATEGIES = {
     "one device": lambda: rx.OneDeviceStrategy("CPU:2"),
@@ -35,11 +33,6 @@ def strategy(request):
 @pytest.fixture(scope="module")
 def three():
     return STRATEGIES["mirrored 3"]()
-
-
-@pytest.fixture(autouse=True)
-def _not_warned_yet(monkeypatch):
-    monkeypatch.setattr(_hints.UnevenBatches, "_warned", set())
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 3, 5, 8, 17])
@@ -216,49 +209,3 @@ def test_each_worker_uses_its_replicas_rows_of_the_same_global_batch(rows):
         batch = HostBatches(Target(local.mesh, pipeline, committed=True)).distribute(x, "exact", None)
         found += [part.tolist() for part in local.local_results(batch)]
     assert found == x.reshape(4, -1).tolist()
-
-
-# Batches that do not divide evenly.
-
-
-def hints(caplog):
-    return [r.getMessage() for r in caplog.records if "did not divide evenly" in r.getMessage()]
-
-
-@pytest.fixture
-def feed(three, request):
-    """Hands out batches of given sizes, from a dataset or one at a time."""
-    if request.param == "batch":
-        fresh = rx.MirroredStrategy(["CPU:0", "CPU:1", "CPU:2"])
-        return lambda sizes: [fresh.distribute_batch(np.zeros(size)) for size in sizes]
-    return lambda sizes: list(three.distribute_dataset([np.zeros(size) for size in sizes]))
-
-
-@pytest.mark.parametrize("feed", ["batch", "dataset"], indirect=True)
-def test_several_uneven_batches_in_a_row_warn_once(feed, caplog):
-    with caplog.at_level(logging.WARNING, "replicax"):
-        feed([10, 10, 10, 10, 11, 10, 10])
-    (message,) = hints(caplog)
-    assert "10 examples for 3 replicas" in message
-    assert "batch size such as 9 or 12" in message and "partial_batch='pad'" in message
-
-
-@pytest.mark.parametrize("feed", ["batch", "dataset"], indirect=True)
-def test_a_partial_batch_now_and_then_does_not_warn(feed, caplog):
-    feed([9, 9, 4, 9, 9, 9, 4, 5, 9])
-    assert not hints(caplog)
-
-
-def test_passes_of_one_uneven_batch_warn(three, caplog):
-    dataset = three.distribute_dataset(rx.from_arrays(np.zeros(10)).batch(10))
-    for _ in range(4):
-        list(dataset)
-    assert len(hints(caplog)) == 1
-
-
-def test_padded_batches_do_not_warn(three, caplog):
-    dataset = rx.from_arrays(np.zeros(40)).batch(10)
-    list(three.distribute_dataset(dataset, rx.InputOptions(partial_batch="pad")))
-    for _ in range(4):
-        three.distribute_batch(np.zeros(10), partial_batch="pad")
-    assert not hints(caplog)

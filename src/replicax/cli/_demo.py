@@ -118,7 +118,7 @@ class _Demo:
         self.console = console
         self.folder = folder
         self.digits, self.test_digits = load_digits()
-        # Equal parts for all replicas: steps with uneven parts are slower.
+        # Equal parts for all replicas, which share one program.
         self.batch_size = LARGEST_BATCH // num_replicas * num_replicas
         self.num_steps = options.num_epochs * len(self.digits) // self.batch_size
         self.progress = Progress(console, self.num_steps, self.batch_size)

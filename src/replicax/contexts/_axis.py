@@ -23,7 +23,7 @@ from typing import Any, final
 import jax
 import jax.numpy as jnp
 
-from replicax._jax import is_axis_bound, is_tracer, staged_for, wrap_collectives
+from replicax._jax import is_axis_bound, is_tracer, staged, staged_for, wrap_collectives
 from replicax.contexts._replica import ReplicaContext
 from replicax.contexts._stack import current
 from replicax.errors import TracingError
@@ -41,11 +41,25 @@ def _wrap(name: str, original: _Collective) -> _Collective:
         axes = args[position] if len(args) > position else kwargs.get("axis_name")
         replica = _unmapped_replica(axes)
         if replica is None:
-            return original(*args, **kwargs)
+            return _mapped_collective(name, original, axes, args, kwargs)
         given = inspect.signature(original).bind(*args, **kwargs).arguments
         return _between_replicas(replica, name, functools.partial(original, **given), given)
 
     return collective
+
+
+def _mapped_collective(name: str, original: _Collective, axes: Any, args: Any, kwargs: Any) -> Any:
+    """Call JAX's own function, and let it see no constants that may differ between replicas.
+
+    JAX takes constants as equal on all devices, but one may be the number of rows of one replica.
+    """
+    replica = current().replica
+    if name not in ("psum", "pmean") or replica is None or replica._are_alike:
+        return original(*args, **kwargs)
+    if not replica._is_in_run or replica._axis_name not in _as_tuple(axes):
+        return original(*args, **kwargs)
+    given = inspect.signature(original).bind(*args, **kwargs).arguments
+    return original(**(given | {"x": jax.tree.map(staged, given["x"])}))
 
 
 def _unmapped_replica(axes: Any) -> ReplicaContext | None:

@@ -39,6 +39,8 @@ class MergePoint(Protocol):
     local_index: int
     base_trace: Any
     """The trace in which the replicas were started; None if they are traced as one program."""
+    alike: bool
+    """Whether it is known that all replicas have the same shapes."""
 
     def merge_call(self, merge_fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Call `merge_fn` once for all replicas and return this replica's part of its result."""
@@ -162,8 +164,13 @@ class ReplicaContext:
 
     @property
     def _is_one_program(self) -> bool:
-        """Whether all replicas share one trace, and so have the same shapes."""
+        """Whether this replica is traced as a part of the program of all replicas."""
         return self._merge_point.base_trace is None
+
+    @property
+    def _are_alike(self) -> bool:
+        """Whether it is known that all replicas have the same shapes."""
+        return self._merge_point.alike
 
     @property
     def _is_eager(self) -> bool:

@@ -170,6 +170,7 @@ class _Replica:
         self, strategy: StrategyProtocol, index: int, replica_id: Any, call: Any, base: _Base
     ) -> None:
         self.local_index = index
+        self.alike = False
         self.base_trace = base.trace
         self.request: Any = None
         self.result: Any = None

@@ -8,14 +8,13 @@ from collections.abc import Callable
 from typing import Any, final
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from replicax._jax import FirstReplicaViews, is_tracer
 from replicax._recording import settled
 from replicax.errors import TracingError
 from replicax.topology import ReplicaMesh
-from replicax.values import Component, Mirrored, PerReplica, is_array
+from replicax.values import Component, Mirrored, PerReplica, filled_up, is_array
 from replicax.variables import is_variable
 
 __all__ = ["Outputs", "distributed_in", "mask_leaves", "shared_masks"]
@@ -68,12 +67,8 @@ def _own_components(value: Any) -> Any:
     rows = {(shape[1:], part.dtype) for shape, part in zip(shapes, components, strict=True) if shape}
     if len(rows) > 1 or () in shapes:
         return PerReplica(own, mesh=mesh, sizes=sizes)
-    filled = [_filled(part, max(sizes)) for part in own]
+    filled = [filled_up(part, (max(sizes), *part.shape[1:])) for part in own]
     return PerReplica.from_padded(mesh.assemble(filled), mesh, sizes)
-
-
-def _filled(array: jax.Array, size: int) -> jax.Array:
-    return jnp.pad(array, [(0, size - len(array)), *[(0, 0)] * (array.ndim - 1)])
 
 
 @final

@@ -16,7 +16,9 @@ import jax.numpy as jnp
 from replicax._jax import at_trace, current_program, current_trace, is_tracer, trace_of, unknown
 from replicax.contexts import Incomplete, Origins, current, enter
 from replicax.errors import ContextError, TracingError, VariableError
+from replicax.execution._numbering import CannotWeave
 from replicax.topology import ReplicaMesh
+from replicax.values import Mirrored, is_number
 from replicax.variables import Cell, Deferred, Frame, Sending, Table, Variable, row_numbers
 
 __all__ = ["EagerCallNeeded", "FreshTraceNeeded", "ProgramFrame", "ReplicaFrame"]
@@ -234,8 +236,16 @@ class ReplicaFrame(Frame):
 
     is_one_replica = True
 
-    def __init__(self, outer: ProgramFrame, mesh: ReplicaMesh, cells: Mapping[Any, Cell]) -> None:
-        """A frame inside `outer`; `cells` are those of variables that differ between replicas."""
+    def __init__(
+        self, outer: ProgramFrame, mesh: ReplicaMesh, cells: Mapping[Any, Cell], *, alike: bool = True
+    ) -> None:
+        """A frame inside `outer`; `cells` are those of variables that differ between replicas.
+
+        `alike`: whether the replicas have the same shapes, so that this is the trace of all of them.
+        """
+        self.alike = alike
+        self.merged: list[Any] = []
+        """What merge functions have returned, if the replicas are not alike."""
         self.outer = outer
         self._mesh = mesh
         self._trace, self._program = current_trace(), current_program()
@@ -248,6 +258,16 @@ class ReplicaFrame(Frame):
 
     def renew_traces(self) -> None:
         self.outer.renew_traces()
+
+    def note_merged(self, leaves: list[Any]) -> None:
+        """Note what a merge function has returned: it must be the same in the traces of all replicas."""
+        for leaf in leaves:
+            value = leaf.whole if isinstance(leaf, Mirrored) else leaf
+            if not is_number(value):
+                continue
+            if is_tracer(value) and trace_of(value) is not self._trace:
+                raise CannotWeave("they make a merge_call inside a function that JAX differentiates")
+            self.merged.append(jnp.asarray(value))
 
     def defer(self, update: Deferred) -> bool:
         self.deferred.append(update)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -13,13 +15,17 @@ from replicax.errors import TracingError
 from replicax.execution._eager import run_replicas
 from replicax.execution._function import in_replicas
 from replicax.execution._more_rows import Call
+from replicax.execution._numbering import CannotWeave
 from replicax.execution._program import ProgramFrame, ReplicaFrame
 from replicax.execution._single import run_single
 from replicax.execution._spmd import run_inline, run_spmd
+from replicax.execution._uneven import run_uneven
 from replicax.values import PerReplica, flatten
 from replicax.variables import EagerFrame, Frame, RecordingFrame
 
 __all__ = ["run"]
+
+_logger = logging.getLogger("replicax")
 
 
 def run(
@@ -72,11 +78,16 @@ def _run(
     if strategy.num_replicas_in_sync == 1:
         return run_single(strategy, fn, args, kwargs, padding)
     if isinstance(frame, ReplicaFrame):
-        return run_inline(strategy, fn, args, kwargs, padding)
+        return run_inline(strategy, fn, args, kwargs, frame, padding)
     if isinstance(frame, ProgramFrame):
         frame.enter_run(strategy.mesh)
         if _all_alike((args, kwargs)):
             return run_spmd(strategy, fn, args, kwargs, frame, padding)
+        if padding is None:
+            try:
+                return run_uneven(strategy, fn, args, kwargs, frame)
+            except CannotWeave as reason:
+                _warn_once(str(reason))
         ids = [jnp.int32(i) for i in range(strategy.num_replicas_in_sync)]
         return run_replicas(strategy, fn, args, kwargs, ids, padding=padding, traced=True)
     if isinstance(frame, RecordingFrame):
@@ -92,6 +103,16 @@ def _run(
             "through an eager strategy.run."
         )
     return run_replicas(strategy, fn, args, kwargs, strategy.replica_ids, padding=padding)
+
+
+@functools.cache
+def _warn_once(reason: str) -> None:
+    _logger.warning(
+        "A compiled step got different numbers of rows on the replicas, and every device computes those of "
+        "all replicas, because %s. That is slow if most batches are like that: use a batch size that the "
+        "number of replicas divides, or partial_batch='pad'.",
+        reason,
+    )
 
 
 def _all_alike(structure: Any) -> bool:

@@ -22,6 +22,7 @@ class SingleReplica:
 
     local_index = 0
     base_trace = None
+    alike = True
 
     def __init__(self, strategy: StrategyProtocol) -> None:
         self._strategy = strategy

@@ -16,9 +16,17 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from replicax._jax import plain, traces_of
+from replicax._jax import plain, staged, traces_of
 from replicax.collectives import EarlySums, collect_early_sums
-from replicax.contexts import ExplainUnboundAxis, Padding, ReplicaContext, StrategyProtocol, current, enter
+from replicax.contexts import (
+    Exchange,
+    ExplainUnboundAxis,
+    Padding,
+    ReplicaContext,
+    StrategyProtocol,
+    current,
+    enter,
+)
 from replicax.execution._program import ProgramFrame, ReplicaFrame
 from replicax.execution._traced_values import explain_traced_values
 from replicax.topology import ReplicaMesh
@@ -33,7 +41,7 @@ from replicax.values import (
 )
 from replicax.variables import MAX_SPLIT_AXES, Deferred, Layout, Variable, use_frame
 
-__all__ = ["run_inline", "run_spmd"]
+__all__ = ["ReplicaRun", "Traced", "run_inline", "run_spmd"]
 
 
 def run_spmd(
@@ -45,46 +53,77 @@ def run_spmd(
     padding: Padding | None = None,
 ) -> Any:
     """Trace `fn` once for all replicas of `strategy`; `padding` has the masks of padded arguments."""
-    mesh = strategy.mesh
-    leaves, treedef = flatten((args, kwargs))
-    sharded = [i for i, leaf in enumerate(leaves) if isinstance(leaf, PerReplica)]
-    globals_ = [leaves[i].to_global(mesh) for i in sharded]
-    parts = [v for v in frame.known if v.layout.is_split and v.mesh == mesh]
-    traced = _Traced()
+    run, traced = ReplicaRun(strategy, fn, args, kwargs, frame, padding), Traced()
+    globals_ = [value.to_global(run.mesh) for value in run.per_replica]
 
-    def body(arrays: list[Any], cells: list[Any], local_masks: list[Any]) -> Any:
-        inner = list(leaves)
-        for i, array, (_, scalar) in zip(sharded, arrays, globals_, strict=True):
-            inner[i] = array.reshape(()) if scalar else array
-        inner = [leaf.whole if isinstance(leaf, Mirrored) else leaf for leaf in inner]
-        local_cells = {
-            v.ref(): v.layout.part_cell(part, v._spec) for v, part in zip(parts, cells, strict=True)
-        }
-        replica = ReplicaFrame(frame, mesh, local_cells)
+    def body(arrays: list[Any], cells: list[Any], masks: list[Any]) -> Any:
+        own = [x.reshape(()) if scalar else x for x, (_, scalar) in zip(arrays, globals_, strict=True)]
+        return run.trace(traced, own, cells, masks)
+
+    results, sums, state = run.map(body, [array for array, _ in globals_])
+    traced.store(state, frame)
+    return traced.result(results, sums, run.mesh)
+
+
+@final
+class ReplicaRun:
+    """A `strategy.run` in a step: traces its replicas, and maps them over the devices."""
+
+    def __init__(
+        self,
+        strategy: StrategyProtocol,
+        fn: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
+        frame: ProgramFrame,
+        padding: Padding | None = None,
+    ) -> None:
+        self.mesh = strategy.mesh
+        self._strategy, self._fn, self._frame, self._padding = strategy, fn, frame, padding
+        leaves, self._treedef = flatten((args, kwargs))
+        self._leaves = [leaf.whole if isinstance(leaf, Mirrored) else leaf for leaf in leaves]
+        self._sharded = [i for i, leaf in enumerate(leaves) if isinstance(leaf, PerReplica)]
+        self.per_replica: list[PerReplica] = [leaves[i] for i in self._sharded]
+        self._parts = [v for v in frame.known if v.layout.is_split and v.mesh == self.mesh]
+
+    def trace(
+        self, traced: Traced, arrays: list[Any], cells: list[Any], masks: list[Any], *, alike: bool = True
+    ) -> Any:
+        """Call the replica function with this replica's `arrays`, the parts of variables and the masks.
+
+        `alike`: whether the replicas have the same shapes.
+        """
+        frame, mesh, leaves = self._frame, self.mesh, list(self._leaves)
+        for i, array in zip(self._sharded, arrays, strict=True):
+            leaves[i] = array
+        parts = zip(self._parts, cells, strict=True)
+        local_cells = {v.ref(): v.layout.part_cell(part, v._spec) for v, part in parts}
+        replica = ReplicaFrame(frame, mesh, local_cells, alike=alike)
         # Tag inner traces, so that JAX does not reuse one from another context; see `FreshTraceNeeded`.
         here = ("replica", mesh.num_replicas, frame.tag)
         place = traces_of(*here) if not frame.fresh else contextlib.nullcontext()
         with use_frame(replica), place, collect_early_sums() as early:
-            inner_args, inner_kwargs = treedef.unflatten(inner)
-            result = _call(strategy, fn, inner_args, inner_kwargs, padding, local_masks)
+            args, kwargs = self._treedef.unflatten(leaves)
+            result = _call(self._strategy, self._fn, args, kwargs, replica, self._padding, masks)
         return traced.outputs(result, replica, early)
 
-    split, whole = _splits(mesh), PartitionSpec()
-    results, sums, state = jax.shard_map(
-        body,
-        mesh=mesh.mesh,
-        in_specs=(split[0], [split[v.layout.split_axis] for v in parts], split[0]),
-        out_specs=(split[0], whole, (whole, split)),
-        axis_names={mesh.axis_name},
-        check_vma=False,
-    )(
-        [array for array, _ in globals_],
-        [frame.array(v) for v in parts],
-        [mask.to_global(mesh)[0] for mask in padding.masks] if padding else [],
-    )
-    results, sums, state = jax.tree.map(plain, (results, sums, state))
-    traced.store(state, frame)
-    return traced.result(results, sums, mesh)
+    def map(self, body: Callable[..., Any], arrays: list[Any]) -> Any:
+        """Map `body(arrays, parts of variables, masks)` over the replicas; returns what `Traced` stores."""
+        mesh, masks = self.mesh, self._padding.masks if self._padding else []
+        split, whole = _splits(mesh), PartitionSpec()
+        outputs = jax.shard_map(
+            body,
+            mesh=mesh.mesh,
+            in_specs=(split[0], [split[v.layout.split_axis] for v in self._parts], split[0]),
+            out_specs=(split[0], whole, (whole, split)),
+            axis_names={mesh.axis_name},
+            check_vma=False,
+        )(
+            arrays,
+            [self._frame.array(v) for v in self._parts],
+            [mask.to_global(mesh)[0] for mask in masks],
+        )
+        return jax.tree.map(plain, outputs)
 
 
 def _call(
@@ -92,6 +131,7 @@ def _call(
     fn: Callable[..., Any],
     args: Any,
     kwargs: Any,
+    frame: ReplicaFrame,
     padding: Padding | None,
     masks: Sequence[Any],
 ) -> Any:
@@ -101,8 +141,9 @@ def _call(
     replica_id = lax.axis_index(mesh.axis_name)
     shared = [PerReplica.from_local(mask, mesh) for mask in masks]
     examples = padding and padding.examples(masks, shared)
+    merge_point = _SpmdReplica(strategy, frame)
     context = ReplicaContext(
-        strategy, replica_id, merge_point=_SpmdReplica(strategy), devices=names, examples=examples
+        strategy, replica_id, merge_point=merge_point, devices=names, examples=examples
     )
     explained = ExplainUnboundAxis(mesh.axis_name)
     with enter(current().inner(strategy, context)), explain_traced_values(_NO_VALUES), explained:
@@ -123,21 +164,25 @@ def run_inline(
     fn: Callable[..., Any],
     args: Any,
     kwargs: Any,
+    frame: ReplicaFrame,
     padding: Padding | None = None,
 ) -> Any:
     """`strategy.run` inside a merge_call of compiled replicas, which is part of their program."""
     masks = [mask.select(0) for mask in padding.masks] if padding else []
-    result = _call(strategy, fn, select(args, 0), select(kwargs, 0), padding, masks)
-    return _as_values(result, strategy.mesh)
+    result = _call(strategy, fn, select(args, 0), select(kwargs, 0), frame, padding, masks)
+    return _as_values(result, strategy.mesh, alike=frame.alike)
 
 
-def _as_values(structure: Any, mesh: Any) -> Any:
+def _as_values(structure: Any, mesh: Any, *, alike: bool = True) -> Any:
     """A replica's values as seen from the cross-replica context."""
 
     def wrap(leaf: Any) -> Any:
         if isinstance(leaf, Component):
             return leaf.container
-        return PerReplica.from_local(jnp.asarray(leaf), mesh) if is_array(leaf) else leaf
+        if not is_array(leaf):
+            return leaf
+        # Constants may differ between replicas that are not alike, so JAX must not see that they are some.
+        return PerReplica.from_local(jnp.asarray(leaf) if alike else staged(leaf), mesh)
 
     return map_leaves(wrap, structure)
 
@@ -149,14 +194,18 @@ class _SpmdReplica:
     local_index = 0
     base_trace = None
 
-    def __init__(self, strategy: StrategyProtocol) -> None:
-        self._strategy = strategy
+    def __init__(self, strategy: StrategyProtocol, frame: ReplicaFrame) -> None:
+        self._strategy, self._frame = strategy, frame
+        self.alike = frame.alike
 
     def merge_call(self, merge_fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Call `merge_fn` inline."""
-        args, kwargs = _as_values((args, kwargs), self._strategy.mesh)
+        args, kwargs = _as_values((args, kwargs), self._strategy.mesh, alike=self.alike)
         with enter(current().inner(self._strategy)):
-            return select(merge_fn(self._strategy, *args, **kwargs), 0)
+            result = merge_fn(self._strategy, *args, **kwargs)
+        if not self.alike and not isinstance(getattr(merge_fn, "__self__", None), Exchange):
+            self._frame.note_merged(flatten(result)[0])
+        return select(result, 0)
 
     def create(self, make: Callable[[], Any]) -> Any:
         """Create a variable: there is only one trace."""
@@ -211,7 +260,7 @@ def _outside(inside: Any, layout: Layout | None, array: Any) -> Any:
 
 
 @final
-class _Traced:
+class Traced:
     """What the trace of a replica function returned, apart from arrays."""
 
     def __init__(self) -> None:
@@ -221,6 +270,8 @@ class _Traced:
         self._written: list[Variable] = []
         self._deferred: list[Deferred] = []
         self._state = _State()
+        self.merged: list[Any] = []
+        """What merge functions have returned, equal on all replicas; only noted if these are not alike."""
 
     def outputs(self, result: Any, replica: ReplicaFrame, early: EarlySums) -> tuple[Any, Any, Any]:
         """The outputs of `shard_map`: results, known sums of them, the state."""
@@ -242,7 +293,17 @@ class _Traced:
         for update in self._deferred:
             for array, layout in zip(update.arrays, update.layouts, strict=True):
                 self._state.add(array, layout)
+        self.merged = replica.merged
         return arrays, sums, self._state.arrays
+
+    def is_like(self, other: Traced) -> bool:
+        """Whether the replica returns the same structure, and writes the same variables."""
+        return (
+            (self._treedef, self._scalars) == (other._treedef, other._scalars)
+            and list(map(id, self._written)) == list(map(id, other._written))
+            and len(self._deferred) == len(other._deferred)
+            and all(map(_are_alike, self._leaves, other._leaves))
+        )
 
     def store(self, state: Any, frame: ProgramFrame) -> None:
         """Store the variables that the replicas have written, and make the updates that they deferred."""
@@ -253,10 +314,23 @@ class _Traced:
             contributed = zip(update.arrays, update.layouts, strict=True)
             update.update([_outside(inside, layout, next(arrays)) for inside, layout in contributed])
 
-    def result(self, arrays: Any, sums: dict[int, Any], mesh: Any) -> Any:
-        """The result of the replica function, as per-replica values."""
+    def result(self, arrays: Any, sums: dict[int, Any], mesh: Any, shapes: Any = None) -> Any:
+        """The result of the replica function, as per-replica values.
+
+        `shapes` has a shape for each array and replica, if these are not alike.
+        """
         leaves = list(self._leaves)
-        for (i, scalar), array in zip(self._scalars.items(), arrays, strict=True):
-            leaves[i] = PerReplica.from_global(array, mesh, scalar=scalar)
+        for n, ((i, scalar), array) in enumerate(zip(self._scalars.items(), arrays, strict=True)):
+            if shapes is None or len(set(shapes[n])) == 1:
+                leaves[i] = PerReplica.from_global(array, mesh, scalar=scalar)
+            else:
+                leaves[i] = PerReplica.cut_from(array, mesh, shapes[n])
             leaves[i].known_sum = sums.get(i)
         return self._treedef.unflatten(leaves)
+
+
+def _are_alike(leaf: Any, other: Any) -> bool:
+    """Whether two leaves are arrays, or the same object."""
+    if is_array(leaf) and is_array(other):
+        return True
+    return leaf is other or (isinstance(leaf, bool | int | float | str) and leaf == other)

@@ -13,7 +13,7 @@ import numpy as np
 from replicax.contexts import enter_default
 from replicax.errors import InputError, InputModeError, NotADatasetError
 from replicax.input._batch import device_dtype, spec_of
-from replicax.input._hints import RepeatedOrder, UnevenBatches
+from replicax.input._hints import RepeatedOrder
 from replicax.input._iterator import DistributedIterator
 from replicax.input._missing import length, no_attribute, refuse_pickling
 from replicax.input._options import AutoShardPolicy, InputContext, InputOptions, InputReplicationMode
@@ -84,7 +84,6 @@ class DistributedDataset(Generic[_Batch]):
         self._num_passes = 0
         # Named by dataset, so that one process may look at a batch alone without confusing the others.
         self._topic, self._topics = target.pipeline.new_topic(), itertools.count()
-        self._uneven = UnevenBatches()
         self._placer = Placer(target.mesh, on_device=options.on_device, committed=target.committed)
 
     def __iter__(self) -> DistributedIterator[_Batch]:
@@ -142,7 +141,6 @@ class DistributedDataset(Generic[_Batch]):
             buffer_size=self._options.per_replica_buffer_size,
             any_thread=self._any_thread,
             number=number,
-            uneven=self._uneven,
             order=order,
         )
         return DistributedIterator(this_pass, self._continue_from)

@@ -7,45 +7,11 @@ import weakref
 from collections.abc import Hashable
 from typing import Any, ClassVar, final
 
-__all__ = ["RepeatedOrder", "UnevenBatches"]
+__all__ = ["RepeatedOrder"]
 
 _logger = logging.getLogger("replicax")
 
-_NUM_UNEVEN = 3  # in a row; one is the partial batch at the end of an epoch
 _NUM_BEGUN = 3  # passes in the same order; two can be a look at the first batch, and training
-
-
-@final
-class UnevenBatches:
-    """Warns when batch after batch does not divide evenly by the number of replicas."""
-
-    _warned: ClassVar[set[tuple[int, int]]] = set()  # batch size, number of replicas
-
-    def __init__(self) -> None:
-        self._count, self._told = 0, False
-
-    def note(self, sizes: tuple[int, ...]) -> None:
-        """Count a batch, given its number of examples for each replica."""
-        if len(set(sizes)) == 1:
-            self._count = 0
-            return
-        self._count += 1
-        rows, count = sum(sizes), len(sizes)
-        if self._count < _NUM_UNEVEN or self._told or (rows, count) in self._warned:
-            return
-        self._told = True
-        self._warned.add((rows, count))
-        smaller = rows // count * count
-        better = f"{smaller} or {smaller + count}" if smaller else str(count)
-        _logger.warning(
-            "%d batches in a row did not divide evenly by the number of replicas; the last one has %d "
-            "examples for %d replicas. Compiled steps are slow with such batches: every device computes "
-            "the work of all replicas. Use a batch size such as %s, or partial_batch='pad'.",
-            self._count,
-            rows,
-            count,
-            better,
-        )
 
 
 @final

@@ -11,7 +11,6 @@ from replicax._recording import is_transforming
 from replicax.errors import InputError
 from replicax.input._batch import WholeBatch
 from replicax.input._dataset import DistributedDataset, Target
-from replicax.input._hints import UnevenBatches
 from replicax.input._iterator import DistributedIterator
 from replicax.input._place import Placer
 from replicax.input._source import GivesSource
@@ -35,7 +34,6 @@ class HostBatches:
     def __init__(self, target: Target) -> None:
         self._target = target
         self._placer = Placer(target.mesh, on_device=True, committed=target.committed)
-        self._uneven = UnevenBatches()
 
     def distribute(self, batch: Any, partial_batch: Any, batch_size: int | None) -> Any:
         """The values of the replicas; see `Strategy.distribute_batch`."""
@@ -52,7 +50,6 @@ class HostBatches:
         _check_sizes(step.sizes, full_size, partial_batch, batch_size)
         if partial_batch == "pad":
             return self._placer.place(step, full_size)
-        self._uneven.note(step.sizes)
         return self._placer.place(step, None)
 
 

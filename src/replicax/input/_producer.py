@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, final
 
 from replicax.contexts import enter_default
-from replicax.input._hints import RepeatedOrder, UnevenBatches
+from replicax.input._hints import RepeatedOrder
 from replicax.input._partial import PartialBatches
 from replicax.input._place import Placer
 from replicax.input._stream import Stream
@@ -30,7 +30,6 @@ class Pass:
         buffer_size: how many batches to read ahead.
         any_thread: whether several threads may read in turn, and seek to any position.
         number: which pass this is.
-        uneven: warns about batches that do not divide evenly.
         order: warns about shuffled orders that repeat; only for a first pass.
     """
 
@@ -43,7 +42,6 @@ class Pass:
     buffer_size: int
     any_thread: bool
     number: int
-    uneven: UnevenBatches
     order: RepeatedOrder | None
 
 
@@ -125,8 +123,6 @@ class PassProducer:
         else:
             return None
         batch = self._pass.placer.place(step, self._partial.padded_size)
-        if self._partial.padded_size is None:
-            self._pass.uneven.note(step.sizes)
         before = self._mark
         examples = before.examples + sum(step.sizes)
         return Made(batch, Mark(before.number + 1, examples, stream.position(), self._partial.batch_size))

@@ -155,7 +155,7 @@ def _count_examples(num_losses: int, mask: BatchMask | None) -> Any:
     own: Any = num_losses if rows is None else _count_in_all_parts(num_losses, rows)
     if mask is not None:
         own = jnp.sum(_whole(mask, rows))
-    if replica is not None and mask is None and replica._is_one_program:
+    if replica is not None and mask is None and replica._are_alike:
         own = own * replica.num_replicas_in_sync
     else:
         (own,) = sum_over_replicas([own])

@@ -1,6 +1,6 @@
 """Values that live on several replicas, and how structures of them are merged and split."""
 
-from replicax.values._arrays import free, is_array, is_key, is_number, on_first_replica
+from replicax.values._arrays import filled_up, free, is_array, is_key, is_number, on_first_replica
 from replicax.values._distributed import DistributedValues, Leaf
 from replicax.values._equal import mirror_equal, remember_derived, remember_equal
 from replicax.values._indexed_slices import IndexedSlices
@@ -52,6 +52,7 @@ __all__ = [
     "in_all",
     "num_rows",
     "flatten",
+    "filled_up",
     "free",
     "is_array",
     "is_key",

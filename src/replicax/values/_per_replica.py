@@ -20,7 +20,7 @@ from replicax._jax import is_tracer
 from replicax._recording import is_transforming
 from replicax.errors import CollectiveError
 from replicax.topology import ReplicaMesh
-from replicax.values._arrays import free, is_array, is_number, undivided
+from replicax.values._arrays import filled_up, free, is_array, is_number, undivided
 from replicax.values._distributed import DistributedValues, listing
 from replicax.values._html import components_table, one_row
 from replicax.values._operators import operators_of_only
@@ -92,7 +92,7 @@ class PerReplica(DistributedValues, Generic[T]):
     Array(10, dtype=int32)
     """
 
-    __slots__ = ("_array", "_components", "_layout", "_mask", "known_sum")
+    __slots__ = ("_array", "_components", "_filled", "_layout", "_mask", "known_sum")
 
     def __init__(
         self,
@@ -107,6 +107,7 @@ class PerReplica(DistributedValues, Generic[T]):
         """
         self._components: tuple[Any, ...] | None = tuple(values)
         self._array: Any = None
+        self._filled: Any = None
         self._mask: PerReplica | Callable[[], PerReplica | str | None] | None = None
         self._layout = _layout("components", mesh, False, sizes=sizes)
         self.known_sum: Any = None
@@ -125,11 +126,21 @@ class PerReplica(DistributedValues, Generic[T]):
         return cls.from_layout(array, _layout("global", mesh, False, ndim=array.ndim, sizes=sizes))
 
     @classmethod
+    def cut_from(cls, array: Any, mesh: ReplicaMesh, shapes: Sequence[tuple[int, ...]]) -> PerReplica:
+        """The value whose component i has `shapes[i]` and starts the i-th shard of a traced `array`."""
+        size = array.shape[0] // mesh.num_replicas
+        shards = [array[i * size : (i + 1) * size] for i in range(mesh.num_replicas)]
+        starts = [tuple(map(slice, shape)) for shape in shapes]
+        self = cls([shard[start] for shard, start in zip(shards, starts, strict=True)], mesh=mesh)
+        self._filled = array
+        return self
+
+    @classmethod
     def from_layout(cls, array: Any, layout: Layout) -> PerReplica:
         """Wrap one array, which is placed as `layout` says."""
         self = object.__new__(cls)
         self._components, self._array, self._layout, self._mask = None, array, layout, None
-        self.known_sum = None
+        self.known_sum = self._filled = None
         return self
 
     @classmethod
@@ -139,7 +150,7 @@ class PerReplica(DistributedValues, Generic[T]):
 
         def make(arrays: Sequence[Any]) -> PerReplica[Any]:
             value = new(cls)
-            value._components = value._mask = value.known_sum = None
+            value._components = value._mask = value.known_sum = value._filled = None
             value._layout = layout
             (value._array,) = arrays
             return value
@@ -228,7 +239,7 @@ class PerReplica(DistributedValues, Generic[T]):
 
     def _copy(self) -> PerReplica:
         copy = PerReplica((), mesh=self.mesh)
-        copy._components, copy._array = self._components, self._array
+        copy._components, copy._array, copy._filled = self._components, self._array, self._filled
         copy._layout, copy.known_sum = self._layout, self.known_sum
         return copy
 
@@ -351,6 +362,21 @@ class PerReplica(DistributedValues, Generic[T]):
             self._layout = _layout("global", mesh, scalar, old.masked, self._array.ndim, doubt=old.doubt)
         return self._array, self._layout.scalar
 
+    def filled_up(self) -> Any:
+        """One global array in which each component has the largest shape of all; None if there is none.
+
+        The inverse of `cut_from`.
+        """
+        if self._filled is not None:
+            return self._filled
+        if not all(map(is_array, self.components)):
+            return None
+        arrays = list(map(jnp.asarray, self.components))
+        if len({(array.ndim, array.dtype) for array in arrays}) > 1:
+            return None
+        shape = [max(sizes) for sizes in zip(*(array.shape for array in arrays), strict=True)]
+        return jnp.concatenate([filled_up(array, shape) for array in arrays])
+
     def __repr__(self) -> str:
         if self.is_local:
             return f"PerReplica:{{each replica: {self._array!r}}}"
@@ -393,7 +419,7 @@ class PerReplica(DistributedValues, Generic[T]):
         *values, mask = children if aux.masked else (*children, None)
         if aux.sizes is not None and aux.kind == "global" and is_tracer(values[0]):
             # In a program, replicas with different shapes are separate arrays.
-            return cls(cls.from_layout(values[0], aux).components, mesh=aux.mesh)
+            return cls.cut_from(values[0], aux.mesh, [(n, *values[0].shape[1:]) for n in aux.sizes])
         if aux.ndim is not None and getattr(values[0], "ndim", 0) > aux.ndim:
             raise CollectiveError(
                 "A per-replica value came out of lax.scan, vmap, jnp.stack or a similar function with one "

@@ -1,0 +1,252 @@
+"""Weaves programs for different shapes into one, in which each device takes the branch of its own shapes.
+
+A device must not leave the others alone in a collective, so the program can't be one `lax.switch`. It is
+a sequence of sections between collectives:
+
+* what all programs compute alike, such as the update of an optimizer, is computed once, for all devices;
+* the rest of a section is a `lax.switch` with a branch for each program;
+* collectives come between the switches. Their operands have the same shapes in all programs.
+
+The branches of a `lax.switch` have results of the same shapes, so values that leave a section are filled up
+to the largest shape, and the next section cuts them again.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any, final
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from replicax.execution._numbering import CannotWeave, Name, Numbering, Operation, Program
+from replicax.values import filled_up
+
+__all__ = ["weave"]
+
+_Slot = tuple[Name | None, ...]
+"""One value with a name in each program, or None in one that has no such value."""
+
+
+def weave(
+    programs: Sequence[Program],
+    numbering: Numbering,
+    index: Any,
+    shared: dict[Name, Any],
+    own: Sequence[dict[Name, Any]],
+) -> list[Any]:
+    """The results of `programs[index]`, each filled up to the largest of its shapes in all programs.
+
+    Args:
+        programs: what the devices compute; read by one `numbering`.
+        numbering: knows the types of their values, and the constants.
+        index: which program this device computes; traced.
+        shared: the inputs that are the same in all programs.
+        own: for each program its other inputs, which may be filled up.
+
+    Raises:
+        CannotWeave: the programs do not make the same collectives.
+    """
+    _check(programs)
+    woven = _Woven(programs, numbering, index, {**numbering.constants, **shared}, own)
+    slots = list(zip(*(program.results for program in programs), strict=True))
+    return woven.run(slots)
+
+
+def _check(programs: Sequence[Program]) -> None:
+    if len({tuple(operation.number for operation in program.collectives) for program in programs}) > 1:
+        raise CannotWeave("they make different collectives, or the same ones with different shapes")
+    common = _common(programs)
+    for operation in itertools.chain(*(program.operations for program in programs)):
+        if operation.hides_collectives and operation.number not in common:
+            raise CannotWeave("a loop or a branch with a collective in it depends on the rows")
+
+
+def _common(programs: Sequence[Program]) -> set[int]:
+    """The numbers of the operations that all programs have."""
+    numbers = [{operation.number for operation in program.operations} for program in programs]
+    return set.intersection(*numbers)
+
+
+def _needed(programs: Sequence[Program]) -> set[Name]:
+    """The values that the results depend on."""
+    needed = {name for program in programs for name in program.results}
+    before = -1
+    while len(needed) > before:  # the results of a collective depend on the operands of all programs
+        before = len(needed)
+        for operation in (op for program in programs for op in reversed(program.operations)):
+            if operation.has_effect or not needed.isdisjoint(operation.outputs):
+                needed.update(operation.inputs)
+    return needed
+
+
+def _cut(array: Any, shape: Sequence[int]) -> Any:
+    return array if array.shape == tuple(shape) else array[tuple(map(slice, shape))]
+
+
+@final
+class _Woven:
+    """The woven program while it is being traced."""
+
+    def __init__(
+        self,
+        programs: Sequence[Program],
+        numbering: Numbering,
+        index: Any,
+        values: dict[Name, Any],
+        own: Sequence[dict[Name, Any]],
+    ) -> None:
+        needed, common = _needed(programs), _common(programs)
+        live = [
+            [op for op in program.operations if op.has_effect or not needed.isdisjoint(op.outputs)]
+            for program in programs
+        ]
+        self._collectives = list(
+            zip(*([op for op in ops if op.is_collective] for ops in live), strict=True)
+        )
+        self._common = [op for op in live[0] if op.number in common and not op.is_collective]
+        self._apart = [[op for op in operations if op.number not in common] for operations in live]
+        self._num_sections = len(programs[0].collectives) + 1
+        self._sections = _sections_of(live)
+        self._types, self._index = numbering.types, index
+        self._values = values
+        """Values that are the same in all programs."""
+        self._own = [dict(inputs) for inputs in own]
+        """For each program, values from before this section, filled up."""
+        self._chosen: dict[_Slot, Any] = {}
+        """Operands of collectives, and results, that differ between programs."""
+
+    def run(self, results: Sequence[_Slot]) -> list[Any]:
+        """The values of `results`."""
+        operands = itertools.chain(*(_operands(operations) for operations in self._collectives))
+        slots = self._slots([slot for slot in (*operands, *results) if len(set(slot)) > 1])
+        collectives = {operations[0].section: operations for operations in self._collectives}
+        for section in range(self._num_sections):
+            self._compute_common(section)
+            if slots[section] or any(op.section == section for op in itertools.chain(*self._apart)):
+                self._switch(section, slots[section])
+            if section in collectives:
+                self._communicate(collectives[section])
+        return [self._value(slot) for slot in results]
+
+    def _value(self, slot: _Slot) -> Any:
+        return jnp.asarray(self._values[slot[0]] if len(set(slot)) == 1 else self._chosen[slot])
+
+    def _compute_common(self, section: int) -> None:
+        values = self._values
+        for operation in self._common:
+            if self._sections[operation.outputs[0]] == section:
+                results = operation.run([values[name] for name in operation.inputs])
+                values.update(zip(operation.outputs, results, strict=True))
+
+    def _communicate(self, operations: Sequence[Operation]) -> None:
+        results = operations[0].run(list(map(self._value, _operands(operations))))
+        self._values.update(zip(operations[0].outputs, results, strict=True))
+
+    def _switch(self, section: int, slots: Sequence[_Slot]) -> None:
+        shapes = list(map(self._shape, slots))
+        branches = [
+            functools.partial(self._branch, number, section, slots, shapes)
+            for number in range(len(self._apart))
+        ]
+        for slot, value in zip(slots, lax.switch(self._index, branches), strict=True):
+            self._chosen[slot] = value
+            for own, name in zip(self._own, slot, strict=True):
+                own[name] = value
+
+    def _branch(
+        self, number: int, section: int, slots: Sequence[_Slot], shapes: Sequence[tuple[int, ...]]
+    ) -> list[Any]:
+        """What one program computes in a section."""
+        computed: dict[Name, Any] = {}
+
+        def read(name: Name) -> Any:
+            if name in computed:
+                return computed[name]
+            if name in self._values:
+                return self._values[name]
+            return _cut(self._own[number][name], self._types[name].shape)
+
+        for operation in self._apart[number]:
+            if operation.section == section:
+                results = operation.run(list(map(read, operation.inputs)))
+                computed.update(zip(operation.outputs, results, strict=True))
+        return [
+            jnp.zeros(shape, self._type_of(slot).dtype)
+            if slot[number] is None
+            else filled_up(jnp.asarray(read(slot[number])), shape)
+            for slot, shape in zip(slots, shapes, strict=True)
+        ]
+
+    # The values that leave a section.
+
+    def _slots(self, wanted: Sequence[_Slot]) -> dict[int, list[_Slot]]:
+        """For each section the values that its branches return: those `wanted`, and those needed later."""
+        slots: dict[int, list[_Slot]] = collections.defaultdict(list)
+        for slot in dict.fromkeys(wanted):
+            slots[self._section_of(slot)].append(slot)
+        later = [self._needed_later(number, wanted) for number in range(len(self._apart))]
+        for section in range(self._num_sections):
+            known = [{slot[number] for slot in slots[section]} for number in range(len(self._apart))]
+            left = [
+                [name for name in names if self._sections[name] == section and name not in returned]
+                for names, returned in zip(later, known, strict=True)
+            ]
+            slots[section] += self._paired(left)
+        return slots
+
+    def _section_of(self, slot: _Slot) -> int:
+        """The section after which all programs have their value."""
+        return max(self._sections.get(name, 0) for name in slot)
+
+    def _needed_later(self, number: int, wanted: Sequence[_Slot]) -> list[Name]:
+        """The values of one program that a later section needs, in the order of its operations."""
+        uses = [(name, op.section) for op in self._apart[number] for name in op.inputs]
+        uses += [(slot[number], self._section_of(slot)) for slot in wanted]
+        crossing = {name for name, section in uses if self._sections.get(name, section) < section}
+        made = (name for operation in self._apart[number] for name in operation.outputs)
+        return [name for name in made if name in crossing]
+
+    def _paired(self, names: Sequence[Sequence[Name]]) -> Iterator[_Slot]:
+        """Values of all programs, put together by dtype and number of axes."""
+        groups: dict[Any, list[list[Name]]] = {}
+        for number, own in enumerate(names):
+            for name in own:
+                type_ = self._types[name]
+                empty: list[list[Name]] = [[] for _ in names]
+                groups.setdefault((len(type_.shape), type_.dtype), empty)[number].append(name)
+        for group in groups.values():
+            yield from itertools.zip_longest(*group)
+
+    def _type_of(self, slot: _Slot) -> Any:
+        return self._types[next(name for name in slot if name is not None)]
+
+    def _shape(self, slot: _Slot) -> tuple[int, ...]:
+        """The largest shape of the value in all programs."""
+        types = [self._types[name] for name in slot if name is not None]
+        if len({(len(type_.shape), type_.dtype) for type_ in types}) > 1:
+            raise CannotWeave("they return values with different numbers of axes, or dtypes")
+        shape = tuple(map(max, zip(*(type_.shape for type_ in types), strict=True)))
+        is_key = jnp.issubdtype(types[0].dtype, jax.dtypes.extended)
+        if is_key and None in slot:
+            raise CannotWeave("they use different numbers of random keys")
+        return shape
+
+
+def _operands(operations: Sequence[Operation]) -> Iterator[_Slot]:
+    """The operands of a collective."""
+    return zip(*(operation.inputs for operation in operations), strict=True)
+
+
+def _sections_of(programs: Sequence[Sequence[Operation]]) -> dict[Name, int]:
+    """The first section in which each value is known."""
+    sections: dict[Name, int] = {}
+    for operation in itertools.chain(*programs):
+        section = operation.section + operation.is_collective
+        for name in operation.outputs:
+            sections[name] = min(section, sections.get(name, section))
+    return sections
