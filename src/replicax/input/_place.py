@@ -1,8 +1,8 @@
 """From host to devices: makes per-replica values from the rows of a step.
 
 If all replicas have the same number of rows, each leaf becomes one global array, to which this process
-contributes its own rows. Otherwise each leaf becomes one array for each replica; across processes, one
-global array that is padded to the largest replica's rows and knows the numbers of rows.
+contributes its own rows. Otherwise the array is padded to the largest replica's rows, and knows the numbers
+of rows. What can't be such an array becomes one value for each replica.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Placer:
             leaves = self._alone(step.pieces[0])
         elif step.is_even and _are_contiguous(step.pieces):
             leaves = self._even(step)
-        elif not self._mesh.is_local and not (step.is_even and any(step.sizes)):
+        elif not (step.is_even and (self._mesh.is_local or any(step.sizes))):
             leaves = self._uneven(step)
         else:
             leaves = self._apart(step.pieces)
@@ -81,7 +81,7 @@ class Placer:
         return [self._assembled(list(parts)) for parts in zip(*by_replica, strict=True)]
 
     def _uneven(self, step: Step) -> list[Any]:
-        """Replicas of several processes with different numbers of rows, or none."""
+        """Replicas with different numbers of rows or, if there are several processes, none."""
         by_replica = [self._rows(piece) for piece in step.pieces]
         largest = max(*step.sizes, 1)
         return [
@@ -90,8 +90,10 @@ class Placer:
 
     def _filled_up(self, parts: list[Any], largest: int, sizes: tuple[int, ...]) -> PerReplica:
         mesh = self._mesh
-        if not self._on_device or not all(map(is_numeric, parts)):
+        if not mesh.is_local and not (self._on_device and all(map(is_numeric, parts))):
             return PerReplica(parts, mesh=mesh, sizes=sizes)
+        if mesh.is_local and not (self._on_device and _fit_together(parts)):
+            return self._assembled(parts)
         if is_key(parts[0]):
             data = [jax.random.key_data(part) for part in parts]
             array = mesh.shard(_joined(list(map(np.asarray, data)), largest))
@@ -144,6 +146,11 @@ def _are_contiguous(pieces: Sequence[Piece]) -> bool:
             return False
         end = piece.stop
     return True
+
+
+def _fit_together(parts: Sequence[Any]) -> bool:
+    """Whether the rows of `parts` are of one kind, so that one array can hold them."""
+    return all(map(is_numeric, parts)) and len({(part.shape[1:], part.dtype) for part in parts}) == 1
 
 
 def _joined(parts: Sequence[np.ndarray], size: int) -> np.ndarray:

@@ -304,7 +304,8 @@ class PerReplica(DistributedValues, Generic[T]):
         if sizes is None:
             return tuple(parts)
         counts = sizes if replicas is None else [sizes[i] for i in replicas]
-        return tuple(part[:count] for part, count in zip(parts, counts, strict=True))
+        pairs = zip(parts, counts, strict=True)
+        return tuple(part if part.shape[0] == count else part[:count] for part, count in pairs)
 
     @property
     def only(self) -> Any:
