@@ -88,6 +88,19 @@ def _cut(array: Any, shape: Sequence[int]) -> Any:
     return array if array.shape == tuple(shape) else array[tuple(map(slice, shape))]
 
 
+def _zeros(shape: Sequence[int], dtype: Any) -> Any:
+    if not jnp.issubdtype(dtype, jax.dtypes.prng_key):
+        return jnp.zeros(shape, dtype)
+    kinds = []
+
+    def data_of(keys: Any) -> Any:
+        kinds.append(jax.random.key_impl(keys))
+        return jax.random.key_data(keys)
+
+    data = jax.eval_shape(data_of, jax.ShapeDtypeStruct(shape, dtype))
+    return jax.random.wrap_key_data(jnp.zeros(data.shape, data.dtype), impl=kinds[0])
+
+
 @final
 class _Woven:
     """The woven program while it is being traced."""
@@ -176,7 +189,7 @@ class _Woven:
                 results = operation.run(list(map(read, operation.inputs)))
                 computed.update(zip(operation.outputs, results, strict=True))
         return [
-            jnp.zeros(shape, self._type_of(slot).dtype)
+            _zeros(shape, self._type_of(slot).dtype)
             if slot[number] is None
             else filled_up(jnp.asarray(read(slot[number])), shape)
             for slot, shape in zip(slots, shapes, strict=True)
@@ -230,11 +243,7 @@ class _Woven:
         types = [self._types[name] for name in slot if name is not None]
         if len({(len(type_.shape), type_.dtype) for type_ in types}) > 1:
             raise CannotWeave("they return values with different numbers of axes, or dtypes")
-        shape = tuple(map(max, zip(*(type_.shape for type_ in types), strict=True)))
-        is_key = jnp.issubdtype(types[0].dtype, jax.dtypes.extended)
-        if is_key and None in slot:
-            raise CannotWeave("they use different numbers of random keys")
-        return shape
+        return tuple(map(max, zip(*(type_.shape for type_ in types), strict=True)))
 
 
 def _operands(operations: Sequence[Operation]) -> Iterator[_Slot]:
