@@ -182,7 +182,8 @@ def check_followable(variables: Sequence[Any]) -> None:
         found = f"{others[0]!r} in it" if others else "none"
         raise VariableError(
             "rx.ExponentialMovingAverage takes variables: one, or a structure of them such as a dict. Got "
-            f"{found}. `rx.create_variables(arrays)` makes variables from arrays."
+            f"{found}. `rx.create_variables(arrays)` makes variables from arrays. Those of a model are "
+            "`replicax.integrations.flax.variables(model)` or, in Keras, `model.trainable_variables`."
         )
     if repeated := repeated_names(variables):
         raise VariableError(f"rx.ExponentialMovingAverage got {', '.join(repeated)} more than once.")
