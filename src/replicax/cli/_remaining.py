@@ -1,4 +1,4 @@
-"""How long a command still takes, and a line on the terminal that says so."""
+"""An estimate of the remaining time, and a status line that shows it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class RemainingTime:
 
 @final
 class StatusLine:
-    """A line that is written over; elsewhere than on a terminal nothing is written."""
+    """A line that is overwritten; does nothing unless the stream is a terminal."""
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream, self._is_terminal = stream, stream.isatty()
