@@ -17,6 +17,7 @@ BUILTINS = {
     errors.StructureMismatchError: [ValueError, AssertionError],
     errors.ContextError: [RuntimeError],
     errors.VariableError: [ValueError],
+    errors.VariableTypeError: [ValueError, TypeError],
     errors.OutOfMemoryError: [MemoryError, RuntimeError],
     errors.TracingError: [RuntimeError],
     errors.TracedValueError: [TypeError],

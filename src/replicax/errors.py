@@ -11,6 +11,7 @@ ported code keeps working, and `except ReplicaxError` catches errors of Replicax
     ├── StructureMismatchError     (ValueError, AssertionError)  replicas disagree about a structure
     ├── ContextError               (RuntimeError)                a call in the wrong place
     ├── VariableError              (ValueError)                  a bad creation or write
+    │   └── VariableTypeError      (and TypeError)               what was written is not an array
     ├── OutOfMemoryError           (MemoryError, RuntimeError)   too large for a device
     ├── TracingError               (RuntimeError)                a variable in a trace outside `rx.function`
     ├── TracedValueError           (TypeError)                   a traced value used as a Python number
@@ -96,6 +97,7 @@ __all__ = [
     "TracingError",
     "UnsupportedJaxError",
     "VariableError",
+    "VariableTypeError",
     "WorkerFailedError",
     "WorkerLeftError",
     "WorkerLostError",
@@ -167,6 +169,10 @@ class VariableError(ReplicaxError, _status.InvalidArgumentError, ValueError):
     Raised for a combination of synchronization and aggregation that has no meaning, for a replica's write
     to a variable without aggregation, and for a value of the wrong shape or dtype.
     """
+
+
+class VariableTypeError(VariableError, TypeError):
+    """Something that does not convert to an array, such as text, was written to a variable."""
 
 
 class OutOfMemoryError(ReplicaxError, _status.ResourceExhaustedError, MemoryError, RuntimeError):

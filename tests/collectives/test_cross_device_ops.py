@@ -214,6 +214,48 @@ def test_accumulation_function(mode):
     close(parts(strategy, found), [(rows(2) - rows(0)) / 3] * 3)
 
 
+def test_an_accumulation_function_combines_equal_values_too(mode):
+    strategy = mirrored(4, rx.ReductionToOneDevice(accumulation_fn=lambda values: jnp.stack(values).max(0)))
+    with strategy.scope():
+        v = rx.Variable(3.0)
+    found = mode(
+        lambda x: (
+            strategy.reduce("SUM", x, axis=None),
+            strategy.reduce("SUM", v, axis=None),
+            strategy.reduce("SUM", jnp.ones((2, 3)), axis=0),
+            strategy.run(lambda: rx.get_replica_context().all_reduce("SUM", 3.0)),
+        )
+    )(jnp.float32(3.0))
+    close(found[0], 3.0)
+    close(found[1], 3.0)
+    close(found[2], [2.0, 2.0, 2.0])
+    close(parts(strategy, found[3]), [3.0] * 4)
+    close(strategy.reduce("MEAN", 3.0, axis=None), 0.75)
+
+
+def test_a_user_may_define_the_result_for_equal_values():
+    class Largest(rx.CrossDeviceOps):
+        def reduce_equal(self, reduce_op, value, num_replicas):
+            return value
+
+    assert float(mirrored(3, Largest()).reduce("SUM", jnp.float32(2.0), axis=None)) == 2.0
+
+
+@pytest.mark.parametrize("ops", [rx.ReductionToOneDevice(), rx.HierarchicalCopyAllReduce()])
+def test_operations_on_plain_and_mirrored_values(ops):
+    strategy = mirrored(2)
+    result = ops.reduce("SUM", jnp.float32(3.0), "CPU:1")
+    assert float(result) == 3.0 and result.devices() == {jax.devices()[1]}
+    ones = each(strategy, lambda i: jnp.ones(2))
+    both = strategy.extended.reduce_to("MEAN", ones, ones)
+    single, twice, summed = ops.batch_reduce("SUM", [(4.0, "CPU:0"), (both, both), (ones, ones)])
+    assert float(single) == 4.0
+    close(parts(strategy, twice), [[2.0, 2.0]] * 2)
+    close(parts(strategy, summed), [[2.0, 2.0]] * 2)
+    with pytest.raises(ValueError, match=r"Expected a PerReplica value.*or one array, got .text."):
+        ops.reduce("SUM", "text", "CPU:0")
+
+
 def test_a_users_operations_are_used(mode):
     ops = Plain()
     strategy = mirrored(2, ops)
@@ -259,8 +301,9 @@ def test_by_hand(ops):
     (mean,) = ops.batch_reduce(rx.ReduceOp.MEAN, [(x, x)])
     close(parts(strategy, mean), [(rows(0) + rows(1)) / 2] * 2)
     close(parts(strategy, ops.broadcast(jnp.ones(2), x)), np.ones((2, 2)))
+    close(parts(strategy, ops.reduce("SUM", 1.0, x)), [1.0, 1.0])
     with pytest.raises(ValueError, match="PerReplica"):
-        ops.reduce("SUM", 1.0, x)
+        ops.reduce("SUM", "text", x)
 
 
 # Refused arguments.

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
+from replicax.strategies._older_names import OLDER_NAMES
 
 from .helpers import ON_READ, close, each, parts, rid, rows, variable
 
@@ -301,7 +302,16 @@ def test_non_slot_devices(placed, mode):
 
 def test_update_non_slot_somewhere_else(placed):
     with pytest.raises((ValueError, AssertionError), match="non_slot_devices"):
-        placed.extended.update_non_slot(["CPU:0"], lambda: None)
+        placed.extended.update_non_slot(["CPU:7"], lambda: None)
+    with pytest.raises((ValueError, AssertionError), match="variable of this strategy"):
+        placed.extended.update_non_slot(rx.Variable(1.0), lambda: None)
+
+
+def test_update_non_slot_beside_a_variable_or_an_array(placed):
+    v = variable(placed, 1.0)
+    close(parts(placed, placed.extended.update_non_slot(v, lambda: jnp.float32(2.0)))[0], 2.0)
+    if len(placed.extended.parameter_devices) == 1:
+        close(parts(placed, placed.extended.update_non_slot(v.value, lambda: jnp.float32(3.0)))[0], 3.0)
 
 
 # Variables.
@@ -373,3 +383,10 @@ def test_call_for_each_replica(strategy, mode):
     call = strategy.extended.call_for_each_replica
     found = mode(lambda: call(lambda x, y: x + y + rid(), args=(1,), kwargs={"y": 2}))()
     close(parts(strategy, found), 3 + np.arange(strategy.num_replicas_in_sync))
+
+
+@pytest.mark.parametrize("name", OLDER_NAMES)
+def test_older_names_say_what_to_write(strategy, name):
+    with pytest.raises(AttributeError, match=rf"Strategy' object has no attribute '{name}'\. \w+"):
+        getattr(strategy, name)
+    assert not hasattr(strategy, "nonsense")

@@ -24,6 +24,11 @@ def strategy(request):
     return mirrored(request.param)
 
 
+@pytest.fixture(params=[2, 3])
+def several(request):
+    return mirrored(request.param)
+
+
 @pytest.fixture
 def two():
     return mirrored(2)
@@ -47,14 +52,14 @@ def test_unbatched_arrays_are_refused_at_once(strategy):
 
 
 @pytest.mark.parametrize("dataset", [[1.0, 2.0], range(3), [np.float32(3)], [jnp.float32(3)]])
-def test_single_examples_are_no_batches(strategy, options, dataset):
+def test_single_examples_are_no_batches(several, options, dataset):
     with pytest.raises(InputError, match=r"Batch 0 .*single value.*first axis.*batch"):
-        first(strategy, dataset, options)
+        first(several, dataset, options)
 
 
-def test_a_batch_partly_of_single_values_is_refused(strategy):
+def test_a_batch_partly_of_single_values_is_refused(several):
     with pytest.raises(InputError, match=r"\['n'\] is the single value 7"):
-        first(strategy, [{"n": np.int32(7), "x": np.ones(4)}])
+        first(several, [{"n": np.int32(7), "x": np.ones(4)}])
 
 
 @pytest.mark.parametrize(
@@ -85,10 +90,10 @@ def test_different_numbers_of_rows_are_refused(strategy, options):
         first(strategy, [{"x": np.ones((4, 2)), "y": np.ones(3)}], options)
 
 
-def test_lists_in_place_of_arrays_are_refused(strategy):
+def test_lists_in_place_of_arrays_are_refused(several):
     """A list of lists is a structure of numbers, not a table."""
     with pytest.raises(InputError, match=r"single value 1.*np\.asarray"):
-        first(strategy, [[[1, 2], [3, 4]]])
+        first(several, [[[1, 2], [3, 4]]])
 
 
 def test_a_batch_without_arrays_is_refused(strategy):

@@ -455,7 +455,7 @@ def test_batches_can_stay_in_host_memory(n, rows):
     for dataset in ([x], rx.from_arrays(x).batch(8)):
         (batch,) = strategy.distribute_dataset(dataset, options)
         parts = batch.components if n > 1 else [batch]
-        assert all(type(part) is np.ndarray for part in parts)
+        assert all(isinstance(part, np.ndarray) for part in parts)
         np.testing.assert_array_equal(np.concatenate(parts), x)
         assert float(strategy.reduce("SUM", strategy.run(jnp.sum, args=(batch,)), axis=None)) == x.sum()
 

@@ -1001,3 +1001,24 @@ class TestTorch:
         )
         got = [int(v) for b in two.distribute_dataset(loader) for p in parts(two, b) for v in p.value[0]]
         assert got == list(range(10))
+
+
+def test_single_examples_are_for_one_replica():
+    examples = [(np.arange(3.0, dtype=np.float32), np.int32(i)) for i in range(2)]
+    for strategy in (rx.OneDeviceStrategy("CPU:1"), rx.get_strategy()):
+        found = list(strategy.distribute_dataset(examples))
+        assert [(x.shape, int(y)) for x, y in found] == [((3,), 0), ((3,), 1)]
+    with pytest.raises(InputError, match="single value 0"):
+        next(iter(rx.MirroredStrategy(["CPU:0", "CPU:1"]).distribute_dataset(examples)))
+
+
+def test_what_stays_in_host_memory_has_numpy():
+    strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+    options = rx.InputOptions(fetch_to_device=False)
+    (batch,) = strategy.distribute_dataset([np.arange(4, dtype=np.float32)], options)
+    parts = strategy.local_results(batch)
+    assert [type(part.numpy()) for part in parts] == [np.ndarray] * 2
+    assert [part.numpy().tolist() for part in parts] == [[0.0, 1.0], [2.0, 3.0]]
+    assert strategy.reduce("SUM", strategy.run(lambda x: jnp.sum(x), args=(batch,)), axis=None) == 6.0
+    (words,) = strategy.distribute_dataset([np.array([b"a", b"bc"], object)])
+    assert [part.numpy().tolist() for part in strategy.local_results(words)] == [[b"a"], [b"bc"]]

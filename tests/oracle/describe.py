@@ -351,13 +351,17 @@ def exception_class(name: str) -> type[Exception]:
 
 
 def compare(expected: str, observed: Observation) -> list[str]:
-    """What is wrong with `observed`, line by line; nothing if it means the same as `expected`."""
+    """What is wrong with `observed`, line by line; nothing if it means the same as `expected`.
+
+    An exception is written as "!ValueError", or with a part of its message, "!ValueError: has no axis".
+    """
     if expected.startswith("!"):
         if observed.error is None:
             return [f"gave {observed.text}, should raise {expected[1:]}"]
-        if not isinstance(observed.error, exception_class(expected[1:])):
-            return [f"raised {observed.error!r}, should be a {expected[1:]}"]
-        return []
+        kind, _, part = expected[1:].partition(": ")
+        if not isinstance(observed.error, exception_class(kind)):
+            return [f"raised {observed.error!r}, should be a {kind}"]
+        return [] if part in str(observed.error) else [f"raised {observed.error!r}, should say {part!r}"]
     if observed.error is not None:
         return [f"raised {observed.error!r}, should give {expected}"]
     return _check(parse(expected), parse(observed.text), "result", None)

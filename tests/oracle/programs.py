@@ -140,6 +140,16 @@ def stale(cases: list[Case]) -> list[str]:
     return [case.recorded.id for case in cases if case.fate == "agrees" and case._listed(OPEN) is not None]
 
 
+def idle(cases: list[Case]) -> list[str]:
+    """Differences that are listed, although all their cases agree."""
+    found = []
+    for key in PROGRAM_DIFFERENCES:
+        fates = [case.fate for case in cases if case.recorded.is_meant_by(*key)]
+        if fates and set(fates) <= {"agrees", "left out"}:
+            found.append(f"{key}")
+    return found
+
+
 def unused() -> list[str]:
     """What is listed, but belongs to no recorded case."""
     recorded = [case for program in PROGRAMS.values() for probe in program.probes for case in read(probe)]

@@ -4,6 +4,7 @@ A failing test lists each of its cases that failed, with what was expected.
 """
 
 import contextvars
+import re
 from collections import defaultdict
 
 import pytest
@@ -11,6 +12,8 @@ import pytest
 import replicax as rx
 
 from .describe import Observation, compare, exception_class, observe
+from .differences import DIFFERENCES
+from .program_differences import PROGRAM_DIFFERENCES
 from .recorded import Recorded, every_case, table, unused
 from .world import World
 
@@ -58,7 +61,13 @@ def test_every_difference_differs():
     assert same == []
 
 
+def test_every_difference_that_is_an_error_says_its_message():
+    listed = {**DIFFERENCES, **PROGRAM_DIFFERENCES}
+    assert [key for key, ours in listed.items() if re.fullmatch(r"!\w+", ours.gives)] == []
+
+
 def _as_if(text: str) -> Observation:
     """The observation of a case that gave just `text`."""
-    raised = exception_class(text[1:])("") if text.startswith("!") else None
+    kind, _, message = text[1:].partition(": ")
+    raised = exception_class(kind)(message) if text.startswith("!") else None
     return Observation(text, raised)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from .programs import PROGRAMS, cases_of, problems, row, stale, unused
+from .programs import PROGRAMS, cases_of, idle, problems, row, stale, unused
 
 DOCS = Path(__file__).parents[2] / "docs" / "porting.md"
 
@@ -20,6 +20,7 @@ def test_program(name, kind, monkeypatch, tmp_path):
     wrong = problems(cases)
     assert not wrong, "\n".join(wrong)
     assert stale(cases) == []
+    assert idle(cases) == []
     assert row(name, kind, cases) in DOCS.read_text(), row(name, kind, cases)
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tensorboardX  # here, since its import sets an environment variable
-from tensorboardX.proto.event_pb2 import Event
+from tests.tracking.events import points
 
 import replicax as rx
 from replicax.errors import ContextError
@@ -213,7 +213,7 @@ def test_a_writer_that_raises_gets_the_rest_the_next_time(written, tmp_path):
     tracker.close()
     assert written == fails.steps == after.steps == [1, 2, 3]
     (file,) = tmp_path.iterdir()
-    assert list(_points(file.read_bytes())) == [("loss", 1, 1.0), ("loss", 2, 2.0), ("loss", 3, 3.0)]
+    assert points(file) == [("loss", 1, 1.0), ("loss", 2, 2.0), ("loss", 3, 3.0)]
 
 
 def test_closing_again_writes_what_a_writer_has_refused():
@@ -264,9 +264,9 @@ def test_tensorboard_shows_every_number(tmp_path):
         for step in range(25):
             tracker.log(step, {"train/loss": jnp.float32(step) / 2}, rate=float("nan"))
     (file,) = tmp_path.iterdir()
-    points = list(_points(file.read_bytes()))
-    assert [p[1:] for p in points if p[0] == "train/loss"] == [(step, step / 2) for step in range(25)]
-    assert [p[1] for p in points if p[0] == "rate"] == list(range(25))
+    found = points(file)
+    assert [p[1:] for p in found if p[0] == "train/loss"] == [(step, step / 2) for step in range(25)]
+    assert [p[1] for p in found if p[0] == "rate"] == list(range(25))
 
 
 def test_two_trackers_do_not_write_into_one_file(tmp_path):
@@ -280,17 +280,7 @@ def test_tensorboard_sees_numbers_while_training_goes_on(tmp_path):
     with rx.Tracker(tensorboard=tmp_path, every=1) as tracker:
         tracker.log(1, loss=1.0)
         (file,) = tmp_path.iterdir()
-        assert list(_points(file.read_bytes())) == [("loss", 1, 1.0)]
-
-
-def _points(content):
-    """The scalars of a TensorBoard file: records of a length, a checksum, an event, a checksum."""
-    while content:
-        length = int.from_bytes(content[:8], "little")
-        event = Event.FromString(content[12 : 12 + length])
-        content = content[16 + length :]
-        for value in event.summary.value:
-            yield value.tag, event.step, value.simple_value
+        assert points(file) == [("loss", 1, 1.0)]
 
 
 def test_a_missing_tensorboard_is_said_at_once(monkeypatch):

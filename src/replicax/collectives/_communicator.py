@@ -128,13 +128,12 @@ class Communicator:
             raise CollectiveError(
                 f"Only arrays and numbers can be reduced over replicas, got {brief(value)}."
             )
-        if op is ReduceOp.MEAN:
-            return _as_mean(value)
-        if self.num_replicas == 1:
+        if self.num_replicas == 1 and op is ReduceOp.SUM:
             return value
         if isinstance(value, Mirrored):
-            return Mirrored.from_whole(value.whole * self.num_replicas, value.mesh)
-        return value * self.num_replicas
+            whole = self.ops.reduce_equal(op, value.whole, self.num_replicas)
+            return Mirrored.from_whole(whole, value.mesh)
+        return self.ops.reduce_equal(op, value, self.num_replicas)
 
     def first(self, values: Sequence[Any]) -> list[Any]:
         """The first replica's part of each value, mirrored."""
@@ -248,17 +247,6 @@ def _other_axes(value: PerReplica, axis: int) -> set[Any]:
         del shape[axis]
         kinds.add((tuple(shape), jnp.result_type(component)))
     return kinds
-
-
-def _as_mean(value: Any) -> Any:
-    """The mean of a value that is the same on all replicas: integers become float32."""
-    if isinstance(value, Mirrored):
-        return Mirrored.from_whole(_as_mean(value.whole), value.mesh)
-    if isinstance(value, bool | int | float | complex):
-        return value
-    if jnp.issubdtype(value.dtype, jnp.inexact):
-        return value
-    return value.astype(jnp.float32)
 
 
 def checked_axis(axis: Any, value: Any, what: str = "gather") -> int:

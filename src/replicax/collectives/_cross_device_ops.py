@@ -31,6 +31,7 @@ from replicax.values import (
     Mirrored,
     PerReplica,
     is_array,
+    is_number,
 )
 
 __all__ = [
@@ -69,7 +70,7 @@ class CrossDeviceOps:
     def reduce(
         self,
         reduce_op: ReduceOpLike,
-        per_replica_value: PerReplica,
+        per_replica_value: Any,
         destinations: Any,
         options: CommunicationOptions | None = None,
     ) -> Any:
@@ -77,13 +78,14 @@ class CrossDeviceOps:
 
         Args:
             reduce_op: "SUM" or "MEAN".
-            per_replica_value: the value to combine.
+            per_replica_value: the value to combine. One array or number is copied to the destinations.
             destinations: a variable or distributed value (the result is mirrored there), or a device.
             options: a `CommunicationOptions`.
         """
         op, options = ReduceOp.parse(reduce_op), merge_options(options, None)
-        _require_per_replica(per_replica_value)
-        return self.reduce_implementation(op, per_replica_value, destinations, options)
+        if is_number(per_replica_value):
+            return self.broadcast(per_replica_value, destinations)
+        return self.reduce_implementation(op, _parts(per_replica_value), destinations, options)
 
     def batch_reduce(
         self,
@@ -93,9 +95,14 @@ class CrossDeviceOps:
     ) -> list[Any]:
         """Reduce many values at once: a list with one result for each (value, destinations) pair."""
         op, options = ReduceOp.parse(reduce_op), merge_options(options, None)
-        for value, _ in value_destination_pairs:
-            _require_per_replica(value)
-        return self.batch_reduce_implementation(op, value_destination_pairs, options)
+        single = [is_number(value) for value, _ in value_destination_pairs]
+        pairs = [(value, where) for value, where in value_destination_pairs if not is_number(value)]
+        parts = [(_parts(value), where) for value, where in pairs]
+        reduced = iter(self.batch_reduce_implementation(op, parts, options) if parts else ())
+        return [
+            self.broadcast(value, where) if alone else next(reduced)
+            for alone, (value, where) in zip(single, value_destination_pairs, strict=True)
+        ]
 
     def broadcast(self, tensor: Any, destinations: Any) -> Any:
         """Copy `tensor` to all devices of `destinations`."""
@@ -130,12 +137,30 @@ class CrossDeviceOps:
     def check_devices(self, mesh: ReplicaMesh) -> None:
         """Raise if these operations can't run on `mesh`; called by the constructor of a strategy."""
 
+    def reduce_equal(self, reduce_op: ReduceOp, value: Any, num_replicas: int) -> Any:
+        """Combine an array or number that is the same on all replicas, which needs no communication.
 
-def _require_per_replica(value: Any) -> None:
+        By default that is `num_replicas` times the value, or the value itself for MEAN. Override it
+        if yours is not a sum.
+        """
+        return _as_mean(value) if reduce_op is ReduceOp.MEAN else value * num_replicas
+
+
+def _as_mean(value: Any) -> Any:
+    """The mean of a value that is the same on all replicas: integers become float32."""
+    number = isinstance(value, bool | int | float | complex)
+    return value if number or jnp.issubdtype(value.dtype, jnp.inexact) else value.astype(jnp.float32)
+
+
+def _parts(value: Any) -> PerReplica:
+    """What each replica contributes; of a mirrored value, its copy."""
+    if isinstance(value, Mirrored) and value.mesh is not None:
+        return PerReplica(value.values, mesh=value.mesh)
     if not isinstance(value, PerReplica):
         raise CollectiveError(
-            f"Expected a PerReplica value, as `strategy.run` returns it, got {brief(value)}."
+            f"Expected a PerReplica value, as `strategy.run` returns it, or one array, got {brief(value)}."
         )
+    return value
 
 
 def deliver(result: Mirrored, destinations: Any) -> Any:
@@ -271,6 +296,12 @@ class ReductionToOneDevice(_RecipeOps):
         """Check the device."""
         self._device = None if reduce_to_device is None else find_device(reduce_to_device)
         self._accumulate = accumulation_fn
+
+    def reduce_equal(self, reduce_op: ReduceOp, value: Any, num_replicas: int) -> Any:
+        """Let `accumulation_fn` combine equal values, too."""
+        if self._accumulate is None:
+            return super().reduce_equal(reduce_op, value, num_replicas)
+        return OneDeviceReduce(reduce_op, 0, self._accumulate).of_equal(value, num_replicas)
 
     def check_devices(self, mesh: ReplicaMesh) -> None:
         """Refuse a device that does not belong to a replica."""

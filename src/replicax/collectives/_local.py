@@ -259,6 +259,12 @@ class OneDeviceReduce:
             return _narrowed(self._combine(_for_mean(value), axis), value)
         return self._combine(value, axis)
 
+    def of_equal(self, value: Any, count: int) -> Any:
+        """The result if `count` replicas have the same value, without communication."""
+        assert self.accumulate is not None
+        total = self.accumulate([value] * count)
+        return _mean(jnp.asarray(total), count) if self.op is ReduceOp.MEAN else total
+
     def _combine(self, value: Any, axis: str) -> Any:
         gathered = lax.all_gather(value, axis)
 

@@ -128,7 +128,7 @@ def _reduce_axis(communicator: Communicator, op: ReduceOp, leaf: Any, axis: Any)
         value = jnp.asarray(_plain(leaf))
         (total,) = _SumAxes(axes, wide=mean)("", value)
         count = _count(value.shape, axes)
-        return _divided(total, count, dtype) if mean else total * communicator.num_replicas
+        return _divided(total, count, dtype) if mean else communicator.reduce(op, [total])[0]
     if 0 in axes and _is_padded(leaf, f"strategy.reduce(axis={axis})"):
         return _reduce_examples(communicator, op, leaf, axes)
     sums = map_each(_SumAxes(axes, wide=mean), leaf, communicator.mesh)

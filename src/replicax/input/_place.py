@@ -17,7 +17,7 @@ from replicax.errors import InputError
 from replicax.input._batch import Batch, aligned_empty, device_dtype, is_numeric, leaf_names
 from replicax.input._stream import Piece, Step
 from replicax.topology import ReplicaMesh
-from replicax.values import PerReplica, is_key
+from replicax.values import HostArray, PerReplica, is_key
 
 __all__ = ["Placer"]
 
@@ -57,7 +57,9 @@ class Placer:
     def _rows(self, first: Piece, last: Piece | None = None) -> list[Any]:
         """The rows from the start of `first` to the end of `last`, which are pieces of one batch."""
         rows = first.batch.rows(first.start, (last or first).stop, aligned=self._copied)
-        return rows if self._on_device else [np.asarray(row) for row in rows]
+        return [
+            row if self._on_device and is_numeric(row) else np.asarray(row).view(HostArray) for row in rows
+        ]
 
     def _alone(self, piece: Piece) -> list[Any]:
         rows = self._rows(piece)

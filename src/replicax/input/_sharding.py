@@ -34,7 +34,8 @@ class Shard:
                 reader, self.pipeline, SameBatches(self.source, self.pipeline, topic, number)
             )
         num_parts = self.pipeline.num_replicas
-        return DealtStream([reader], self.pipeline, topic, [self.source.peek], num_parts, batched=True)
+        batched = num_parts > 1
+        return DealtStream([reader], self.pipeline, topic, [self.source.peek], num_parts, batched=batched)
 
 
 def share(source: Source, pipeline: Pipeline, asked: AutoShardPolicy) -> Shard:

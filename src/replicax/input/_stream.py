@@ -158,8 +158,9 @@ def _changed(first: Any, now: Any, number: int) -> str:
 
 
 def split(batch: Batch, pipeline: Pipeline) -> Step:
-    """Split a global batch over all replicas of all pipelines."""
-    assert batch.num_rows is not None
+    """Split a global batch over all replicas of all pipelines; a single example is for the only replica."""
+    if batch.num_rows is None:
+        return Step((Piece(batch, 0, 0),), (1,))
     sizes = split_sizes(batch.num_rows, pipeline.num_replicas)
     stops = list(itertools.accumulate(sizes))
     own = [Piece(batch, stops[i] - sizes[i], stops[i]) for i in pipeline.own]
@@ -168,10 +169,13 @@ def split(batch: Batch, pipeline: Pipeline) -> Step:
 
 @final
 class SplitStream(Stream):
-    """Splits every batch over all replicas; this pipeline takes its own replicas' rows."""
+    """Splits every batch over all replicas; this pipeline takes its own replicas' rows.
+
+    Where there is one replica, elements may also be single examples.
+    """
 
     def __init__(self, reader: Reader, pipeline: Pipeline, same: SameBatches) -> None:
-        self._checked = _Checked(reader, batched=True)
+        self._checked = _Checked(reader, batched=pipeline.num_replicas > 1)
         self._pipeline, self._same = pipeline, same
 
     def next(self) -> Step | None:

@@ -12,6 +12,7 @@ from replicax.contexts import Context, ReplicaContext, has_strategy, register_de
 from replicax.errors import ContextError
 from replicax.execution import SingleReplica
 from replicax.strategies._answers import Answers
+from replicax.strategies._older_names import refuse
 from replicax.strategies._strategy import Strategy
 from replicax.topology import ReplicaMesh, prepare_cpu_pool
 from replicax.variables import EAGER, OneDevice
@@ -36,7 +37,7 @@ class DefaultStrategy(Strategy):
     def __getattr__(self, name: str) -> Any:
         # The base's constructor runs when an attribute is used for the first time.
         if name.startswith("__") or "store" in vars(self):
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            raise refuse(self, name)
         prepare_cpu_pool()
         device = jax.local_devices()[0]
         communicator = Communicator(ReplicaMesh([device]), DefaultAllReduce())

@@ -10,6 +10,9 @@ import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import jax
+
+from replicax._jax import is_tracer
 from replicax.collectives import broadcast, deliver, merge_options, reduce_leaves
 from replicax.contexts import current, require_cross_replica
 from replicax.errors import ArgumentKindError, ContextError, VariableError
@@ -281,6 +284,13 @@ class StrategyExtended:
     ) -> Any:
         """Call `fn(*args, **kwargs)` on each of the devices that `non_slot_devices` returned.
 
+        Args:
+            colocate_with: these devices, or a variable or an array that is on them.
+            fn: the update.
+            args: arguments; each call gets its part of mirrored values. Per-replica values are refused.
+            kwargs: keyword arguments, likewise.
+            group: merge the results into one value; otherwise return a tuple with one for each device.
+
         >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
         >>> devices = strategy.extended.non_slot_devices([])
         >>> strategy.extended.update_non_slot(devices, lambda x: x + 1, args=(jnp.float32(1),))
@@ -291,12 +301,23 @@ class StrategyExtended:
         """
         require_cross_replica(self._strategy, "update_non_slot()")
         _check_arguments(args)
-        if colocate_with != self.parameter_devices:
+        self._check_colocated(colocate_with)
+        return self._update(None, fn, args, kwargs, group, len(self.parameter_devices))
+
+    def _check_colocated(self, colocate_with: Any) -> None:
+        if isinstance(colocate_with, Variable):
+            fits = colocate_with.distribute_strategy is self._strategy
+        elif isinstance(colocate_with, jax.Array) and not is_tracer(colocate_with):
+            fits = {*map(device_name, colocate_with.devices())} == {*self.parameter_devices}
+        else:
+            devices = colocate_with if isinstance(colocate_with, list | tuple) else ()
+            fits = [d for d in devices if isinstance(d, str)] == [*self.parameter_devices]
+        if not fits:
             raise ArgumentKindError(
                 f"update_non_slot(colocate_with={colocate_with!r}): pass what "
-                f"`extended.non_slot_devices(var_list)` returns, {self.parameter_devices}."
+                f"`extended.non_slot_devices(var_list)` returns, {self.parameter_devices}, or a variable "
+                "of this strategy."
             )
-        return self._update(None, fn, args, kwargs, group, len(colocate_with))
 
     def colocate_vars_with(self, colocate_with_variable: Any) -> contextlib.AbstractContextManager[None]:
         """A `with` block that places new variables on the devices of `colocate_with_variable`.

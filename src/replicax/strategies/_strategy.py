@@ -20,7 +20,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
-from typing import Any, NoReturn, Self, final, overload
+from typing import TYPE_CHECKING, Any, NoReturn, Self, final, overload
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +35,7 @@ from replicax.strategies._answers import Answers
 from replicax.strategies._extended import StrategyExtended
 from replicax.strategies._held_values import flatten_values
 from replicax.strategies._html import strategy_table
+from replicax.strategies._older_names import refuse
 from replicax.strategies._run_options import RunOptions
 from replicax.strategies._signatures import Axes, Leaf, Structure, T, Value
 from replicax.topology import ReplicaMesh
@@ -68,6 +69,11 @@ class StrategyBase(abc.ABC):
         # Processes must agree on the order of variables, but collect garbage at different times.
         self.store = Store(reuse_places=self.mesh.is_local)
         self.compiled_runs: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+    if not TYPE_CHECKING:  # type checkers know that other names do not exist
+
+        def __getattr__(self, name: str) -> Any:
+            raise refuse(self, name)
 
     def _give(self, answers: Answers) -> None:
         """Give these answers from now on. After creation, only `rx.explain` calls it, during a trace."""

@@ -141,7 +141,7 @@ def repeated_names(variables: Iterable[Variable]) -> list[str]:
 
 def ordered_like(like: Any, structure: Any) -> Any:
     """`structure` with the keys of its dicts, which JAX has sorted, in the order of those in `like`."""
-    if isinstance(as_variable(like), Variable) or jax.tree_util.all_leaves([like]):
+    if jax.tree_util.all_leaves([like]) or isinstance(as_variable(like), Variable):
         return structure
     if isinstance(like, dict):
         ordered = {key: ordered_like(part, structure[key]) for key, part in like.items()}

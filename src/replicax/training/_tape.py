@@ -262,7 +262,7 @@ class GradientTape:
         """
         unconnected = as_unconnected(unconnected_gradients)
         targets = flatten_targets(target, output_gradients)
-        leaves, rebuild = flatten_sources(sources, "gradient")
+        leaves, rebuild = flatten_sources(sources, "gradient", self._reads)
         with self._using() as recording:
             pull = self._pullback(recording, [value for value, _ in targets], leaves)
             gradients = pull([given for _, given in targets])
@@ -303,7 +303,7 @@ class GradientTape:
                [0., 4.]], dtype=float32)
         """
         unconnected = as_unconnected(unconnected_gradients)
-        leaves, rebuild = flatten_sources(sources, "jacobian")
+        leaves, rebuild = flatten_sources(sources, "jacobian", self._reads)
         with self._using() as recording:
             pull = self._pullback(recording, [target], leaves)
             rows = jacobian(pull, target, parallel_iterations, experimental_use_pfor)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 import jax
@@ -29,10 +29,15 @@ def name_of(value: Any) -> str:
     return f"the variable {value.name!r}"
 
 
-def flatten_sources(sources: Any, method: str) -> tuple[list[Any], Callable[[list[Any]], Any]]:
-    """The arrays and variables in `sources`, and a function that puts others in their places."""
+def flatten_sources(
+    sources: Any, method: str, known: Container[int] = ()
+) -> tuple[list[Any], Callable[[list[Any]], Any]]:
+    """The arrays and variables in `sources`, and a function that puts others in their places.
+
+    Variables of Keras become those of ours that back them, unless their `id` is in `known`.
+    """
     leaves, treedef = jax.tree.flatten(sources, is_leaf=_is_leaf)
-    found = [_checked(leaf, method) for leaf in leaves]
+    found = [leaf if id(leaf) in known else _checked(leaf, method) for leaf in leaves]
     return found, lambda results: ordered_like(sources, treedef.unflatten(results))
 
 

@@ -3,6 +3,7 @@
 from replicax.values._arrays import filled_up, free, is_array, is_key, is_number, on_first_replica
 from replicax.values._distributed import DistributedValues, Leaf
 from replicax.values._equal import mirror_equal, remember_derived, remember_equal
+from replicax.values._host_array import HostArray
 from replicax.values._indexed_slices import IndexedSlices
 from replicax.values._masks import (
     FIND,
@@ -37,6 +38,7 @@ __all__ = [
     "Component",
     "DistributedValues",
     "Find",
+    "HostArray",
     "IndexedSlices",
     "Layout",
     "Leaf",

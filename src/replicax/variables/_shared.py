@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from replicax.collectives import Communicator
 from replicax.contexts import current
+from replicax.errors import VariableError
 from replicax.topology import ReplicaMesh
 from replicax.types import VariableAggregation, VariableSynchronization
 from replicax.variables._aggregation import check_scatter
@@ -41,10 +42,16 @@ class SharedValue(Layout):
     def held(self, variable: Variable) -> Any:
         """The shared value; an ON_READ total is divided, so that the replicas' parts add up to it."""
         cell = current().frame.load(variable)
-        total = variable.aggregation is VariableAggregation.SUM
-        if not total or variable.synchronization is not VariableSynchronization.ON_READ:
+        if variable.synchronization is not VariableSynchronization.ON_READ:
             return cell
-        return spread_parts(cell.whole, self.mesh, divide=True)
+        if variable.aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
+            raise VariableError(
+                f"The variable {variable.name!r} (ON_READ, ONLY_FIRST_REPLICA) has one copy under this "
+                "strategy: what the other replicas wrote is not kept, so it can't be combined. Read it "
+                "with `v.read_value()`, or give it the aggregation SUM or MEAN."
+            )
+        total = variable.aggregation is VariableAggregation.SUM
+        return spread_parts(cell.whole, self.mesh, divide=True) if total else cell
 
     def check_method(self, variable: Variable, method: str) -> None:
         if current().replica is not None:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax.errors import VariableError
+from replicax.errors import VariableError, VariableTypeError
 from replicax.types import VariableAggregation, VariableSynchronization
 from replicax.values import IndexedSlices, Mirrored, PerReplica, TensorShape, is_array
 
@@ -69,7 +69,8 @@ class VariableSpec:
         except (TypeError, ValueError) as error:
             if isinstance(error, VariableError):
                 raise
-            raise VariableError(
+            kind = VariableTypeError if isinstance(error, TypeError) else VariableError
+            raise kind(
                 f"{what} of the variable '{self.name}:0' needs an array or something that converts to one, "
                 f"got {value!r}."
             ) from error

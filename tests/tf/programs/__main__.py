@@ -10,6 +10,8 @@ import tensorflow as tf
 from . import SUBJECTS
 from .running import DATA, plain, programs_of, recorded
 
+# Each replica blocks a thread in a collective operation; by default there are as many threads as cores.
+tf.config.threading.set_inter_op_parallelism_threads(16)
 cpus = tf.config.list_physical_devices("CPU")
 tf.config.set_logical_device_configuration(cpus[0], [tf.config.LogicalDeviceConfiguration()] * 4)
 chosen = sys.argv[1:]

@@ -82,3 +82,14 @@ def a_loop_until_the_data_ends(tf):
             count += 1
     except tf.errors.OutOfRangeError:
         return count
+
+
+def writing_what_does_not_fit(tf):
+    v, whole = tf.Variable([1.0, 2.0]), tf.Variable(0)
+    return (
+        raised(lambda: v.assign("text"), TypeError),
+        raised(lambda: v.assign_add("text"), TypeError),
+        raised(lambda: whole.assign("text"), TypeError),
+        raised(lambda: v.assign([1.0, 2.0, 3.0]), ValueError),
+        raised(lambda: v.assign(None), ValueError),
+    )

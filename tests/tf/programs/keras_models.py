@@ -207,3 +207,90 @@ def metrics_under_the_default_strategy(tf):
     first = mean.result(), accuracy.result()
     mean.reset_state()
     return first, mean.result()
+
+
+def _own_steps(tf):
+    class Own(tf.keras.Sequential):
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                predicted = self(x, training=True)
+                loss = self.compute_loss(x=x, y=y, y_pred=predicted)
+            gradients = tape.gradient(loss, self.trainable_variables)
+            self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+            for metric in self.metrics:
+                if metric.name == "loss":
+                    metric.update_state(loss)
+                else:
+                    metric.update_state(y, predicted)
+            return {metric.name: metric.result() for metric in self.metrics if metric.name == "loss"}
+
+        def test_step(self, data):
+            return super().test_step(data)
+
+        def predict_step(self, data):
+            return 2.0 * super().predict_step(data)
+
+    return Own
+
+
+def _ramp(shape, dtype=None, **_):
+    return np.linspace(0.5, 1.0, int(np.prod(shape)), dtype=np.float32).reshape(tuple(shape))
+
+
+def _normalized(tf, kind):
+    model = kind(
+        [
+            tf.keras.Input((2,)),
+            tf.keras.layers.Dense(3, use_bias=False, kernel_initializer=_ramp, kernel_regularizer="l2"),
+            tf.keras.layers.BatchNormalization(momentum=0.5),
+            tf.keras.layers.Dense(1, kernel_initializer="ones"),
+        ]
+    )
+    model.compile(optimizer=tf.keras.optimizers.Adam(0.1), loss="mse", metrics=["mae"])
+    return model
+
+
+def train_step_of_data(tf):
+    x, y = _data(tf)
+    model = _normalized(tf, _own_steps(tf))
+    history = model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
+    return (
+        history.history["loss"],
+        model.evaluate(x, y, verbose=0),
+        model.predict(x[:2], verbose=0),
+        [w.numpy() for w in model.weights],
+    )
+
+
+def train_step_that_calls_keras(tf):
+    class Counting(tf.keras.Sequential):
+        def train_step(self, data):
+            return {**super().train_step(data), "twice": 2.0}
+
+    x, y = _data(tf)
+    model = _normalized(tf, Counting)
+    history = model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
+    return history.history["loss"], history.history["twice"], [w.numpy() for w in model.weights]
+
+
+def a_loop_without_a_function(tf):
+    x, y = _data(tf)
+    model, optimizer = _model(tf), tf.keras.optimizers.SGD(0.1)
+    losses = []
+    for _ in range(3):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(tf.constant(x), training=True) - y) ** 2)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        losses.append(loss)
+    return losses, gradients, [w.numpy() for w in model.weights]
+
+
+def created_in_a_scope_and_built_outside(tf):
+    strategy, (x, y) = tf.distribute.OneDeviceStrategy("CPU:1"), _data(tf)
+    with strategy.scope():
+        model = _model(tf)
+        model.compile(optimizer=tf.keras.optimizers.SGD(0.1), loss="mse")
+    history = model.fit(x, y, batch_size=8, epochs=1, shuffle=False, verbose=0)
+    return history.history["loss"], [w.numpy() for w in model.weights]

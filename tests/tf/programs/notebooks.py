@@ -476,7 +476,7 @@ def _on(program, replicas):
     return lambda tf: program(tf, _strategy(tf, replicas))
 
 
-for _name, _program in {
+PROGRAMS = {
     "custom_training": _custom_training,
     "keras": _keras_fit,
     "input": _input,
@@ -486,6 +486,8 @@ for _name, _program in {
     "cvae": _cvae,
     "distributed_training": _distributed_training,
     "tpu": _tpu,
-}.items():
+}
+
+for _name, _program in PROGRAMS.items():
     for _replicas in ("default", 1, 2, 3):
         globals()[f"{_name}_{_replicas}"] = _on(_program, _replicas)

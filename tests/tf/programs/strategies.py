@@ -136,3 +136,97 @@ def distributed_types(tf):
         isinstance(per_replica, tf.distribute.DistributedValues),
         isinstance(1.0, distributed.PerReplica),
     )
+
+
+def operations_on_plain_values(tf):
+    ops = tf.distribute.ReductionToOneDevice()
+    reduce_op = tf.distribute.ReduceOp
+    strategy = two(tf)
+    mirrored = strategy.run(lambda: tf.constant(2.0))
+    pairs = [(tf.constant(4.0), "CPU:1"), (mirrored, mirrored)]
+    return (
+        ops.reduce(reduce_op.SUM, tf.constant(3.0), destinations="CPU:1"),
+        ops.reduce(reduce_op.MEAN, 3.0, destinations="CPU:0"),
+        [each(strategy, result) for result in ops.batch_reduce(reduce_op.SUM, pairs)],
+    )
+
+
+def accumulation_functions(tf):
+    ops = tf.distribute.ReductionToOneDevice(
+        accumulation_fn=lambda values: tf.reduce_max(tf.stack(values), axis=0)
+    )
+    devices = [f"CPU:{i}" for i in range(4)]
+    strategy = tf.distribute.MirroredStrategy(devices, cross_device_ops=ops)
+    reduce_op = tf.distribute.ReduceOp
+    per_replica = strategy.run(
+        lambda: tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.float32)
+    )
+    # On CPUs, TensorFlow's `strategy.reduce` does not use the strategy's operations.
+    in_replicas = strategy.run(
+        lambda: tf.distribute.get_replica_context().all_reduce(reduce_op.SUM, tf.constant(3.0))
+    )
+    return (
+        ops.reduce(reduce_op.SUM, per_replica, destinations="CPU:0"),
+        ops.reduce(reduce_op.MEAN, per_replica, destinations="CPU:0"),
+        each(strategy, in_replicas),
+    )
+
+
+def update_non_slot_with_a_variable(tf):
+    strategy = tf.distribute.experimental.CentralStorageStrategy(["CPU:0", "CPU:1"], "CPU:0")
+    with strategy.scope():
+        v = tf.Variable(1.0)
+        with tf.device("CPU:0"):
+            tensor = tf.constant(5.0)
+        return [strategy.extended.update_non_slot(where, lambda: tf.constant(2.0)) for where in (v, tensor)]
+
+
+def _replica_id(tf):
+    return tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.float32)
+
+
+def reductions_of_on_read_variables(tf):
+    strategy = two(tf)
+    results = []
+    for aggregation in (tf.VariableAggregation.SUM, tf.VariableAggregation.MEAN):
+        with strategy.scope():
+            v = tf.Variable(
+                0.0, synchronization=tf.VariableSynchronization.ON_READ, aggregation=aggregation
+            )
+        strategy.run(lambda v=v: v.assign(_replica_id(tf) + 1.0))
+        results += [
+            strategy.reduce(op, v, axis=None)
+            for op in (tf.distribute.ReduceOp.SUM, tf.distribute.ReduceOp.MEAN)
+        ]
+    return results
+
+
+def unbatched_data_on_one_device(tf):
+    strategy = tf.distribute.OneDeviceStrategy("CPU:0")
+    scalars = strategy.experimental_distribute_dataset(tf.data.Dataset.range(3))
+    pairs = tf.data.Dataset.from_tensor_slices(([[1.0, 2.0], [3.0, 4.0]], [0, 1]))
+    pairs = strategy.experimental_distribute_dataset(pairs)
+    total = [strategy.run(lambda x: x + 1, args=(x,)) for x in scalars]
+    return total, [[x, y] for x, y in pairs]
+
+
+def batches_on_the_host(tf):
+    strategy = two(tf)
+    options = tf.distribute.InputOptions(experimental_fetch_to_device=False)
+    dataset = strategy.experimental_distribute_dataset(tf.data.Dataset.range(8).batch(4), options)
+    return [[part.numpy() for part in each(strategy, batch)] for batch in dataset]
+
+
+def text_in_batches(tf):
+    words = tf.data.Dataset.from_tensor_slices(["a", "bc", "d"])
+    strategy = two(tf)
+    distributed = strategy.experimental_distribute_dataset(words.batch(2))
+    return (
+        [word.numpy().decode() for word in words],
+        [[word.decode() for word in batch.numpy()] for batch in words.batch(2)],
+        [
+            [word.decode() for word in part.numpy()]
+            for batch in distributed
+            for part in each(strategy, batch)
+        ],
+    )

@@ -258,7 +258,16 @@ class MultiWorkerMirroredStrategy(Strategy):
 @core.TPUStrategy.register
 @final
 class TPUStrategy(Strategy):
-    """`rx.TPUStrategy` with the API of version 1; the same arguments.
+    """`rx.TPUStrategy` with the API and the first three arguments of version 1.
+
+    Args:
+        tpu_cluster_resolver: a `TPUClusterResolver`; None: the TPU of this process.
+        steps_per_run: None or 1. Version 1 passed other numbers on to `Model.fit`; for those, write
+            `model.compile(..., steps_per_execution=n)`.
+        device_assignment: the cores of each replica; None: one core for each replica.
+        experimental_spmd_xla_partitioning: see `rx.TPUStrategy`.
+        partition_rules: see `rx.TPUStrategy`.
+        axis_name: see `rx.TPUStrategy`.
 
     >>> from replicax.compat import v1
     >>> issubclass(v1.TPUStrategy, rx.TPUStrategy)
@@ -268,16 +277,23 @@ class TPUStrategy(Strategy):
     def __init__(
         self,
         tpu_cluster_resolver: TPUClusterResolver | None = None,
-        experimental_device_assignment: DeviceAssignment | None = None,
-        experimental_spmd_xla_partitioning: bool = False,
+        steps_per_run: int | None = None,
+        device_assignment: DeviceAssignment | None = None,
         *,
+        experimental_spmd_xla_partitioning: bool = False,
         partition_rules: Mapping[str, Sequence[int]] | None = None,
         axis_name: str = REPLICA_AXIS,
     ) -> None:
-        """Take the arguments of `rx.TPUStrategy`."""
+        """Check `steps_per_run`."""
+        if steps_per_run not in (None, 1):
+            raise ValueError(
+                f"TPUStrategy(steps_per_run={steps_per_run!r}): a call runs one step. For "
+                "several steps in one program, write `model.compile(..., "
+                f"steps_per_execution={steps_per_run!r})` with Keras, or `rx.function(step).many(batches)`."
+            )
         strategy = core.TPUStrategy(
             tpu_cluster_resolver,
-            experimental_device_assignment,
+            device_assignment,
             experimental_spmd_xla_partitioning,
             partition_rules=partition_rules,
             axis_name=axis_name,

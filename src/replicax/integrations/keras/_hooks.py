@@ -16,6 +16,7 @@ from replicax.contexts import has_strategy
 from replicax.integrations.keras import _private
 from replicax.integrations.keras._adapters import building_for_variables, taking_variables
 from replicax.integrations.keras._callbacks import backing_up_once, deciding_alike, saving_once
+from replicax.integrations.keras._data_steps import STEPS, adapting_steps, taking_data
 from replicax.integrations.keras._datasets import adapting_datasets, building_from_a_look
 from replicax.integrations.keras._executions import running_together
 from replicax.integrations.keras._layers import (
@@ -89,6 +90,10 @@ def install() -> None:
     _replace(keras.Model, "jax_state_sync", syncing_state)
     for name in _STEPS:
         _replace(keras.Model, name, while_scheduling)
+    for name in STEPS:
+        _replace(keras.Model, name, taking_data)
+    for name in ("make_train_function", "make_test_function", "make_predict_function"):
+        _replace(keras.Model, name, adapting_steps)
     _replace(keras.Model, "_aggregate_additional_loss", scaling_additional_losses)
     _replace(keras.layers.BatchNormalization, "call", normalizing_some_rows)
     _replace(keras.layers.BatchNormalization, "__init__", accepting_synchronized)

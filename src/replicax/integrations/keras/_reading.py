@@ -10,6 +10,7 @@ from replicax._jax import is_tracer
 from replicax._recording import unrecorded
 from replicax.contexts import current, has_strategy
 from replicax.errors import ContextError
+from replicax.integrations.keras._data_steps import watched_in_step
 from replicax.integrations.keras._private import in_stateless_scope
 from replicax.integrations.keras._unscoped import adopt, in_step
 from replicax.integrations.keras._variable import DistributedVariable
@@ -33,7 +34,9 @@ def adopted_when_read(maybe_autocast: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(maybe_autocast)
     def call(self: Any, value: Any) -> Any:
-        if not isinstance(self, DistributedVariable) and not in_stateless_scope():
+        if in_stateless_scope():
+            value = watched_in_step(self, value)
+        elif not isinstance(self, DistributedVariable):
             if in_step() and self._value is not None:
                 adopt(self)
                 value = self._value

@@ -30,6 +30,7 @@ __all__ = [
     "signature",
     "syncing_state",
     "taking_state",
+    "variable_groups",
 ]
 
 running: ContextVar[Run | None] = ContextVar("replicax_keras_running", default=None)
@@ -138,7 +139,7 @@ def taking_state(get_jax_state: Callable[..., Any]) -> Callable[..., Any]:
         run = running.get()
         if run is None or run.model is not self or args:
             return get_jax_state(self, *args, purge_model_variables=purge_model_variables, **kinds)
-        groups = dict(zip(_KINDS, _groups(self), strict=True))
+        groups = dict(zip(_KINDS, variable_groups(self), strict=True))
         return run.take([groups[kind] for kind in _KINDS if kinds.get(kind)])
 
     return call
@@ -168,7 +169,7 @@ def placing_state(get_state_sharding_spec: Callable[..., Any]) -> Callable[..., 
         run = running.get()
         if run is None or run.model is not self:
             return get_state_sharding_spec(self)
-        return tuple([run.layout.replicated] * len(group) for group in _groups(self))
+        return tuple([run.layout.replicated] * len(group) for group in variable_groups(self))
 
     return call
 
@@ -176,7 +177,8 @@ def placing_state(get_state_sharding_spec: Callable[..., Any]) -> Callable[..., 
 _KINDS = ("trainable_variables", "non_trainable_variables", "optimizer_variables", "metrics_variables")
 
 
-def _groups(model: Any) -> tuple[list[Any], ...]:
+def variable_groups(model: Any) -> tuple[list[Any], ...]:
+    """The trainable and other variables of a model, those of its optimizer, and those of its metrics."""
     optimizer = getattr(model, "optimizer", None)
     optimizer_variables = [] if optimizer is None else optimizer.variables
     groups = (

@@ -25,6 +25,7 @@ from replicax.errors import ContextError, InputError
 from replicax.execution import function
 from replicax.input import DistributedDataset
 from replicax.integrations.keras import _private
+from replicax.integrations.keras._data_steps import call_model, update_metrics
 from replicax.integrations.keras._variable import DistributedVariable
 from replicax.parameter_server import ClusterCoordinator, KeptFunction, ParameterServerStrategy
 from replicax.training import value_and_grad
@@ -153,32 +154,20 @@ def _train(model: Any, batch: Any) -> None:
     variables = model.trainable_variables
 
     def loss_fn() -> tuple[Any, Any]:
-        predicted = _call(model, x, training=True)
+        predicted = call_model(model, x, training=True)
         return model._compute_loss(x, y, predicted, sample_weight, training=True), predicted
 
     own = [variable.replicax_variable for variable in variables]
     (loss, predicted), gradients = value_and_grad(loss_fn, own, has_aux=True)()
     model.optimizer.apply(gradients, variables)
-    _update_metrics(model, loss, x, y, predicted, sample_weight)
+    update_metrics(model, loss, x, y, predicted, sample_weight)
 
 
 def _test(model: Any, batch: Any) -> None:
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
-    predicted = _call(model, x, training=False)
+    predicted = call_model(model, x, training=False)
     loss = model._compute_loss(x, y, predicted, sample_weight, training=False)
-    _update_metrics(model, loss, x, y, predicted, sample_weight)
-
-
-def _call(model: Any, x: Any, *, training: bool) -> Any:
-    return model(x, training=training) if model._call_has_training_arg else model(x)
-
-
-def _update_metrics(model: Any, loss: Any, x: Any, y: Any, predicted: Any, sample_weight: Any) -> None:
-    num_rows = next(leaf for leaf in jax.tree.leaves(x) if leaf is not None).shape[0]
-    model._loss_tracker.update_state(
-        _private.loss.unscale_loss_for_distribution(loss), sample_weight=num_rows
-    )
-    model.compute_metrics(x, y, predicted, sample_weight)
+    update_metrics(model, loss, x, y, predicted, sample_weight)
 
 
 def _check_steps(model: Any) -> None:

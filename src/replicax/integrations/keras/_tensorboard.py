@@ -73,7 +73,7 @@ class _Summary:
     def __init__(self) -> None:
         self.writer: _Writer | None = None
         self.step: int | None = None
-        self._recording: list[Callable[[], bool] | bool] = []
+        self._recording: list[Callable[[], bool] | bool] = [True]
 
     def create_file_writer(self, folder: str) -> _Writer:
         return _Writer(self, folder)
@@ -87,7 +87,8 @@ class _Summary:
             self._recording.pop()
 
     def _file(self) -> Any:
-        recorded = all(c() if callable(c) else c for c in self._recording)
+        condition = self._recording[-1]  # an inner one replaces the outer
+        recorded = condition() if callable(condition) else condition
         return self.writer.file if recorded and self.writer is not None else None
 
     def scalar(self, name: str, data: Any, step: int | None = None) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from replicax._jax import outside_of_traces
 from replicax.contexts import current, has_strategy
+from replicax.integrations.keras._private import in_stateless_scope
 from replicax.integrations.keras._variable import DistributedVariable, move
 from replicax.variables import awaiting_values
 
@@ -43,5 +44,7 @@ def _move_to_default(variable: Any) -> None:
 
 def adopted_variable(variable: Any) -> Any:
     """The `rx.Variable` of any Keras variable, for `rx.value_and_grad` and `rx.Optimizer`."""
+    if in_stateless_scope():
+        raise AttributeError("In a keras.StatelessScope, a Keras variable has no rx.Variable.")
     adopt(variable)
     return variable.replicax_variable

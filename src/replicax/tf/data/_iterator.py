@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax.errors import OutOfRangeError
+from replicax.values import HostArray
 
 __all__ = ["DatasetIterator"]
 
@@ -59,6 +60,20 @@ class DatasetIterator(Iterator[Any]):
 
 
 def _to_device(leaf: Any) -> Any:
-    """Numbers as a JAX array; text unchanged."""
-    numbers = isinstance(leaf, np.ndarray | np.generic) and leaf.dtype.kind not in "OSU"
-    return jnp.asarray(leaf, jax.dtypes.canonicalize_dtype(leaf.dtype)) if numbers else leaf
+    """Numbers as a JAX array; text stays in host memory."""
+    if isinstance(leaf, bytes):
+        return Text(leaf)
+    if not isinstance(leaf, np.ndarray | np.generic):
+        return leaf
+    if leaf.dtype.kind in "OSU":
+        return np.asarray(leaf).view(HostArray)
+    return jnp.asarray(leaf, jax.dtypes.canonicalize_dtype(leaf.dtype))
+
+
+@final
+class Text(bytes):
+    """The text of one element, with the method `numpy()`, which TensorFlow's tensors have."""
+
+    def numpy(self) -> bytes:
+        """The text as plain `bytes`."""
+        return bytes(self)
