@@ -11,6 +11,7 @@ import optax
 import pytest
 
 import replicax as rx
+from replicax.cluster import TPUClusterResolver
 from replicax.compat import v1
 from replicax.compat.v1 import _deprecation
 from replicax.errors import OutOfRangeError, TracingError
@@ -67,7 +68,7 @@ def test_the_arguments_are_those_of_the_core(strategy):
 
 
 def test_arguments_of_the_tpu_strategy():
-    resolver = rx.TPUClusterResolver("local")
+    resolver = TPUClusterResolver("local")
     assignment = rx.DeviceAssignment.build(rx.Topology(), computation_shape=[1, 1, 1, 2], num_replicas=2)
     assert v1.TPUStrategy(resolver, 1, assignment).num_replicas_in_sync == 2
     assert v1.TPUStrategy(steps_per_run=None, device_assignment=assignment).num_replicas_in_sync == 2
