@@ -119,3 +119,17 @@ def check_uneven_rows(strategy, mode):
         strategy.run(lambda x: w.assign_sub(jnp.sum(2e-4 * x * (x * w.value - 1)) / count), args=(rows,))
         weights -= 2e-4 * np.mean(everything * (everything * weights - 1))
     np.testing.assert_allclose(w.numpy(), weights, rtol=1e-5)
+
+
+def check_moving_averages(strategy, mode):
+    with strategy.scope():
+        w = rx.Variable(jnp.zeros(3))
+        ema = rx.ExponentialMovingAverage([w], decay=0.5)
+    w.assign(jnp.full(3, 4.0), read_value=False)
+    mode(lambda: strategy.run(ema.update))()
+    mode(ema.update)()
+    assert float(ema.averages[0].numpy()[0]) == 3.0
+    with ema.applied():
+        assert float(w.numpy()[0]) == 3.0
+    assert float(w.numpy()[0]) == 4.0
+    assert "[4., 4., 4.]" in w._repr_html_()  # without communication
