@@ -7,7 +7,7 @@ of a `strategy.run` in it, which is traced once for all replicas; values there a
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, final
 
 import jax
@@ -133,6 +133,16 @@ class ProgramFrame(Frame):
                 f"A compiled step runs on the devices of one strategy, and this one has a strategy.run on "
                 f"{self._runs_on} and another on {mesh}. Write a separate step for each strategy."
             )
+
+    @contextlib.contextmanager
+    def attempt(self) -> Iterator[None]:
+        """A `with` block that leaves nothing behind in this frame if it ends with `CannotWeave`."""
+        before = dict(self._cells), dict(self._tables), list(self.lookups), list(self.hidden_lookups)
+        try:
+            yield
+        except CannotWeave:
+            self._cells, self._tables, self.lookups, self.hidden_lookups = before
+            raise
 
     def require_own_trace(self) -> None:
         _check_program(self._program, self.fresh)

@@ -85,7 +85,8 @@ def _run(
             return run_spmd(strategy, fn, args, kwargs, frame, padding)
         if padding is None:
             try:
-                return run_uneven(strategy, fn, args, kwargs, frame)
+                with frame.attempt():
+                    return run_uneven(strategy, fn, args, kwargs, frame)
             except CannotWeave as reason:
                 _warn_once(str(reason))
         ids = [jnp.int32(i) for i in range(strategy.num_replicas_in_sync)]
