@@ -265,7 +265,7 @@ def shown(seconds: float) -> str:
         return f"{seconds * 1e6:.0f} µs"
     if seconds < 0.1:
         return f"{seconds * 1e3:.2f} ms"
-    return f"{seconds * 1e3:.0f} ms" if seconds < 10 else f"{seconds:.1f} s"
+    return f"{seconds * 1e3:.0f} ms" if seconds < 1 else f"{seconds:.2f} s"
 
 
 def compare(rounds: Rounds, what: str, ours: str, baselines: Sequence[str], name: str | None = None) -> Row:
@@ -273,7 +273,7 @@ def compare(rounds: Rounds, what: str, ours: str, baselines: Sequence[str], name
     baseline = rounds.fastest(baselines)
     ratios = rounds.ratios(ours, baseline)
     value = shown(rounds.median(baseline))
-    low, _, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+    low, _, high = statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
     return Row(
         what=what,
         ours=ours,

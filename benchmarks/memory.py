@@ -69,7 +69,7 @@ def measured(name: str, side: str, num_steps: int, setting: str = GLIBC) -> Foun
 def compared(what: str, found: dict[str, list[Found]], ours: str, baseline: str, key: str) -> Row:
     """The medians of two sides, and that of their ratios in each round."""
     ratios = [mine[key] / other[key] for mine, other in zip(found[ours], found[baseline], strict=True)]
-    low, _, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+    low, _, high = statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
     values = [statistics.median(each[key] for each in found[side]) for side in (ours, baseline)]
     texts = [f"{x:.0f} MB" if key == "megabytes" else f"{1e3 * x:.1f} ms" for x in values]
     return Row(what, ours, texts[0], baseline, texts[1], statistics.median(ratios), (low, high))
