@@ -1,5 +1,10 @@
 """Programs that run with TensorFlow too, against its recorded results; see `programs`."""
 
+import ast
+import inspect
+import operator
+import textwrap
+
 import jax
 import numpy as np
 import pytest
@@ -7,6 +12,8 @@ import pytest
 from replicax import tf
 
 from .programs import SUBJECTS
+from .programs.changed_lines import names_in
+from .programs.notebooks import PROGRAMS as NOTEBOOKS
 from .programs.running import plain, programs_of, recorded
 
 # The regular suite runs some programs of the larger subjects, `--everything` all.
@@ -34,6 +41,13 @@ PROGRAMS = [
 @pytest.mark.parametrize("subject", SUBJECTS)
 def test_every_program_is_recorded(subject):
     assert [*recorded(subject)] == [*programs_of(subject)]
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_a_port_changes_the_import_alone(name):
+    tree = ast.parse(textwrap.dedent(inspect.getsource(NOTEBOOKS[name])))
+    for used in names_in(tree):
+        operator.attrgetter(used.removeprefix("tf."))(tf)
 
 
 @pytest.mark.parametrize(("subject", "name"), PROGRAMS)

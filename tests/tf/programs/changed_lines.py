@@ -12,6 +12,7 @@ import ast
 import inspect
 import json
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -94,6 +95,12 @@ def python(code, source, *args, **options):
     return subprocess.run(command, env=environment, capture_output=True, text=True, **options)
 
 
+def error_in(traceback):
+    """The last line of a traceback that has an error."""
+    lines = [line for line in traceback.splitlines() if re.match(r"[\w.]+(Error|Exception)\b", line)]
+    return f"no: {lines[-1][:90]}" if lines else "no"
+
+
 def main(source):
     programs = {name.removesuffix("_2") for name in recorded("notebooks") if name.endswith("_2")}
     print("| program | lines | lines that change | runs |\n| --- | --- | --- | --- |")
@@ -103,7 +110,7 @@ def main(source):
         given = json.dumps([*names_in(tree)])
         missing = json.loads(python(_FIND, source, input=given, check=True).stdout)
         ran = python(_RUN, source, f"{name}_2")
-        why = "yes" if ran.returncode == 0 else ran.stderr.strip().splitlines()[-1][:90]
+        why = "yes" if ran.returncode == 0 else error_in(ran.stderr)
         count = 1 + len(lines_to_change(tree, missing))
         print(f"| {name} | {len(text.splitlines())} | {count} | {why} |", flush=True)
 
