@@ -1,4 +1,4 @@
-"""`train_step(self, data)` and its like, as TensorFlow's Keras has them."""
+"""`train_step(self, data)` and similar steps, as TensorFlow's Keras has them."""
 
 import functools
 

@@ -204,7 +204,7 @@ _DOCUMENTS = {
         "a method of `extended` alone", "!AttributeError: strategy.extended.colocate_vars_with"
     ),
     ("mirrored", "v2 strategy.configure"): Ours(
-        "never documented", "!AttributeError: There are no sessions"
+        "never documented", "!AttributeError: Replicax has no sessions"
     ),
 }
 

@@ -13,10 +13,10 @@ OLDER_NAMES = {
         f"Write `iter(strategy.distribute_datasets_from_function(dataset_fn))`. {_VERSION_1}"
     ),
     "experimental_run": f"Write `strategy.run(fn, args=(batch,))`. {_VERSION_1}",
-    "update_config_proto": f"There are no sessions. {_VERSION_1}",
-    "configure": "There are no sessions. Leave it out.",
+    "update_config_proto": f"Replicax has no sessions. {_VERSION_1}",
+    "configure": "Replicax has no sessions. Leave it out.",
     "unwrap": "Write `strategy.experimental_local_results(value)`.",
-    "group": "There are no graphs: every call runs at once. Leave it out.",
+    "group": "Replicax has no graphs: every call runs at once. Leave it out.",
     "colocate_vars_with": "Write `strategy.extended.colocate_vars_with(variable)`.",
 }
 

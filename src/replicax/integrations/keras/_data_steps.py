@@ -29,7 +29,7 @@ STEPS = ("train_step", "test_step", "predict_step")
 
 
 def adapting_steps(make_function: Callable[..., Any]) -> Callable[..., Any]:
-    """Let `Model.make_train_function` and its like accept steps that take only the data."""
+    """Let `Model.make_train_function` and similar methods accept steps that take only the data."""
 
     @functools.wraps(make_function)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
