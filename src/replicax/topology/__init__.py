@@ -1,4 +1,4 @@
-"""The devices: their names, virtual CPU devices, and meshes of devices by replica."""
+"""Devices: their names, virtual CPU devices, memory, and the mesh that arranges them by replica."""
 
 from replicax.topology._cpu import collectives_must_wait, num_cores, prepare_cpu_pool, set_cpu_devices
 from replicax.topology._devices import (

@@ -1,18 +1,18 @@
 """Virtual CPU devices, and a thread pool large enough for their collectives.
 
-A CPU can act as several devices, so that a distributed program can be tested on one machine. There is a
-trap: in a collective, every device of XLA's CPU client blocks a thread of the client's pool until all
-devices have arrived. Steps queued behind it can take the threads that the missing devices need; then the
-collective deadlocks, and after 40 seconds XLA aborts the process. With twice as many threads as devices we
-have never seen this happen.
+A CPU can act as several devices, so a distributed program can be tested on one machine. There is a trap: in
+a collective, every device of XLA's CPU client blocks one thread of the client's pool until all devices have
+arrived. Steps queued behind the collective can take the threads that the missing devices need; then it
+deadlocks, and after 40 seconds XLA aborts the process. With twice as many threads as devices we have never
+seen this happen.
 
 The size of the pool is fixed when the backend starts, from `PJRT_NPROC` in the environment. Therefore:
 
 * `set_cpu_devices` requests the devices and the pool that they need;
-* `prepare_cpu_pool` requests the pool for devices that the user requested from JAX, and is called before
-  Replicax starts JAX;
-* `collectives_must_wait` detects that JAX has started with a pool that is too small. One collective program
-  at a time is safe even then, so callers wait for each before they start the next.
+* `prepare_cpu_pool`, called before Replicax starts JAX, requests the pool for devices that the user
+  requested from JAX directly;
+* `collectives_must_wait` detects that JAX has started with too small a pool. One collective program at a
+  time is safe even then, so callers wait for each one before they start the next.
 """
 
 from __future__ import annotations
@@ -72,9 +72,9 @@ def set_cpu_devices(num_devices: int) -> None:
 
 
 def prepare_cpu_pool() -> None:
-    """Request the threads that the CPU devices of JAX will need.
+    """Request the threads that JAX's CPU devices will need.
 
-    Does nothing after JAX has started, or for a single CPU device.
+    Does nothing if JAX has already started, or for a single CPU device.
     """
     if not backends_are_initialized() and (num_devices := _num_devices_requested()) > 1:
         _request_pool(num_devices)
@@ -83,11 +83,11 @@ def prepare_cpu_pool() -> None:
 def collectives_must_wait(devices: Sequence[Device]) -> bool:
     """Whether a collective program over `devices` must finish before the next one starts.
 
-    True for several CPU devices with a thread pool that is too small for queued programs. The first time,
-    a warning in the log `replicax` says how to avoid this.
+    True for several CPU devices whose thread pool is too small for queued programs. The first time, a
+    warning in the `replicax` log says how to avoid this.
 
     Args:
-        devices: The participating devices of this process.
+        devices: This process's devices that take part.
     """
     if len(devices) < 2 or any(device.platform != "cpu" for device in devices):
         return False
@@ -115,7 +115,7 @@ def _num_devices_started() -> int:
 
 
 def _num_devices_requested() -> int:
-    """JAX's own rule: its setting, else the last XLA flag, else one device."""
+    """JAX's own rule: the config option, else the last XLA flag, else one device."""
     if (configured := jax.config.values["jax_num_cpu_devices"]) >= 0:
         return configured
     flags = _DEVICE_COUNT_FLAG.findall(os.environ.get("XLA_FLAGS", ""))
@@ -145,10 +145,10 @@ def num_cores() -> int:
 
 @functools.cache
 def _pool_size_started() -> int:
-    """The number of threads of the running pool, or a lower bound.
+    """The size of the running pool, or a lower bound.
 
-    The environment may have changed since JAX started, so where the threads can be counted, take the
-    smaller number.
+    The environment may have changed since JAX started, so take the smaller number where the threads can be
+    counted.
     """
     requested = _pool_size_requested()
     counted = _num_pool_threads()
@@ -156,7 +156,7 @@ def _pool_size_started() -> int:
 
 
 def _num_pool_threads() -> int:
-    """The number of the pool's threads on Linux; 0 where it is unknown."""
+    """The number of pool threads on Linux; 0 on other systems."""
     num_threads = 0
     for name_file in Path("/proc/self/task").glob("*/comm"):
         try:

@@ -141,16 +141,16 @@ def device_name(device: Device) -> str:
     platform = _platform(device)
     task = None if device.process_index == jax.process_index() else device.process_index
     devices = _process_devices(platform, task)
-    # A device of another client is one that `rx.explain` compiles for and nothing runs on.
+    # `rx.explain` compiles for devices of another client, which nothing runs on.
     return str(DeviceName(platform, devices.index(device) if device in devices else device.id, task))
 
 
 def resolve_devices(devices: Iterable[str | Device] | None = None) -> list[Device]:
-    """The devices of a strategy's `devices` argument, checked to be usable together.
+    """Resolve a strategy's `devices` argument, and check that the devices can be used together.
 
     Args:
-        devices: Names or `jax.Device`s. None is all devices of JAX's default backend, in all processes: the
-            GPUs, else the TPUs, else the CPU devices.
+        devices: Names or `jax.Device`s. None means all devices of JAX's default backend, in all processes:
+            the GPUs, else the TPUs, else the CPU devices.
 
     Raises:
         DeviceError: A device does not exist or is listed twice, the list is empty or mixes platforms, or
@@ -171,7 +171,7 @@ def resolve_devices(devices: Iterable[str | Device] | None = None) -> list[Devic
 
 
 def group_devices(devices: Sequence[Device], logical_devices: int) -> list[tuple[Device, ...]]:
-    """The devices of each replica, if a replica has `logical_devices` of them.
+    """Group devices into replicas of `logical_devices` devices each.
 
     >>> from replicax.topology import group_devices, resolve_devices
     >>> [len(replica) for replica in group_devices(resolve_devices(), 4)]
@@ -179,9 +179,7 @@ def group_devices(devices: Sequence[Device], logical_devices: int) -> list[tuple
     """
     number = logical_devices
     if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-        raise DeviceError(
-            f"logical_devices={number!r}: pass the number of devices of each replica, 1 or more."
-        )
+        raise DeviceError(f"logical_devices={number!r}: pass the number of devices per replica, 1 or more.")
     if len(devices) % number:
         raise DeviceError(
             f"{len(devices)} devices can't be divided into replicas with logical_devices={number} each. "

@@ -16,9 +16,9 @@ __all__ = ["largest_free_block", "memory_in_use", "memory_limit"]
 
 
 def memory_limit(devices: Sequence[Device]) -> int | None:
-    """The bytes that JAX may use on each of these devices of this process; None if that is not known.
+    """The bytes that JAX may use on each of these local devices; None if unknown.
 
-    CPU devices share the memory of the machine.
+    CPU devices share the machine's memory.
     """
     if any(device not in jax.local_devices(backend=device.platform) for device in devices):
         return None  # `rx.explain` compiles for devices that do not exist
@@ -34,7 +34,7 @@ def memory_in_use(devices: Sequence[Device]) -> int:
 
 
 def largest_free_block(devices: Sequence[Device]) -> int | None:
-    """The bytes that one array can have on each of these devices; None if the platform does not say."""
+    """The size of the largest array that still fits on each of these devices; None if unknown."""
     free = [
         max(_stats(device, "largest_free_block_bytes"), _stats(device, "bytes_limit") - pool)
         for device in devices
@@ -49,7 +49,7 @@ def _stats(device: Any, name: str) -> int:
 
 @functools.cache
 def _machine_memory() -> int | None:
-    """The memory of this machine, or of the container that the process runs in."""
+    """The memory of this machine, or of the container that this process runs in."""
     try:
         total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):  # not on every system

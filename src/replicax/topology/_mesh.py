@@ -1,14 +1,14 @@
 """The mesh of a strategy, and the two ways to place a value on it.
 
-The first axis of the mesh is that of the replicas, named `replica` unless the strategy was given another
-name. If a replica has several devices, its *logical devices*, the mesh has further axes, one for each prime
-factor of their number, so that an array can be partitioned into any number of parts that divides it.
+The first mesh axis is the replica axis, named `replica` unless the strategy was given another name. If a
+replica has several devices, its *logical devices*, the mesh has more axes: one for each prime factor of
+their number, so an array can be partitioned into any number of parts that divides it.
 
 Values that are equal on all replicas are *replicated* arrays. Values that differ are *sharded*: replica i
 holds rows `[i * n, (i + 1) * n)` of one global array, so a global batch and the tuple of per-replica
 batches are two views of the same memory. Per-replica scalars form a global vector with one entry per
-replica. Between steps, every device of a replica holds all of the replica's part; arrays are partitioned
-along the logical axes only inside a step.
+replica. Between steps, each of a replica's devices holds the replica's full part; arrays are partitioned
+over the logical axes only inside a step.
 
 Devices may belong to several processes: `split` returns the parts of the local replicas, and `assemble`
 builds the global array from them.
@@ -33,7 +33,7 @@ from replicax.topology._devices import device_name
 __all__ = ["REPLICA_AXIS", "ReplicaMesh", "prime_factors"]
 
 REPLICA_AXIS = "replica"
-"""The default name of the mesh axis of the replicas."""
+"""The default name of the replica axis."""
 
 _LOGICAL = "logical_"
 
@@ -42,12 +42,12 @@ def _check_axis_name(axis_name: str) -> None:
     if not isinstance(axis_name, str) or not axis_name or axis_name.startswith(_LOGICAL):
         raise ValueError(
             f"axis_name must be a string like 'batch', for jax.lax.pmean(x, 'batch'), got {axis_name!r}. "
-            f"Names that start with {_LOGICAL!r} are those of the devices of one replica."
+            f"Names that start with {_LOGICAL!r} are reserved for the devices within a replica."
         )
 
 
 def prime_factors(number: int) -> list[int]:
-    """The prime factors of `number`, the smallest first."""
+    """The prime factors of `number`, in ascending order."""
     factors, prime = [], 2
     while number > 1:
         while number % prime == 0:
@@ -61,7 +61,7 @@ _meshes: weakref.WeakValueDictionary[Any, ReplicaMesh] = weakref.WeakValueDictio
 
 
 def _is_key(value: Any) -> bool:
-    """Whether `value` holds typed random keys, whose buffers are accessible only through their key data."""
+    """Whether `value` is an array of typed random keys; their buffers are accessible only as key data."""
     return isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
 
 
@@ -69,8 +69,7 @@ def _is_key(value: Any) -> bool:
 class ReplicaMesh:
     """Devices arranged by replica, with the shardings that Replicax uses on them.
 
-    There is one object for each arrangement of devices and name of the axis, so meshes can be compared
-    with `is`.
+    There is one object per arrangement of devices and axis name, so meshes can be compared with `is`.
     """
 
     def __new__(cls, devices: Sequence[Any], axis_name: str = REPLICA_AXIS) -> ReplicaMesh:
@@ -88,10 +87,10 @@ class ReplicaMesh:
 
     def _arrange(self, grid: np.ndarray, axis_name: str) -> None:
         self.axis_name = axis_name
-        """The name of the replicas' axis, for `jax.lax.psum` and similar functions."""
+        """The name of the replica axis, for `jax.lax.psum` and similar functions."""
         logical_axes = tuple(f"{_LOGICAL}{i}" for i in range(grid.ndim - 1))
         self.logical_axes = logical_axes
-        """The names of the axes of a replica's devices."""
+        """The names of the mesh axes within a replica."""
         self.mesh = Mesh(grid, (axis_name, *logical_axes))
         self.num_replicas: int = grid.shape[0]
         self.replica_devices = tuple(tuple(np.ravel(row)) for row in grid)
@@ -137,7 +136,7 @@ class ReplicaMesh:
 
     @cached_property
     def local_devices(self) -> tuple[Any, ...]:
-        """The first device of every local replica: where its eager code runs."""
+        """The first device of each local replica, where its eager code runs."""
         return tuple(self.replica_devices[i][0] for i in self.local_replica_ids)
 
     @cached_property
@@ -152,7 +151,7 @@ class ReplicaMesh:
 
     @cached_property
     def replica_shardings(self) -> tuple[Sharding, ...]:
-        """The sharding of a replica's part on its own devices, for each local replica."""
+        """For each local replica, the sharding that replicates an array over that replica's devices."""
         if self.num_replicas == 1:
             return (self.replicated,) * len(self.local_replica_ids)
         shardings: list[Sharding] = []
@@ -166,9 +165,9 @@ class ReplicaMesh:
         return tuple(shardings)
 
     def partition_spec(self, partition_dimensions: Sequence[int]) -> PartitionSpec:
-        """The spec that partitions an array into that many parts along each axis.
+        """The spec that partitions an array into the given number of parts along each axis.
 
-        The product of the numbers must be the number of devices of a replica, or divide it.
+        The product of the numbers must divide the number of devices per replica.
         """
         sizes = self.mesh.devices.shape
         free_axes = list(range(1, len(sizes)))
@@ -185,7 +184,7 @@ class ReplicaMesh:
     # Putting values on the mesh.
 
     def place(self, value: Any, local_index: int) -> jax.Array:
-        """`value` on the devices of one local replica; not copied if it is already there."""
+        """Place `value` on the devices of one local replica, without a copy if it is already there."""
         sharding = self.replica_shardings[local_index]
         if isinstance(value, jax.Array):
             if value.committed and value.sharding == sharding:
@@ -195,7 +194,7 @@ class ReplicaMesh:
         return jax.device_put(value, sharding)
 
     def replicate(self, value: Any) -> jax.Array:
-        """`value` on every device. All processes must pass the same value."""
+        """Replicate `value` over all devices. All processes must pass the same value."""
         if isinstance(value, jax.Array) and value.committed and value.sharding == self.replicated:
             return value
         if self.is_local or (isinstance(value, jax.Array) and not value.is_fully_addressable):
@@ -203,7 +202,7 @@ class ReplicaMesh:
         return self.assemble_replicated([value] * len(self.local_replica_ids))
 
     def put(self, value: Any, sharding: Sharding) -> jax.Array:
-        """`value` with a sharding on this mesh. All processes must pass the same value."""
+        """Place `value` with a sharding on this mesh. All processes must pass the same value."""
         if isinstance(value, jax.Array) and value.committed and value.sharding == sharding:
             return value
         if self.is_local or (isinstance(value, jax.Array) and not value.is_fully_addressable):
@@ -212,7 +211,7 @@ class ReplicaMesh:
         return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
 
     def assemble(self, components: Sequence[Any]) -> jax.Array:
-        """The sharded global array whose local parts are `components`, all of one shape and dtype."""
+        """The sharded global array with the local parts `components`, all of the same shape and dtype."""
         if _is_key(components[0]):
             keys = [key[None] if key.ndim == 0 else key for key in components]
             data = self.assemble([jax.random.key_data(key) for key in keys])
@@ -222,7 +221,7 @@ class ReplicaMesh:
         return self._assemble(parts, (self.num_replicas * shape[0], *shape[1:]), self.sharded)
 
     def shard(self, rows: Any) -> jax.Array:
-        """The sharded global array; `rows` are the rows of this process's replicas, in order."""
+        """The sharded global array, from the rows of this process's replicas in order."""
         count = len(self.local_replica_ids)
         if isinstance(rows, np.ndarray) and self.num_replicas > 1 and len(self.replica_devices[0]) == 1:
             size = rows.shape[0] // count
@@ -234,7 +233,7 @@ class ReplicaMesh:
         return self.assemble(jnp.split(rows, count))
 
     def assemble_replicated(self, components: Sequence[Any]) -> jax.Array:
-        """The replicated global array, from one equal copy for each local replica."""
+        """The replicated global array, from one equal copy per local replica."""
         return self._assemble(components, np.shape(components[0]), self.replicated)
 
     def _assemble(self, parts: Sequence[Any], shape: tuple[int, ...], sharding: Sharding) -> jax.Array:
@@ -267,7 +266,7 @@ class ReplicaMesh:
             array = jax.device_put(array, sharding)  # jax.tree.map may have moved it
         shards = array.addressable_shards
         if len(shards) < len(array.sharding.addressable_devices):
-            # JAX caches an incomplete list if an interrupt comes while it makes the shards.
+            # JAX caches an incomplete list if it is interrupted while it makes the shards.
             shards = jnp.copy(array).addressable_shards
         by_device = {next(iter(s.data.devices())): s.data for s in shards}
         return tuple(
@@ -287,7 +286,7 @@ class ReplicaMesh:
         return collectives_must_wait([d for i in self.local_replica_ids for d in self.replica_devices[i]])
 
     def wait(self, outputs: Any) -> Any:
-        """Return the `outputs` of a collective program; if `must_wait`, after they are computed."""
+        """Return a collective program's `outputs`; if `must_wait`, block until they are computed."""
         if self.must_wait:
             jax.block_until_ready(outputs)
         return outputs

@@ -1,4 +1,4 @@
-"""What counts as an array, and views of arrays that combine with those on any device."""
+"""What counts as an array, and array views that JAX combines with arrays on any device."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ __all__ = ["filled_up", "free", "is_array", "is_key", "is_number", "on_first_rep
 
 
 def is_array(value: Any) -> bool:
-    """Whether `value` is a JAX or NumPy array (a tracer is one) of numbers; text stays on the host."""
+    """Whether `value` is a numeric JAX or NumPy array, or a tracer. Arrays of strings stay on the host."""
     if isinstance(value, jax.Array):
         return True
     return isinstance(value, np.ndarray | np.generic) and value.dtype.kind not in "OSUMm"
 
 
 def is_key(value: Any) -> bool:
-    """Whether `value` is an array of typed random keys, which have a dtype of their own in JAX."""
+    """Whether `value` is an array of typed random keys, which have their own dtype in JAX."""
     return isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
 
 
 def is_number(value: Any) -> bool:
-    """Whether `value` is an array or a Python number, that is, something to compute with."""
+    """Whether `value` is an array or a Python number."""
     return is_array(value) or isinstance(value, bool | int | float | complex)
 
 
 def free(value: Any) -> Any:
-    """A component for the cross-replica context: of an array, a view that mixes with other devices."""
+    """A component as the cross-replica context sees it: arrays become uncommitted views."""
     value = followed(value)  # a tape would not recognise a view of a watched array
     if is_key(value) and not is_tracer(value):
         return jax.random.wrap_key_data(free(jax.random.key_data(value)), impl=jax.random.key_impl(value))
@@ -44,16 +44,16 @@ def free(value: Any) -> Any:
 
 
 def on_first_replica(array: jax.Array) -> jax.Array:
-    """A replicated array as a plain one: a view of the first local copy that mixes with any device.
+    """A replicated array as a plain one: an uncommitted view of the first local copy.
 
-    An array that is split over devices is returned unchanged.
+    An array that is sharded is returned unchanged.
     """
     cut = is_tracer(array) or not array.is_fully_replicated
     return array if cut else uncommitted(array.addressable_data(0))
 
 
 def undivided(component: Any, local_index: int, mesh: ReplicaMesh) -> Any:
-    """Undo the split of a component over the devices of its replica, which eager code may have made."""
+    """Replicate a component over its replica's devices again; eager code may have partitioned it."""
     cut = (
         isinstance(component, jax.Array) and not is_tracer(component) and not component.is_fully_replicated
     )
@@ -61,7 +61,7 @@ def undivided(component: Any, local_index: int, mesh: ReplicaMesh) -> Any:
 
 
 def filled_up(array: Any, shape: Sequence[int]) -> Any:
-    """`array` with zeros at the end of each axis, up to `shape`."""
+    """`array` padded with zeros at the end of each axis, up to `shape`."""
     if array.shape == tuple(shape):
         return array
     if is_key(array):

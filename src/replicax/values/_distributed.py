@@ -1,6 +1,6 @@
-"""The base of values that live on several replicas, `PerReplica` and `Mirrored`.
+"""The base class of values that live on several replicas, `PerReplica` and `Mirrored`.
 
-Both have two faces, and turn one into the other only when asked:
+Both have two representations, and convert between them only on demand:
 
 * the *components*, one value per local replica, which eager code works with;
 * the *global array* on the strategy's mesh, which compiled programs take and return.
@@ -18,18 +18,18 @@ __all__ = ["DistributedValues", "Leaf", "listing"]
 
 
 class Leaf:
-    """A leaf of Replicax's structures, although it may be a node for `jax.tree`."""
+    """A leaf of Replicax's structures, even if `jax.tree` sees a node."""
 
     __slots__ = ()
 
     @property
     def is_distributed(self) -> bool:
-        """Whether it has a component for each replica, although it is not a `DistributedValues` itself."""
+        """Whether it has a component for each replica without being a `DistributedValues` subclass."""
         return False
 
 
 class _DistributedMeta(abc.ABCMeta):
-    """Lets variables with a copy on each replica count as `DistributedValues`, and others not."""
+    """Makes variables with a copy on each replica instances of `DistributedValues`."""
 
     def __instancecheck__(cls, instance: Any) -> bool:
         if type.__instancecheck__(cls, instance):
@@ -55,12 +55,12 @@ class DistributedValues(Leaf, metaclass=_DistributedMeta):
 
     @abc.abstractmethod
     def select(self, local_index: int) -> Any:
-        """The component of one local replica; inside a compiled replica, that replica's own."""
+        """The component of one local replica; in a compiled replica, the replica's own value."""
 
     @property
     @abc.abstractmethod
     def mesh(self) -> ReplicaMesh | None:
-        """The devices that the components are on; None for values that belong to no strategy."""
+        """The mesh that the components are placed on; None if the value belongs to no strategy."""
 
 
 def listing(name: str, components: Sequence[Any], show: Callable[[Any], str]) -> str:

@@ -1,8 +1,8 @@
 """Arrays that are known to be equal on all replicas: the results of `all_reduce` and `all_gather`.
 
-In a replica such a result is a plain array, which does not say that the other replicas have the same. So
-the arrays of a result are remembered here for as long as they exist, and `merge_call` passes them on as
-`Mirrored`.
+In a replica such a result is a plain array, and nothing about it shows that the other replicas have the
+same value. So this module remembers the arrays of each result while they are alive, and `merge_call` passes
+them on as `Mirrored`.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from replicax.values._per_replica import PerReplica
 __all__ = ["mirror_equal", "remember_derived", "remember_equal"]
 
 _results: dict[int, tuple[weakref.ref[Any], Any]] = {}
-"""For the id of an array: the array, and a token for the result that it belongs to."""
+"""Maps the id of an array to the array and a token for the result it belongs to."""
 
 
 def remember_equal(value: Any) -> Any:
-    """Remember what the replicas get of a mirrored `value`; returns `value`."""
+    """Remember the arrays that the replicas get from a mirrored `value`; returns `value`."""
     if isinstance(value, Mirrored):
         result = object()
         for part in value.components:
@@ -31,7 +31,7 @@ def remember_equal(value: Any) -> Any:
 
 
 def remember_derived(array: Any, original: Any, how: str) -> Any:
-    """Remember an array that every replica computes in the same way from an equal one; returns `array`."""
+    """Remember an array that every replica derives in the same way from an equal one; returns `array`."""
     result = _result_of(original)
     if result is not None:
         _remember(array, (result, how))

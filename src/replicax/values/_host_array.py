@@ -1,4 +1,4 @@
-"""Arrays of a batch that stay in host memory: text, and what the user leaves there."""
+"""Arrays of a batch that stay in host memory: strings, and whatever the user leaves there."""
 
 from __future__ import annotations
 
@@ -22,5 +22,5 @@ class HostArray(np.ndarray):
     """
 
     def numpy(self) -> Any:
-        """The array as a plain one; of text without axes, the text."""
+        """The array as a plain NumPy array; a string array without axes as the string."""
         return self.item() if self.ndim == 0 and self.dtype.kind in "OSU" else self.view(np.ndarray)

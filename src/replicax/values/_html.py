@@ -1,4 +1,4 @@
-"""How notebooks show a distributed value: a table with a row for each replica."""
+"""How notebooks show a distributed value: a table with one row per replica."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def components_table(title: str, components: Sequence[Any], mesh: ReplicaMesh | 
 
 
 def one_row(title: str, what: str, value: Any) -> str:
-    """A value that has no components here, such as that of a program being traced."""
+    """A value without components here, such as one in a program being traced."""
     return table(title, [(html.escape(what), shown(value))])
 
 

@@ -16,13 +16,13 @@ __all__ = ["IndexedSlices"]
 class IndexedSlices:
     """`values[i]` belongs to row `indices[i]` of an array of shape `dense_shape`.
 
-    Rows may repeat; reducing across replicas concatenates them. A pytree: a value per replica is an
-    `IndexedSlices` whose parts are `PerReplica`.
+    Rows may repeat. Reducing across replicas concatenates the rows. It is a pytree: a per-replica sparse
+    value is an `IndexedSlices` whose parts are `PerReplica`.
 
     Args:
-        values: the rows, with the row number as first axis.
-        indices: one integer for each row.
-        dense_shape: the shape of the whole array, if known.
+        values: the rows, along the first axis.
+        indices: the row number of each row.
+        dense_shape: the shape of the dense array, if known.
 
     >>> rows = rx.IndexedSlices(jnp.array([[1.0, 2.0]]), jnp.array([2]), dense_shape=(3, 2))
     >>> rows.to_dense()
@@ -43,7 +43,7 @@ class IndexedSlices:
 
     @property
     def shape(self) -> tuple[int, ...] | None:
-        """The shape of the whole array: `dense_shape`."""
+        """The shape of the dense array: `dense_shape`."""
         return self.dense_shape
 
     @property
@@ -57,11 +57,11 @@ class IndexedSlices:
         return self.values.device
 
     def to_dense(self) -> jax.Array:
-        """The whole array; rows that repeat are added."""
+        """The dense array; rows that repeat are added."""
         if self.dense_shape is None:
             raise ValueError(
-                "These IndexedSlices have no dense_shape, so the size of the whole array is not known. "
-                "Pass it to the constructor, IndexedSlices(values, indices, dense_shape)."
+                "These IndexedSlices have no dense_shape, so the shape of the dense array is unknown. "
+                "Pass it to the constructor: IndexedSlices(values, indices, dense_shape)."
             )
         values = jnp.asarray(self.values)
         zeros = jnp.zeros(self.dense_shape, values.dtype)

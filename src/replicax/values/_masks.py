@@ -1,9 +1,8 @@
 """Padded batches: which rows of a value are examples, and which are padding.
 
-A batch that was padded carries a *mask*, a `PerReplica` of booleans with one entry for each row. Values
-with one row for each row of the batch carry the mask on, so that a reduction over examples
-(`strategy.reduce(op, value, axis=0)`, `strategy.gather`) ignores the padding. `contexts/_examples.py` finds
-these values.
+A padded batch carries a *mask*, a `PerReplica` of booleans with one entry per row. Values computed row by
+row from the batch inherit the mask, so that a reduction over examples (`strategy.gather`, or
+`strategy.reduce(op, value, axis=0)`) ignores the padding. `contexts/_examples.py` finds these values.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ __all__ = [
 
 @final
 class Find:
-    """The default of `example_mask`: the mask of the padded batch that a value has the rows of."""
+    """The default of `example_mask`: the mask of the padded batch that a value was computed from."""
 
     def __repr__(self) -> str:
         return "the mask of its batch"
@@ -44,7 +43,7 @@ FIND: Final = Find()
 
 
 def masked(leaves: list[Any], example_mask: Any, mesh: ReplicaMesh) -> list[Any]:
-    """`leaves` with the mask that the user chose: that of a batch, None for none, or `FIND`."""
+    """`leaves` with the mask that the user chose: a batch's mask, None, or `FIND`."""
     if isinstance(example_mask, Find):
         return leaves
     if not isinstance(example_mask, PerReplica | None):
@@ -66,7 +65,7 @@ def _with_mask(leaf: Any, mask: PerReplica | None, mesh: ReplicaMesh) -> Any:
         shape = "different shapes" if uniform is None else f"shape {uniform.shape}"
         raise CollectiveError(
             f"example_mask has {rows} rows on each replica, but the value has {shape} there. They must "
-            "have the same rows."
+            "have the same number of rows."
         )
     return leaf.with_mask(mask)
 
@@ -82,14 +81,14 @@ def find_masks(structure: Any) -> tuple[PerReplica, ...]:
 
 
 def batch_numbers(leaves: Sequence[Any], masks: Sequence[PerReplica]) -> list[int | None]:
-    """For each leaf the position of its mask in `masks`, or None if it has none."""
+    """The position of each leaf's mask in `masks`, or None if it has no mask."""
     places = {_identity(mask): i for i, mask in enumerate(masks)}
     own = [leaf.mask if isinstance(leaf, PerReplica) else None for leaf in leaves]
     return [None if mask is None else places[_identity(mask)] for mask in own]
 
 
 def _identity(mask: PerReplica) -> int:
-    """The arrays of one batch share one array as their mask; no other batch has it."""
+    """Identifies a batch: all of its arrays share one mask array, and no other batch does."""
     return id(mask if mask._array is None else mask._array)
 
 
@@ -108,14 +107,14 @@ def _zeroed(rows: Any, mask: Any) -> Any:
 
 
 def num_rows(mask: PerReplica) -> int:
-    """The number of rows that each replica has of a batch with this mask."""
+    """The number of rows per replica of a batch with this mask."""
     uniform = mask.uniform
     assert uniform is not None
     return uniform.shape[0]
 
 
 def in_all(masks: Sequence[PerReplica]) -> PerReplica:
-    """The mask of rows that combine several batches: examples in all of them."""
+    """The mask of rows that combine several batches: True where all of them have an example."""
     both = masks[0]
     for mask in masks[1:]:
         both = _both(both, mask)

@@ -26,7 +26,7 @@ T = TypeVar("T", covariant=True)
 class Mirrored(ArrayOperators, DistributedValues, Generic[T]):
     """The same value on each replica: what `extended.reduce_to` returns.
 
-    It computes like the plain value it is a copy of.
+    It computes like a plain array.
 
     >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
     >>> x = strategy.distribute_values_from_function(lambda ctx: ctx.replica_id_in_sync_group + 1.0)
@@ -50,14 +50,14 @@ class Mirrored(ArrayOperators, DistributedValues, Generic[T]):
 
     @classmethod
     def from_whole(cls, value: Any, mesh: ReplicaMesh | None = None) -> Mirrored:
-        """The value that is `value` everywhere: a replicated array, or a tracer of one."""
+        """Wrap `value`, a replicated array or a tracer of one."""
         self = cls((), mesh=mesh)
         self._components, self._whole = None, value
         return self
 
     @property
     def mesh(self) -> ReplicaMesh | None:
-        """The devices that the copies are on; None for values that belong to no strategy."""
+        """The mesh that the copies are placed on; None if the value belongs to no strategy."""
         return self._mesh
 
     @property
@@ -72,7 +72,7 @@ class Mirrored(ArrayOperators, DistributedValues, Generic[T]):
 
     @property
     def values(self) -> tuple[T, ...]:
-        """The copies of this process's replicas, in replica order, free to be combined."""
+        """The copies of this process's replicas, in replica order, as uncommitted arrays."""
         return tuple(map(free, self.components))
 
     @property
@@ -89,7 +89,7 @@ class Mirrored(ArrayOperators, DistributedValues, Generic[T]):
         return self._whole if is_tracer(self._whole) else self.components[local_index]
 
     def replaced(self, local_index: int, value: Any) -> Mirrored:
-        """This value with another copy for one local replica, on the way to replacing all."""
+        """This value with another copy for one local replica, while all copies are being replaced."""
         if is_tracer(self._whole):
             return Mirrored.from_whole(value, self._mesh)
         copies = list(self.components)
@@ -101,7 +101,7 @@ class Mirrored(ArrayOperators, DistributedValues, Generic[T]):
         if self._components is None:
             whole = self._whole
             if self._mesh is not None and isinstance(whole, jax.Array) and not is_tracer(whole):
-                whole = self._mesh.replicate(whole)  # a sharded variable's value is not yet
+                whole = self._mesh.replicate(whole)  # a sharded variable's value is not replicated yet
             return on_first_replica(whole)
         first = self._components[0]
         return free(first if self._mesh is None else undivided(first, 0, self._mesh))

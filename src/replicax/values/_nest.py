@@ -32,7 +32,7 @@ __all__ = [
 
 
 class Component(Leaf):
-    """One replica's part of a larger object, which it names: replicas' parts merge back into it."""
+    """One replica's part of a `container`, which the replicas' parts merge back into."""
 
     __slots__ = ()
 
@@ -47,7 +47,7 @@ def _is_leaf(value: Any) -> bool:
 
 
 def flatten(structure: Any) -> tuple[list[Any], Any]:
-    """The leaves of `structure` and its shape."""
+    """The leaves of `structure` and its treedef."""
     leaves, treedef = jax.tree.flatten(structure, is_leaf=_is_leaf)
     return list(map(settled, leaves)), treedef
 
@@ -58,9 +58,9 @@ def map_leaves(fn: Callable[[Any], Any], structure: Any) -> Any:
 
 
 def select(structure: Any, local_index: int) -> Any:
-    """The part of `structure` that one local replica sees; variables stay themselves.
+    """The part of `structure` that one local replica sees; variables are passed through.
 
-    Arrays that are the same for all replicas may come from any device.
+    Arrays that are the same for all replicas may be on any device.
     """
 
     def part(leaf: Any) -> Any:
@@ -70,7 +70,7 @@ def select(structure: Any, local_index: int) -> Any:
 
 
 def split(structure: Any, count: int) -> list[Any]:
-    """`select` for each of `count` local replicas; what is the same for all is one object for all."""
+    """`select` for each of `count` local replicas; they share the leaves that are the same for all."""
     leaves, treedef = flatten(structure)
     replicas: list[list[Any]] = [[] for _ in range(count)]
     for leaf in leaves:
@@ -85,11 +85,11 @@ def split(structure: Any, count: int) -> list[Any]:
 
 
 def regroup(results: Sequence[Any], mesh: ReplicaMesh | None) -> Any:
-    """Merge one structure for each local replica: one leaf if it is the same object everywhere.
+    """Merge the structures of the local replicas into one.
 
-    Anything else becomes a `PerReplica`; the copies of one variable become that variable. If other
-    processes have replicas too, their values are not known, so numbers always become a `PerReplica`.
-    Booleans do not, because they are options rather than contributions.
+    A leaf that is the same object everywhere is kept, the copies of one variable become that variable, and
+    anything else becomes a `PerReplica`. If other processes have replicas too, their values are unknown, so
+    numbers always become a `PerReplica`. Booleans do not: they are options rather than contributions.
     """
     is_apart = None if mesh is None or mesh.is_local else _is_contribution
     return _regroup(results, mesh, PerReplica, is_apart)
@@ -100,7 +100,7 @@ def _is_contribution(value: Any) -> bool:
 
 
 def regroup_traced(results: Sequence[Any], mesh: ReplicaMesh | None) -> Any:
-    """`regroup` for a program: arrays become `PerReplica`, whether or not they are one object."""
+    """`regroup` in a traced program: arrays become `PerReplica` even if they are one object."""
     return _regroup(results, mesh, PerReplica, is_array)
 
 
@@ -110,7 +110,7 @@ def regroup_mirrored(results: Sequence[Any], mesh: ReplicaMesh | None) -> Any:
 
 
 def regroup_apart(results: Sequence[Any], mesh: ReplicaMesh | None) -> Any:
-    """`regroup` that makes every leaf a `PerReplica`, also one that is the same for all replicas."""
+    """`regroup` that makes every leaf a `PerReplica`, even one that is the same for all replicas."""
     return _regroup(results, mesh, PerReplica, lambda _: True)
 
 
@@ -120,7 +120,7 @@ def _regroup(
     wrap: type[PerReplica] | type[Mirrored],
     is_apart: Callable[[Any], bool] | None,
 ) -> Any:
-    """Merge structures leaf by leaf; leaves that are `is_apart` are wrapped even if they are one object."""
+    """Merge structures leaf by leaf; wrap leaves that are `is_apart` even if they are one object."""
     first, treedef = flatten(results[0])
     rows = [first]
     for replica, result in enumerate(results[1:], 1):
@@ -139,13 +139,13 @@ def _flatten_like(treedef: Any, result: Any, replica: int) -> list[Any]:
     except ValueError:
         raise StructureMismatchError(
             f"Replica 0 and replica {replica} have different structures here: {treedef} and "
-            f"{flatten(result)[1]}. What replicas return, and what they pass to a merge_call, must be the "
-            "same nesting of tuples, lists and dicts; use None in the places where a replica has nothing."
+            f"{flatten(result)[1]}. All replicas must return, and pass to a merge_call, the same nesting "
+            "of tuples, lists and dicts; use None where a replica has nothing."
         ) from None
 
 
 def _same_object(leaves: Sequence[Any]) -> tuple[Any] | None:
-    """In a tuple, the one object that all `leaves` are, or are components of; else None."""
+    """A 1-tuple of the object that all `leaves` are, or are components of; else None."""
     first = leaves[0]
     if isinstance(first, Component):
         container = first.container

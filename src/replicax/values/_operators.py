@@ -1,8 +1,8 @@
-"""Python's operators on objects that are not arrays but have a value.
+"""Python's operators for classes that wrap arrays.
 
 `ArrayOperators` makes a class compute like the array that its `__jax_array__` returns (variables,
-`Mirrored`). `operators_of_only` makes the same operators explain why they have no meaning (`PerReplica`),
-unless this process has only one of the values.
+`Mirrored`). `operators_of_only` makes the same operators raise an error that explains what to do instead
+(`PerReplica`), unless this process has only one of the values.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _format(self: Any, spec: str) -> str:
 
 def _forward_attribute(self: Any, name: str) -> Any:
     cls = type(self)
-    if hasattr(cls, name):  # a property that raised: repeat its own error
+    if hasattr(cls, name):  # a property that raised: raise its own error again
         return object.__getattribute__(self, name)
     if name.startswith("_") or not hasattr(ArrayImpl, name):
         raise AttributeError(f"{cls.__name__!r} object has no attribute {name!r}.")
@@ -97,14 +97,14 @@ def _forward_operators(cls: _Class) -> _Class:
 
 
 if TYPE_CHECKING:
-    # JAX's functions are annotated with `ArrayLike`, a closed union: for a checker only a subclass of
-    # `jax.Array` can go to `jnp.sum`. At run time `__jax_array__` is what counts.
+    # JAX's functions are annotated with `ArrayLike`, a closed union, so `jnp.sum(v)` type-checks only for a
+    # subclass of `jax.Array`. At run time `__jax_array__` is what counts.
     class ArrayOperators(jax.Array):
         """Computes like the array that `__jax_array__` returns: operators, indexing, array methods."""
 
         __slots__ = ()
 
-        # Without it, checkers would hold a subclass's arguments against those of `jax.Array`.
+        # Without it, type checkers would compare a subclass's arguments with those of `jax.Array`.
         def __init__(self, *args: Any, **kwargs: Any) -> None: ...
 
         def __jax_array__(self) -> jax.Array: ...
@@ -122,9 +122,9 @@ else:
 
 
 def operators_of_only(cls: _Class) -> _Class:
-    """Class decorator: compute with the only value in this process that `cls.only` finds, or refuse.
+    """Class decorator: compute with `cls.only`, this process's only value, or raise.
 
-    A value per replica is not one number. But with one replica in this process, and others elsewhere, it
+    A per-replica value is not one number. But with one replica in this process, and others elsewhere, it
     behaves like that replica's value, as in TensorFlow.
     """
     why = (
@@ -141,7 +141,7 @@ def operators_of_only(cls: _Class) -> _Class:
         return found
 
     def attribute(self: Any, name: str) -> Any:
-        if hasattr(cls, name):  # there is one, whose own error is the one to be told
+        if hasattr(cls, name):  # a property that raised: raise its own error again
             return object.__getattribute__(self, name)
         of_arrays = name == "numpy" or (not name.startswith("_") and hasattr(ArrayImpl, name))
         if of_arrays and self.only is not None:

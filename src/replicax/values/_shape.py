@@ -1,4 +1,4 @@
-"""`TensorShape`: a shape that is a tuple and has TensorFlow's methods."""
+"""`TensorShape`: a tuple of sizes with TensorFlow's methods."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ __all__ = ["TensorShape"]
 
 @final
 class TensorShape(tuple[Any, ...]):
-    """The sizes along the axes, with None where a size is not known.
+    """The sizes along the axes, with None where a size is unknown.
 
-    It is a tuple, equal to any other with the same sizes, so JAX takes it wherever it takes a shape. The
-    shape of an array is a plain tuple.
+    It is a tuple, equal to any other with the same sizes, so JAX accepts it as a shape. The shape of a
+    `jax.Array` is a plain tuple.
 
     Args:
-        dims: the sizes, or one size; None stands for an unknown one.
+        dims: the sizes, or a single size; None for an unknown size.
 
     >>> shape = rx.Variable(jnp.zeros((2, 3))).shape
     >>> shape, shape.as_list(), shape.rank, shape.num_elements()
@@ -29,8 +29,8 @@ class TensorShape(tuple[Any, ...]):
         """Take the sizes from any sequence."""
         if dims is None:
             raise ValueError(
-                "TensorShape(None), a shape of unknown rank: JAX knows the rank of every array. Pass the "
-                "sizes, with None for those that are not known."
+                "TensorShape(None) would have an unknown rank, but JAX knows the rank of every array. Pass "
+                "a list of sizes, with None for unknown ones."
             )
         sizes = (dims,) if isinstance(dims, int) else dims
         return super().__new__(cls, (None if size is None else int(size) for size in sizes))
@@ -52,7 +52,7 @@ class TensorShape(tuple[Any, ...]):
         return list(self)
 
     def num_elements(self) -> int | None:
-        """The product of the sizes; None if one is not known."""
+        """The product of the sizes; None if one is unknown."""
         return math.prod(self) if self.is_fully_defined() else None
 
     def is_fully_defined(self) -> bool:
@@ -74,7 +74,7 @@ class TensorShape(tuple[Any, ...]):
     def assert_is_compatible_with(self, other: Any) -> None:
         """Raise unless both could be the shape of one array."""
         if not self.is_compatible_with(other):
-            raise ValueError(f"The shapes {tuple(self)} and {tuple(TensorShape(other))} do not match.")
+            raise ValueError(f"The shapes {tuple(self)} and {tuple(TensorShape(other))} are incompatible.")
 
     def merge_with(self, other: Any) -> TensorShape:
         """The sizes that are known in either shape."""
@@ -82,20 +82,20 @@ class TensorShape(tuple[Any, ...]):
         return TensorShape(b if a is None else a for a, b in zip(self, TensorShape(other), strict=True))
 
     def concatenate(self, other: Any) -> TensorShape:
-        """The sizes of both, one after the other."""
+        """The sizes of this shape, followed by those of `other`."""
         return TensorShape((*self, *TensorShape(other)))
 
     def with_rank(self, rank: int) -> TensorShape:
-        """This shape, if it has that many axes."""
+        """This shape; raises unless it has `rank` axes."""
         if len(self) != rank:
             raise ValueError(f"The shape {tuple(self)} has rank {len(self)}, not {rank}.")
         return self
 
     def __getitem__(self, index: Any) -> Any:
-        """A size, or the shape of some axes."""
+        """A size, or a `TensorShape` for a slice."""
         found = super().__getitem__(index)
         return TensorShape(found) if isinstance(index, slice) else found
 
     def __add__(self, other: Any) -> TensorShape:
-        """The same as `concatenate`."""
+        """Alias of `concatenate`."""
         return self.concatenate(other)

@@ -1,7 +1,7 @@
 """Specs: the structure, shapes and dtypes of a dataset's elements and of a function's arguments.
 
-A size that is not known in advance is None. Most often that is the number of examples, since the last batch
-may be smaller.
+A size that is not known in advance is None: most often the number of examples, since the last batch may be
+smaller.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ __all__ = ["PerReplicaSpec", "TensorSpec", "check_signature", "converted"]
 @final
 @dataclasses.dataclass(frozen=True)
 class TensorSpec:
-    """The shape and dtype of an array, with None for sizes that are not known beforehand.
+    """The shape and dtype of an array, with None for sizes that are not known in advance.
 
     Args:
         shape: the sizes.
-        dtype: anything that JAX takes for a dtype.
-        name: what to call it in error messages.
+        dtype: anything that JAX accepts as a dtype.
+        name: its name in error messages.
 
     >>> spec = rx.TensorSpec([None, 3], jnp.float32)
     >>> spec
@@ -52,7 +52,7 @@ class TensorSpec:
         return f"TensorSpec(shape={self.shape}, dtype={self.dtype}{named})"
 
     def is_compatible_with(self, value: Any) -> bool:
-        """Whether `value` is an array (or a number) of this dtype whose sizes are these where given."""
+        """Whether `value` is an array or number with this dtype and these sizes, where given."""
         if not is_number(value) and not isinstance(value, jax.ShapeDtypeStruct):
             return False
         shape = tuple(np.shape(value)) if is_number(value) else value.shape
@@ -68,7 +68,7 @@ class TensorSpec:
 class PerReplicaSpec(Leaf):
     """The specs of a per-replica value's components.
 
-    `strategy.distribute_dataset(dataset).element_spec` is made of these.
+    `strategy.distribute_dataset(dataset).element_spec` consists of these.
 
     >>> spec = rx.PerReplicaSpec(rx.TensorSpec([4], jnp.int32), rx.TensorSpec([4], jnp.int32))
     >>> spec.value_specs[0]
@@ -91,7 +91,7 @@ class PerReplicaSpec(Leaf):
         return hash(self.value_specs)
 
     def is_compatible_with(self, value: Any) -> bool:
-        """Whether `value` is a `PerReplica` whose components fit, one by one."""
+        """Whether `value` is a `PerReplica` and each component is compatible with its spec."""
         if not isinstance(value, PerReplica):
             return False
         uniform = value.uniform
@@ -115,7 +115,7 @@ def converted(signature: Sequence[Any], args: Sequence[Any]) -> Sequence[Any]:
     try:
         return jax.tree.map(_converted, tuple(signature), tuple(args), is_leaf=_is_spec)
     except ValueError:
-        return args  # another structure, which `check_signature` explains
+        return args  # a different structure: `check_signature` raises
 
 
 def _converted(spec: Any, argument: Any) -> Any:
@@ -127,10 +127,10 @@ def _converted(spec: Any, argument: Any) -> Any:
 
 
 def check_signature(signature: Sequence[Any], args: Sequence[Any], what: str) -> None:
-    """Raise `TypeError` unless the positional arguments `args` are as `signature` says."""
+    """Raise `TypeError` unless the positional arguments `args` match `signature`."""
     if len(args) != len(signature):
         raise TypeError(
-            f"{what} takes {len(signature)} arguments, as its input_signature says; got {len(args)}."
+            f"{what} takes {len(signature)} arguments according to its input_signature, got {len(args)}."
         )
     for position, (wanted, argument) in enumerate(zip(signature, args, strict=True)):
         specs, treedef = jax.tree.flatten(wanted, is_leaf=_is_spec)
@@ -138,13 +138,13 @@ def check_signature(signature: Sequence[Any], args: Sequence[Any], what: str) ->
             values = treedef.flatten_up_to(argument)
         except ValueError as error:
             raise TypeError(
-                f"Argument {position} of {what} has another structure than its input_signature "
+                f"Argument {position} of {what} does not have the structure of its input_signature "
                 f"({wanted}): {error}"
             ) from None
         for spec, value in zip(specs, values, strict=True):
             if not _fits(spec, value):
                 raise TypeError(
-                    f"Argument {position} of {what} does not fit its input_signature: expected {spec}, "
+                    f"Argument {position} of {what} does not match its input_signature: expected {spec}, "
                     f"got {_describe(value)}."
                 )
 
