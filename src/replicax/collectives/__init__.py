@@ -1,4 +1,4 @@
-"""Combining values across replicas."""
+"""Collectives: reducing, gathering and broadcasting values across replicas and processes."""
 
 from replicax.collectives._communicator import Communicator, checked_axis
 from replicax.collectives._cross_device_ops import (

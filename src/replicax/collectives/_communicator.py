@@ -1,8 +1,8 @@
 """`Communicator`: combines values over the replicas of one strategy.
 
-Every reduction and gather of a strategy goes through it, both from replicas and from the cross-replica
-context. It also defines what happens to a value that is the same on all replicas: each replica contributes
-it, so the sum is N times the value.
+Every reduction and gather of a strategy goes through it, from replicas as well as from the cross-replica
+context. It also defines what reducing a value that is the same on all replicas means: each replica
+contributes it, so the sum is N times the value.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Communicator:
     def __init__(
         self, mesh: ReplicaMesh, ops: CrossDeviceOps, options: CommunicationOptions | None = None
     ) -> None:
-        """Check that `ops` can work on `mesh`."""
+        """Check that `ops` supports the devices of `mesh`."""
         ops.check_devices(mesh)
         self.mesh = mesh
         self.ops = ops
@@ -53,7 +53,7 @@ class Communicator:
         self.num_replicas = mesh.num_replicas
 
     def on(self, mesh: ReplicaMesh) -> Communicator:
-        """The same on other devices; on another platform, with XLA's own collectives."""
+        """The same communicator on other devices; on another platform, with XLA's own collectives."""
         ops = self.ops if mesh.platform == self.mesh.platform else DefaultAllReduce()
         return Communicator(mesh, ops, self._options)
 
@@ -64,9 +64,9 @@ class Communicator:
         options: CommunicationOptions | None = None,
         destinations: Sequence[Any] | None = None,
     ) -> list[Any]:
-        """The sum or mean of each value over the replicas, in one operation.
+        """Sum or average each value over the replicas, all in one operation.
 
-        Results are mirrored; with `destinations`, one for each value, they are placed there.
+        Results are mirrored, or placed on `destinations`, one for each value.
         """
         values = [
             v.on(self.mesh) if isinstance(v, PerReplica) else v for v in map(self.contribution, values)
@@ -81,7 +81,7 @@ class Communicator:
         return [place(result, where) for result, where in zip(results, destinations, strict=True)]
 
     def _chosen(self, options: CommunicationOptions | None) -> CommunicationOptions:
-        """The strategy's options, updated with the fields of `options` that are not defaults."""
+        """The strategy's options, overridden by the fields of `options` that are not defaults."""
         if options is None:
             return self._options
         fields = dataclasses.fields(options)
@@ -96,15 +96,15 @@ class Communicator:
         return PerReplica([value] * len(self.mesh.local_replica_ids), mesh=self.mesh)
 
     def contribution(self, value: Any) -> Any:
-        """What the replicas of this process contribute to a collective if each of them holds `value`.
+        """What this process contributes to a collective if each of its replicas holds `value`.
 
-        With other processes that is a per-replica value: they may hold another one.
+        With several processes that is a per-replica value, because the others may hold a different one.
         """
         between = is_number(value) and self.is_between_processes(value)
         return self.on_each(value) if between else value
 
     def is_between_processes(self, value: Any) -> bool:
-        """Whether a collective of `value` is an eager one with other processes."""
+        """Whether a collective of `value` would be an eager one with other processes."""
         if self.mesh.is_local or is_transforming() or is_tracer(value):
             return False
         traced = isinstance(value, PerReplica) and (
@@ -116,7 +116,7 @@ class Communicator:
         """`value`, which is the same for all replicas, placed on each of them."""
         if isinstance(value, Mirrored | PerReplica) or self.num_replicas == 1:
             return value
-        # While tracing, it becomes a constant of the program.
+        # In a trace it becomes a constant of the program.
         whole = jnp.asarray(value) if is_transforming() else self.mesh.replicate(value)
         return Mirrored.from_whole(whole, self.mesh)
 
@@ -153,7 +153,7 @@ class Communicator:
         return Mirrored.from_whole(first if is_tracer(first) else self.mesh.replicate(first), self.mesh)
 
     def gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> tuple[Any, Any]:
-        """The replicas' values concatenated along `axis`, and the offset of each replica's part."""
+        """Concatenate the replicas' values along `axis`; also returns the offset of each replica's part."""
         if isinstance(value, Mirrored) and self.num_replicas > 1:
             whole = jnp.concatenate([value.whole] * self.num_replicas, axis)
             return Mirrored.from_whole(whole, value.mesh), None
@@ -191,7 +191,7 @@ class Communicator:
         return whole, self._offsets(sizes)
 
     def _gather_between_processes(self, value: PerReplica, axis: int) -> tuple[Any, Any]:
-        """Gather concrete components, whose sizes the processes tell each other first."""
+        """Gather concrete components; the processes exchange their sizes first."""
         _check_gathered(value, axis)
         axis = checked_axis(axis, value.components[0])
         shape, dtype = list(np.shape(value.components[0])), jnp.result_type(value.components[0])
@@ -207,7 +207,7 @@ class Communicator:
         return whole, self._offsets(sizes)
 
     def _in_replica_order(self, received: Sequence[Sequence[int]]) -> list[int]:
-        """What each process told about its replicas, in the order of all replicas."""
+        """What the processes sent about their replicas, in the order of all replicas."""
         told = dict(zip(self.mesh.processes, map(iter, received), strict=True))
         return [next(told[devices[0].process_index]) for devices in self.mesh.replica_devices]
 

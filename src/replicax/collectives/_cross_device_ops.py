@@ -52,8 +52,8 @@ class CrossDeviceOps:
     """Combines values across the devices of a `MirroredStrategy`; subclass it for your own algorithm.
 
     Override `reduce_implementation`, `batch_reduce_implementation` and, if needed,
-    `broadcast_implementation`. They are called in eager and in compiled code, with `PerReplica` values
-    whose `values` are the replicas' parts, and return a `Mirrored`, or one array for all replicas.
+    `broadcast_implementation`. They are called in eager and in compiled code. They get `PerReplica` values,
+    whose `values` are the replicas' parts, and return a `Mirrored` or one array for all replicas.
 
     >>> class Loudest(rx.CrossDeviceOps):
     ...     def reduce_implementation(self, reduce_op, per_replica_value, destinations, options):
@@ -78,8 +78,10 @@ class CrossDeviceOps:
 
         Args:
             reduce_op: "SUM" or "MEAN".
-            per_replica_value: the value to combine. One array or number is copied to the destinations.
-            destinations: a variable or distributed value (the result is mirrored there), or a device.
+            per_replica_value: the value to combine. A single array or number is copied to the
+                destinations.
+            destinations: a device, or a variable or distributed value: then the result is mirrored on its
+                devices.
             options: a `CommunicationOptions`.
         """
         op, options = ReduceOp.parse(reduce_op), merge_options(options, None)
@@ -93,7 +95,7 @@ class CrossDeviceOps:
         value_destination_pairs: Pairs,
         options: CommunicationOptions | None = None,
     ) -> list[Any]:
-        """Reduce many values at once: a list with one result for each (value, destinations) pair."""
+        """Reduce many values at once; returns one result for each (value, destinations) pair."""
         op, options = ReduceOp.parse(reduce_op), merge_options(options, None)
         single = [is_number(value) for value, _ in value_destination_pairs]
         pairs = [(value, where) for value, where in value_destination_pairs if not is_number(value)]
@@ -140,8 +142,8 @@ class CrossDeviceOps:
     def reduce_equal(self, reduce_op: ReduceOp, value: Any, num_replicas: int) -> Any:
         """Combine an array or number that is the same on all replicas, which needs no communication.
 
-        By default that is `num_replicas` times the value, or the value itself for MEAN. Override it
-        if yours is not a sum.
+        By default that is `num_replicas` times the value, or the value itself for MEAN. Override it if your
+        algorithm does not compute a sum.
         """
         return _as_mean(value) if reduce_op is ReduceOp.MEAN else value * num_replicas
 
@@ -153,18 +155,18 @@ def _as_mean(value: Any) -> Any:
 
 
 def _parts(value: Any) -> PerReplica:
-    """What each replica contributes; of a mirrored value, its copy."""
+    """What each replica contributes; its copy, if the value is mirrored."""
     if isinstance(value, Mirrored) and value.mesh is not None:
         return PerReplica(value.values, mesh=value.mesh)
     if not isinstance(value, PerReplica):
         raise CollectiveError(
-            f"Expected a PerReplica value, as `strategy.run` returns it, or one array, got {brief(value)}."
+            f"Expected a PerReplica value, as `strategy.run` returns, or one array; got {brief(value)}."
         )
     return value
 
 
 def deliver(result: Mirrored, destinations: Any) -> Any:
-    """`result` placed at `destinations`: mirrored for a distributed value, or on one device."""
+    """Place `result` on `destinations`: mirrored for a distributed value, else on one device."""
     if isinstance(destinations, DistributedValues):
         return result
     device = _device_of(destinations)
@@ -173,7 +175,7 @@ def deliver(result: Mirrored, destinations: Any) -> Any:
 
 
 def place(value: Any, destinations: Any) -> Any:
-    """A reduced value placed at `destinations`; mirrored and traced values are returned unchanged."""
+    """Place a reduced value on `destinations`; mirrored and traced values are returned unchanged."""
     if isinstance(value, Mirrored) or isinstance(destinations, DistributedValues):
         return value
     device = _device_of(destinations)
@@ -185,7 +187,7 @@ def place(value: Any, destinations: Any) -> Any:
 
 
 def _device_of(destinations: Any) -> Any:
-    """The device of a destination; None if it has none (a traced or a NumPy value)."""
+    """The device of a destination; None for traced values and NumPy arrays."""
     if isinstance(destinations, str | jax.Device):
         return find_device(destinations)
     if isinstance(destinations, list | tuple) or destinations is None:
@@ -207,7 +209,7 @@ def broadcast(tensor: Any, destinations: Any) -> Any:
 
 
 class _RecipeOps(CrossDeviceOps, abc.ABC):
-    """Operations that are defined by the recipe of one replica."""
+    """Operations defined by the recipe that each replica runs."""
 
     @abc.abstractmethod
     def _recipe(self, op: ReduceOp, options: CommunicationOptions, mesh: ReplicaMesh) -> Recipe:
@@ -267,7 +269,7 @@ def _refuse_booleans(values: Sequence[PerReplica]) -> None:
 
 @final
 class DefaultAllReduce(_RecipeOps):
-    """XLA's all-reduce, with small values packed together: the default of all strategies."""
+    """XLA's all-reduce, with small values packed together. The default of all strategies."""
 
     def _recipe(self, op: ReduceOp, options: CommunicationOptions, mesh: ReplicaMesh) -> Recipe:
         return AllReduce(op, mesh.platform, options)
@@ -278,7 +280,7 @@ class ReductionToOneDevice(_RecipeOps):
     """Copies all values to one device, accumulates them there and copies the result back.
 
     Args:
-        reduce_to_device: the device that accumulates, one of the strategy's; None is the first replica's.
+        reduce_to_device: the strategy's device that accumulates; by default the first replica's.
         accumulation_fn: combines the list of the replicas' values, in replica order; None adds them.
 
     >>> ops = rx.ReductionToOneDevice(accumulation_fn=lambda parts: jnp.maximum(*parts))
@@ -298,7 +300,7 @@ class ReductionToOneDevice(_RecipeOps):
         self._accumulate = accumulation_fn
 
     def reduce_equal(self, reduce_op: ReduceOp, value: Any, num_replicas: int) -> Any:
-        """Let `accumulation_fn` combine equal values, too."""
+        """Combine equal values with `accumulation_fn` too."""
         if self._accumulate is None:
             return super().reduce_equal(reduce_op, value, num_replicas)
         return OneDeviceReduce(reduce_op, 0, self._accumulate).of_equal(value, num_replicas)
@@ -314,15 +316,15 @@ class ReductionToOneDevice(_RecipeOps):
             if self._device in devices:
                 return replica
         raise CollectiveError(
-            f"ReductionToOneDevice(reduce_to_device={device_name(self._device)!r}): the replicas run "
-            f"on {mesh}. Choose one of their devices."
+            f"ReductionToOneDevice(reduce_to_device={device_name(self._device)!r}) names a device that no "
+            f"replica uses: the replicas run on {mesh}. Choose one of their devices."
         )
 
     def _recipe(self, op: ReduceOp, options: CommunicationOptions, mesh: ReplicaMesh) -> Recipe:
         _refuse_other_algorithm("ReductionToOneDevice", options)
         if options.bytes_per_pack:
             raise CollectiveError(
-                f"CommunicationOptions(bytes_per_pack={options.bytes_per_pack}) has no meaning for "
+                f"CommunicationOptions(bytes_per_pack={options.bytes_per_pack}) does not apply to "
                 "ReductionToOneDevice, which copies each value separately. Leave it out, or use the "
                 "strategy's default cross_device_ops."
             )

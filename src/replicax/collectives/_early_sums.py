@@ -3,9 +3,10 @@
 A training step reduces its gradients inside the replica function and its loss after it. On CPU every
 all-reduce is a rendezvous of all devices, which takes longer than the arithmetic of a small step. But the
 loss is known before the gradients: `rx.value_and_grad` offers it, the next pack of gradients includes it
-for four more bytes, and `strategy.reduce` finds its sum already computed. An unused sum costs nothing else.
+for four more bytes, and `strategy.reduce` finds the sum already computed. If nothing asks for the sum,
+those bytes are its only cost.
 
-The gradient of a sharded variable may come with its sum too, as this replica's shard of it.
+The gradient of a sharded variable may also come with its sum, as this replica's shard of the sum.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class EarlySums:
         # the reduction, so only values of the replica function's own trace are included.
         self._trace = current_trace()
         self._pending: list[Any] = []
-        # Store the scalar with its sum: its id must not be reused for another object.
+        # Store the scalar with its sum, so that its id is not reused for another object.
         self._sums: dict[int, tuple[Any, Any]] = {}
         self.in_shards: dict[int, tuple[Any, Any]] = {}
 
@@ -66,7 +67,7 @@ _current: ContextVar[EarlySums | None] = ContextVar("replicax_early_sums", defau
 
 @contextlib.contextmanager
 def collect_early_sums() -> Iterator[EarlySums]:
-    """A `with` block that traces a replica function, whose reductions may include offered scalars."""
+    """A `with` block for tracing a replica function; its reductions may include offered scalars."""
     sums = EarlySums()
     token = _current.set(sums)
     try:
@@ -76,7 +77,7 @@ def collect_early_sums() -> Iterator[EarlySums]:
 
 
 def current_early_sums() -> EarlySums | None:
-    """Those of the replica function being traced; None where the replicas are not one program."""
+    """The early sums of the replica function being traced; None if the replicas are not one program."""
     return _current.get()
 
 

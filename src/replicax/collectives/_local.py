@@ -1,9 +1,9 @@
 """What one replica computes in a collective, in the SPMD program that all replicas share.
 
 Each class is a small frozen recipe: called with the name of a mapped axis and this replica's values, it
-returns the combined values. The same recipe is used for an eager reduction (`jit(shard_map(recipe))`), a
-compiled step (called inline) and a step traced replica by replica (under `vmap`). It is hashable, so it is
-also the cache key of its compiled program.
+returns the combined values. One recipe serves eager reductions (`jit(shard_map(recipe))`), compiled steps
+(called inline) and steps traced replica by replica (under `vmap`). It is hashable, so it is also the cache
+key of its compiled program.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ __all__ = ["STACK_AXIS", "AllGather", "AllReduce", "FirstReplica", "OneDeviceRed
 # copying them into a pack would cost more than it saves.
 _ALONE_BYTES = 1 << 22
 _PACK_BYTES = 1 << 26
-# A pack of many parts, or of parts up to this size, is concatenated; one of a few large parts is filled
-# part by part. XLA on CPU fuses the computation of up to eight parts into the copy, where it is slow.
+# Many parts, or parts of up to this size, are concatenated into a pack; a few large parts are written into
+# it one by one. XLA on CPU fuses the computation of up to eight parts into the copy, which makes it slow.
 _SMALL_BYTES = 1 << 18
 _MAX_FUSED_PARTS = 8
 
-# The axis of a recipe that is mapped over a stack of components instead of devices. Its name differs from
-# the replicas' axis, because such a stack may be reduced inside a program that maps the replicas' axis.
+# The axis of a recipe that is mapped over stacked components instead of devices. It has its own name,
+# because such a stack may be reduced inside a program that maps the replica axis.
 STACK_AXIS = "replica_stack"
 
 
@@ -68,8 +68,8 @@ class AllReduce:
     def __call__(self, axis: str, *values: Any) -> list[Any]:
         """Reduce `values`, small ones of one dtype together."""
         arrays = [self._wide_enough(jnp.asarray(value)) for value in values]
-        # Values without elements are not in a pack. jaxlib 0.11.2 crashes if a program with an all-reduce
-        # returns such an argument as it is.
+        # Empty values are not packed. jaxlib 0.11.2 crashes if a program with an all-reduce returns such an
+        # argument unchanged.
         sums = [array if array.size else jnp.zeros_like(array) for array in arrays]
         for pack in self._packs(arrays):
             totals = self._sum_packed([arrays[i] for i in pack], axis)
@@ -114,7 +114,7 @@ class AllReduce:
         return packs
 
     def _limits(self, sizes: Sequence[int]) -> tuple[int, int]:
-        """The size from which a value is reduced alone, and the largest size of a pack."""
+        """The size from which a value is reduced separately, and the largest size of a pack."""
         if self.num_packs is not None:
             limit = math.ceil(sum(sizes) / self.num_packs) if self.num_packs else 0
         elif self.options.bytes_per_pack:
@@ -126,7 +126,7 @@ class AllReduce:
     def _may_add_scalars(self, first: Any) -> bool:
         """Whether a pack that starts with `first` may include scalars of `EarlySums`.
 
-        Not if the user chose the packs, and not if `first` is so large that it is reduced alone.
+        Not if the user chose the packs, or if `first` is so large that it is reduced separately.
         """
         by_default = self.num_packs is None and not self.options.bytes_per_pack
         return by_default and self.platform == "cpu" and _num_bytes(first) < _ALONE_BYTES
@@ -137,7 +137,7 @@ def _num_bytes(array: Any) -> int:
 
 
 def _fill(indices: Sequence[int], sizes: Sequence[int], alone: int, limit: int) -> list[list[int]]:
-    """Group values below `alone` bytes into packs of up to `limit` bytes; larger values are alone."""
+    """Group values below `alone` bytes into packs of up to `limit` bytes; larger ones are not packed."""
     packs: list[list[int]] = []
     open_pack: list[int] | None = None
     room = 0
@@ -157,7 +157,7 @@ def _fill(indices: Sequence[int], sizes: Sequence[int], alone: int, limit: int) 
 def _reduce_packed(arrays: Sequence[Any], reduce: Callable[[Any], Any]) -> list[Any]:
     if len(arrays) == 1:
         return [reduce(arrays[0])]
-    # The largest comes first: there it is aligned, and XLA on CPU writes it with several threads.
+    # The largest goes first: there it is aligned, and XLA on CPU writes it with several threads.
     order = sorted(range(len(arrays)), key=lambda i: -arrays[i].size)
     offsets = _opaque_offsets([arrays[i].size for i in order])
     buffer = reduce(_join([arrays[i].reshape(-1) for i in order], offsets))
@@ -168,11 +168,11 @@ def _reduce_packed(arrays: Sequence[Any], reduce: Callable[[Any], Any]) -> list[
 
 
 def _opaque_offsets(sizes: Sequence[int]) -> list[Any]:
-    """Where parts of these `sizes` begin, as values that XLA does not know while it compiles.
+    """Where parts of these `sizes` begin, as values that XLA does not know at compile time.
 
-    XLA on CPU compiles equal kernels once. With known offsets, every kernel that reads or writes a part
-    would be another one, and compiling 300 of them takes ten times as long. Each offset is the first of two
-    numbers, because XLA makes scalars a part of the kernel.
+    XLA on CPU compiles identical kernels once. With constant offsets, each kernel that reads or writes a
+    part would be different, and compiling 300 of them takes ten times as long. Each offset is the first of
+    two numbers, because XLA bakes scalars into the kernel.
     """
     starts = np.cumsum([0, *sizes[:-1]], dtype=np.uint32)
     pairs = lax.optimization_barrier([np.array([start, 0], np.uint32) for start in starts])
@@ -180,7 +180,7 @@ def _opaque_offsets(sizes: Sequence[int]) -> list[Any]:
 
 
 def _join(parts: Sequence[Any], offsets: Sequence[Any]) -> Any:
-    """Concatenate `parts`; keeps XLA on CPU from fusing their computation into the copy, which is slow."""
+    """Concatenate `parts` without letting XLA on CPU fuse their computation into the copy (slow)."""
     if len(parts) > _MAX_FUSED_PARTS or all(_num_bytes(part) <= _SMALL_BYTES for part in parts):
         return jnp.concatenate(lax.optimization_barrier(parts))
     # A barrier before large parts costs more than it saves, so update a buffer in place.
@@ -191,7 +191,7 @@ def _join(parts: Sequence[Any], offsets: Sequence[Any]) -> Any:
 
 
 def _for_mean(array: Any) -> Any:
-    """`array` in a dtype that is large enough for the sum, from which the mean is computed."""
+    """`array` in a dtype that can hold the sum that a mean is computed from."""
     if jnp.issubdtype(array.dtype, jnp.integer):
         return array.astype(jnp.float32 if array.dtype.itemsize >= 4 else jnp.int32)
     return array.astype(jnp.float32) if array.dtype == jnp.float16 else array
@@ -321,7 +321,7 @@ def _from_first(value: Any, axis: str) -> Any:
 @final
 @dataclasses.dataclass(frozen=True)
 class Spread:
-    """Each replica's part of one value: all of it, or a share; the shares add up to the value.
+    """Each replica's part of one value: all of it, or a share such that the shares add up to it.
 
     Shares are equal; a remainder goes to the first replicas, so that the sum is exact.
     """
@@ -338,15 +338,15 @@ class Spread:
             return lax.complex(*(_float_share(x, count, me) for x in (value.real, value.imag)))
         if jnp.issubdtype(value.dtype, jnp.inexact):
             return _float_share(value, count, me)
-        # Small integer dtypes may be too small for the number of replicas, and some promote with no other
-        # dtype.
+        # Small integer dtypes may be too small for the number of replicas, and some do not promote to any
+        # other dtype.
         wide = value if value.dtype.itemsize >= 4 else value.astype(jnp.int32)
         extra = me.astype(wide.dtype) < wide % count
         return (wide // count + extra.astype(wide.dtype)).astype(value.dtype)
 
 
 def _float_share(value: Any, count: int, replica: Any) -> Any:
-    """Equal shares of `value`, except for the first, which is what is missing to its exact sum.
+    """Equal shares of `value`, except that the first one makes up the difference to the exact sum.
 
     A share is rounded to the spacing of floats near `value`. All shares and their partial sums are then
     multiples of that spacing, so adding them up is exact in any order.

@@ -1,4 +1,4 @@
-"""Options of collectives."""
+"""Options of collectives: the algorithm, the size of packs, and a time limit."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ __all__ = [
 class CommunicationImplementation(enum.Enum):
     """The algorithm of a collective.
 
-    AUTO is XLA's choice (NCCL on GPUs). RING passes chunks from replica to replica, on any backend. NCCL
-    requires NVIDIA's library and is refused without GPUs.
+    AUTO leaves the choice to XLA (NCCL on GPUs). RING passes chunks from replica to replica, on any
+    backend. NCCL requires NVIDIA's library, and raises an error without GPUs.
 
     >>> rx.CommunicationImplementation("RING")
     <CommunicationImplementation.RING: 'RING'>
@@ -42,8 +42,8 @@ class CommunicationOptions:
     Args:
         bytes_per_pack: reduce values in packs of at most this size; 0 chooses by backend (small values are
             packed on CPU; on GPU and TPU, XLA combines them).
-        timeout_seconds: wait for the result, and raise `CollectiveTimeoutError` if it takes longer.
-            None does not wait. In a compiled step the limit covers the whole step.
+        timeout_seconds: block until the result is computed, and raise `CollectiveTimeoutError` if that
+            takes longer. None does not block. In a compiled step the limit covers the whole step.
         implementation: a `CommunicationImplementation` or its name.
 
     >>> rx.CommunicationOptions(bytes_per_pack=1 << 20, implementation="ring")
@@ -64,7 +64,7 @@ class CommunicationOptions:
             raise TypeError(f"timeout_seconds must be a number or None, got {self.timeout_seconds!r}.")
         if self.timeout_seconds is not None and self.timeout_seconds <= 0:
             raise ValueError(
-                f"timeout_seconds must be positive, got {self.timeout_seconds}; None waits without a limit."
+                f"timeout_seconds must be positive, got {self.timeout_seconds}. Pass None for no limit."
             )
         implementation = CommunicationImplementation(self.implementation)
         object.__setattr__(self, "implementation", implementation)
@@ -86,7 +86,7 @@ def CollectiveHints(bytes_per_pack: int = 0, timeout_seconds: float | None = Non
 
 
 def merge_options(options: Any, experimental_hints: Any) -> CommunicationOptions:
-    """The one of the two arguments that was given, or the defaults."""
+    """Whichever of the two arguments was given, or the defaults."""
     if options is not None and experimental_hints is not None:
         raise ValueError("`options` and `experimental_hints` are the same argument: pass only one of them.")
     chosen = experimental_hints if options is None else options

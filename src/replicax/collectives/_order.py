@@ -1,17 +1,17 @@
-"""The order of collectives between processes: one place starts them all.
+"""The order of collectives between processes: they are all started here.
 
-Collectives between processes are matched by nothing but their order. XLA keeps the order of programs that
-one thread starts; programs of different threads may run at the same time and receive each other's data. So
+Collectives between processes are matched only by their order. XLA keeps the order of programs that one
+thread starts, but programs of different threads may run at the same time and receive each other's data. So
 every program that communicates with other processes gets a *turn*, which
 
 * waits for the last collective if another thread started it;
-* compares this collective with those of the other processes before anything is sent, where it could be
-  another one: always in eager code, and in a compiled step when it first follows another program;
-* gives it a number and an entry in the log (`cluster/_log.py`). Steps that follow each other as before are
-  compared by their log entries, in the background.
+* compares the collective with those of the other processes, before anything is sent, wherever they could
+  differ: always in eager code, and in a compiled step when it first follows a different program;
+* gives it a number and an entry in the log (`cluster/_log.py`). Steps in an order that was seen before are
+  compared in the background, by their log entries.
 
-A comparison is a message through the coordinator of `jax.distributed`, which takes longer than a small
-collective but can't be confused with one.
+The comparison is a message through the coordinator of `jax.distributed`. It takes longer than a small
+collective, but can't be mistaken for one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from replicax.topology import ReplicaMesh
 
 __all__ = ["Order", "in_order", "order_of", "order_of_all", "shapes_of"]
 
-# How long a process waits for the others' collective: they may be compiling, or evaluating alone.
+# How long a process waits for the others' collective: one may be compiling, or evaluating by itself.
 _PATIENCE_SECONDS = 3600.0
 _LOCK_SECONDS = 600.0
 _MOST_SHOWN = 8
@@ -43,7 +43,7 @@ class Order:
     """The collectives that this process starts together with a group of processes."""
 
     def __init__(self, processes: tuple[int, ...]) -> None:
-        """Take the numbers of all processes of the group."""
+        """`processes` has the indices of all processes of the group."""
         whole = processes == tuple(range(jax.process_count()))
         self.log = collective_log(None if whole else processes)
         self.processes = processes
@@ -57,11 +57,11 @@ class Order:
 
     @property
     def is_held(self) -> bool:
-        """Whether this thread has begun a turn; a program that it starts is part of that turn."""
+        """Whether this thread has begun a turn; programs that it starts are part of that turn."""
         return self._holder == threading.get_ident()
 
     def check(self, collective: Collective) -> None:
-        """Compare a compiled step that follows the last collective, before its turn begins."""
+        """Compare a compiled step with the other processes' before its turn begins."""
         self._acquire()
         try:
             self._compare(collective, None)
@@ -69,7 +69,7 @@ class Order:
             self._release()
 
     def begin(self, collective: Collective, batch: int | None = None) -> None:
-        """Begin the turn of a compiled step; compares it unless it has followed the last one before."""
+        """Begin the turn of a compiled step; compare it unless it has followed the last one before."""
         self._acquire()
         try:
             if self._last is not collective or self._thread != self._holder:
@@ -89,10 +89,10 @@ class Order:
     def turn(
         self, collective: Collective, own: Any = None, timeout_seconds: float = _PATIENCE_SECONDS
     ) -> Iterator[list[Any]]:
-        """A turn in which every process passes `own`; gives the list of what all of them passed.
+        """A turn in which every process passes `own`; yields the list of what all processes passed.
 
         Raises:
-            CollectiveMismatchError: a process is about to start another collective.
+            CollectiveMismatchError: a process is about to start a different collective.
         """
         self._acquire()
         try:
@@ -110,8 +110,8 @@ class Order:
     def _acquire(self) -> None:
         if not self._lock.acquire(timeout=_LOCK_SECONDS):
             raise ContextError(
-                f"A collective waited for {_LOCK_SECONDS:g} s for one that another thread of this process "
-                "has started. Start collectives between processes from one thread."
+                f"A collective timed out after {_LOCK_SECONDS:g} s waiting for one that another thread of "
+                "this process has started. Start collectives between processes from one thread."
             )
         self._holder = threading.get_ident()
 
@@ -120,7 +120,7 @@ class Order:
         self._lock.release()
 
     def _switch(self, collective: Collective, batch: int | None) -> None:
-        """Follow another collective, or one of another thread."""
+        """Start a collective that follows a different one, or one of another thread."""
         self._compare(collective, batch)
         self._last = collective
 
@@ -130,7 +130,7 @@ class Order:
             self._followed.add((self._last, collective))
 
     def _take_over(self) -> bool:
-        """Let this thread start collectives; returns whether another one did so before."""
+        """Make this the thread that starts collectives; returns whether it was another one before."""
         before, self._thread = self._thread, threading.get_ident()
         if before in (None, self._thread):
             return False
@@ -175,7 +175,7 @@ class Order:
 
 
 def _agree(message: Any, other: Any) -> bool:
-    """Whether two processes are at the same number, with the same kind and values, and the same batch."""
+    """Whether two processes agree on the collective's number, kind, values and batch."""
     batches = {message[4], other[4]} - {None}
     return message[:3] == other[:3] and len(batches) < 2
 
@@ -188,13 +188,13 @@ def _described(message: Any, values: str) -> str:
 
 
 def _differing(values: list[list[str]]) -> list[str]:
-    """The values of each process as text; of many values, the first one that differs."""
+    """The values of each process as text; if there are many, the first one that differs."""
     if max(map(len, values)) <= _MOST_SHOWN:
         return [", ".join(own) for own in values]
     columns = itertools.zip_longest(*values, fillvalue="nothing")
     column = next((i for i, column in enumerate(columns) if len(set(column)) > 1), 0)
     return [
-        f"{len(own)} arrays, number {column} of them {own[column] if column < len(own) else 'missing'}"
+        f"{len(own)} arrays, array {column} is {own[column] if column < len(own) else 'missing'}"
         for own in values
     ]
 
@@ -217,11 +217,11 @@ def order_of(mesh: ReplicaMesh) -> Order:
 def in_order(
     mesh: ReplicaMesh, kind: str, values: Sequence[Any], start: Callable[[], Sequence[Any]]
 ) -> Any:
-    """Start an eager collective program: compared with the other processes, and in order.
+    """Start an eager collective program in its turn, after comparing it with the other processes'.
 
     Args:
-        mesh: the devices of the program.
-        kind: what it does.
+        mesh: the program's devices.
+        kind: what the program does.
         values: the arrays whose dtypes and shapes the processes must agree on.
         start: calls the program; returns arrays that it computes.
     """

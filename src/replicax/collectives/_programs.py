@@ -1,10 +1,11 @@
 """Running a recipe: one implementation of each collective for eager, compiled and traced code.
 
-`combine` takes one `PerReplica` for each value of the recipe. It depends on what they hold:
+`combine` takes one `PerReplica` for each value of the recipe. What they hold decides how the recipe runs:
 
-* local values of a compiled replica: the recipe is called inline;
-* components traced one replica after the other: the recipe is `vmap`ped over their stack;
-* global arrays, or concrete components, which are assembled: `shard_map`, compiled once for each recipe.
+* the local values of a compiled replica: it is called inline;
+* components traced one replica after the other: it is `vmap`ped over the stacked components;
+* global arrays, or concrete components, which are assembled first: it runs under `shard_map`, compiled once
+  per recipe.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def combine(recipe: Recipe, values: Sequence[PerReplica], mesh: ReplicaMesh) -> 
         if is_mapped_over(mesh.axis_name):
             raise CollectiveError(
                 f"A collective between replicas was called inside jax.vmap(axis_name={mesh.axis_name!r}), "
-                "which hides the replicas' axis of the same name. Give the vmap another axis_name."
+                "which shadows the replica axis of the same name. Give the vmap another axis_name."
             )
         outputs = recipe(mesh.axis_name, *(value.select(0) for value in values))
         return [Mirrored.from_whole(output, mesh) for output in outputs]
@@ -58,7 +59,7 @@ def combine(recipe: Recipe, values: Sequence[PerReplica], mesh: ReplicaMesh) -> 
 
 
 def _with_known_sums(recipe: AllReduce, values: Sequence[PerReplica], mesh: ReplicaMesh) -> list[Mirrored]:
-    """`combine`, where the sums of some values were computed inside the replica function (`EarlySums`)."""
+    """`combine` for values some of which were summed inside the replica function (`EarlySums`)."""
     others = iter(combine(recipe, [value for value in values if value.known_sum is None], mesh))
     return [
         next(others)
@@ -78,7 +79,7 @@ def _require_uniform(values: Sequence[PerReplica]) -> None:
                 )
             raise CollectiveError(
                 f"The replicas' values can't be combined element by element: {parts}. They must have the "
-                "same shape and dtype. Reduce over the axis that differs "
+                "same shape and dtype. Also reduce over the axis that differs "
                 "(`strategy.reduce(op, value, axis=0)`), or use `gather`."
             )
 
@@ -143,7 +144,7 @@ def _spreading(recipe: Recipe, mesh: ReplicaMesh, scalar: bool) -> Any:
 
 
 def _shard_map(body: Any, mesh: ReplicaMesh, in_specs: Any, out_specs: Any) -> Any:
-    # Without check_vma the transpose of a sum is a sum, as tf.distribute defines gradients.
+    # Without check_vma the transpose of a psum is a psum, which is how tf.distribute defines gradients.
     return jax.shard_map(
         body,
         mesh=mesh.mesh,

@@ -1,4 +1,4 @@
-"""Reducing and gathering many values at once: sparse rows, axes inside of each replica's value, padding.
+"""Reducing and gathering many values at once: sparse rows, axes within each replica's value, padding.
 
 `Communicator` combines dense values over the replicas. The functions here take the leaves of a structure,
 as `strategy.reduce` and `strategy.gather` get them, and call it.
@@ -56,7 +56,7 @@ def _delivered(rows: IndexedSlices, where: Any) -> IndexedSlices:
 
 
 def _reduce_rows(communicator: Communicator, op: ReduceOp, rows: IndexedSlices) -> IndexedSlices:
-    # Each replica contributes its rows, also where the rows or their indices are the same for all.
+    # Each replica contributes its rows, even if the rows or their indices are the same for all.
     parts = [communicator.mirrored(part) for part in (rows.values, rows.indices)]
     values, indices = (communicator.gather(part, 0)[0] for part in parts)
     if op is ReduceOp.MEAN:
@@ -162,14 +162,14 @@ def _is_padded(leaf: PerReplica, what: str) -> bool:
     """Whether some rows of `leaf` may be padding; raises if that is not known."""
     if leaf.doubt:
         raise CollectiveError(
-            f"{what} of what a replica function made from a padded batch: {leaf.doubt}. Or say which rows "
-            "count: pass `example_mask=batch.example_mask`, or `example_mask=None` if all of them do."
+            f"{what} of a value computed from a padded batch: {leaf.doubt}. Or choose the rows yourself: "
+            "pass `example_mask=batch.example_mask`, or `example_mask=None` if all rows are examples."
         )
     return leaf.mask is not None
 
 
 def _sample(leaf: Any) -> Any:
-    """A component to check axes with: the first one if shapes differ."""
+    """A component to check axes with; the first one if shapes differ."""
     if isinstance(leaf, PerReplica):
         uniform = leaf.uniform
         return leaf.components[0] if uniform is None else uniform
@@ -193,7 +193,7 @@ def _check_reducible(component: Any) -> None:
 
 def _checked_axes(axis: Any, sample: Any) -> tuple[int, ...]:
     if isinstance(axis, list):
-        raise TypeError(f"reduce(axis={axis}): pass an int or a tuple of ints, not a list.")
+        raise TypeError(f"reduce(axis={axis}) got a list. Pass an int or a tuple of ints.")
     given = axis if isinstance(axis, tuple) else (axis,)
     axes = tuple(checked_axis(a, sample, "reduce") for a in given)
     if len(set(axes)) < len(axes):
@@ -206,7 +206,7 @@ def _count(shape: tuple[int, ...], axes: tuple[int, ...]) -> int:
 
 
 def _divided(total: Any, count: Any, dtype: Any) -> Any:
-    """The mean of values of `dtype`: has that dtype too, or float32 for integers."""
+    """The mean of values of `dtype`, in that dtype, or in float32 for integers."""
     if jnp.issubdtype(total.dtype, jnp.inexact):
         return (total / jnp.asarray(count, total.dtype)).astype(
             dtype if jnp.issubdtype(dtype, jnp.inexact) else total.dtype
@@ -215,7 +215,7 @@ def _divided(total: Any, count: Any, dtype: Any) -> Any:
 
 
 def gather_leaves(communicator: Communicator, leaves: list[Any], axis: int) -> list[Any]:
-    """Concatenate the replicas' values of each leaf along `axis`, to plain arrays."""
+    """Concatenate the replicas' values of each leaf along `axis` into plain arrays."""
     for leaf in leaves:
         if isinstance(leaf, IndexedSlices):
             raise NotImplementedError(
@@ -237,8 +237,8 @@ def _gather_leaf(communicator: Communicator, leaf: Any, axis: int) -> Any:
         return joined
     if is_transforming():
         raise CollectiveError(
-            "gather(axis=0) of a padded batch inside a compiled step: the number of examples is known only "
-            "when the step runs. Return the per-replica value from the step and gather it outside."
+            "gather(axis=0) can't gather a padded batch inside a compiled step: the number of examples is "
+            "known only when the step runs. Return the per-replica value, and gather it outside of the step."
         )
     examples = communicator.gather(leaf.mask, 0)[0]
     return jnp.asarray(_plain(joined))[jnp.asarray(_plain(examples))]

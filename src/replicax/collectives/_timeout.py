@@ -1,8 +1,7 @@
 """Limits on how long a collective may take.
 
-For an eager collective, Python waits for the result. For a collective inside a compiled step that is not
-possible: its limit is recorded while the step is traced, and `rx.function` then waits for each run of the
-step.
+For an eager collective, Python waits for the result. Inside a compiled step that is impossible, so the
+limit is recorded while the step is traced, and `rx.function` then waits for each run of the step.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ def collect_step_timeouts() -> Iterator[list[float]]:
 
 
 def await_or_limit(results: Sequence[Mirrored], options: CommunicationOptions | None, what: str) -> None:
-    """Apply the timeout of `options`: wait for `results`, or limit the step being traced."""
+    """Apply the timeout in `options`: wait for `results`, or limit the step being traced."""
     if options is None or options.timeout_seconds is None:
         return
     wholes = [result.whole if isinstance(result, Mirrored) else result for result in results]

@@ -1,4 +1,4 @@
-"""Where the program is: default, cross-replica, replica and update contexts."""
+"""Contexts: whether code runs in the default, cross-replica, replica or update context."""
 
 from replicax.contexts._axis import ExplainUnboundAxis
 from replicax.contexts._examples import BatchMask, Examples, Incomplete, Origins, Padding, Record

@@ -1,14 +1,14 @@
-"""JAX's collectives over the axis of the replicas, in replicas that JAX does not map.
+"""JAX's collectives over the replica axis, in replicas that JAX does not map.
 
 In a compiled step with several replicas `shard_map` binds the axis, and `jax.lax.pmean(x, axis_name)` is
 JAX's own. Nothing binds it for a single replica, for eager replicas, or for replicas that are traced one
-after the other. There, the functions of `jax.lax` call this module. A sum is the `all_reduce` of the
-replica context. Every other collective gathers the replicas' values, applies JAX's function under `vmap`
-and takes this replica's row, so it has JAX's results, dtypes and gradients.
+after the other. There, the functions of `jax.lax` call this module. A sum is the replica context's
+`all_reduce`. Every other collective gathers the replicas' values, applies JAX's function under `vmap` and
+takes this replica's row, so results, dtypes and gradients are JAX's.
 
-The functions are replaced, not the rules of their primitives: `jax.lax.psum` of an array that is not traced
-uses no primitive. JAX assumes that the array is equal on all devices and multiplies it by the axis size.
-For any other axis, and outside of such replicas, the functions do what they always do.
+We replace the functions rather than the rules of their primitives, because `jax.lax.psum` of a concrete
+array binds no primitive: JAX assumes that the array is equal on all devices and multiplies it by the axis
+size. For any other axis, and outside of such replicas, the functions are unchanged.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ def _wrap(name: str, original: _Collective) -> _Collective:
 
 
 def _mapped_collective(name: str, original: _Collective, axes: Any, args: Any, kwargs: Any) -> Any:
-    """Call JAX's own function, and let it see no constants that may differ between replicas.
+    """Call JAX's own function, with constants that may differ between replicas made tracers.
 
-    JAX takes constants as equal on all devices, but one may be the number of rows of one replica.
+    JAX assumes that constants are equal on all devices, but one may be a replica's number of rows.
     """
     replica = current().replica
     if name not in ("psum", "pmean") or replica is None or replica._are_alike:
@@ -63,7 +63,7 @@ def _mapped_collective(name: str, original: _Collective, axes: Any, args: Any, k
 
 
 def _unmapped_replica(axes: Any) -> ReplicaContext | None:
-    """The replica whose axis is among `axes`, if JAX does not map over it here."""
+    """The current replica, if its axis is among `axes` and JAX does not map over it here."""
     replica = current().replica
     if replica is None or not replica._is_in_run:
         return None
@@ -76,7 +76,7 @@ def _as_tuple(axes: Any) -> tuple[Any, ...]:
 
 
 def _between_replicas(replica: ReplicaContext, name: str, call: _Collective, given: dict[str, Any]) -> Any:
-    """Call the function `name` of `jax.lax` with the arguments `given`, as all replicas do."""
+    """Call `jax.lax.NAME` with the arguments `given`, together with the other replicas."""
     axes = _as_tuple(given["axis_name"])
     if name == "axis_size":
         return math.prod(_size(replica, axis) for axis in axes)
@@ -102,8 +102,8 @@ def _require_reachable(replica: ReplicaContext, name: str) -> None:
         return
     axis = replica._axis_name
     raise TracingError(
-        f"jax.lax.{name} over the axis {axis!r} of the replicas was called inside {staged_for()}, in a "
-        "replica that is not compiled with the others: it can't wait for them there. Call it, or "
+        f"jax.lax.{name} over the replica axis {axis!r} was called inside {staged_for()}, in a replica "
+        "that is not compiled together with the others, so it can't wait for them there. Call it, or "
         "rx.get_replica_context().all_reduce, outside of that function, or compile the whole step with "
         "`rx.function`. There it works if all replicas have the same number of rows, as with "
         "`InputOptions(partial_batch='pad')`."
@@ -111,7 +111,7 @@ def _require_reachable(replica: ReplicaContext, name: str) -> None:
 
 
 def _index(replica: ReplicaContext, call: _Collective) -> Any:
-    """The index over several axes, one of them that of the replicas."""
+    """The index over several axes, one of which is the replica axis."""
     return _mapped(replica, lambda x: call(), jnp.int32(0))
 
 
@@ -129,12 +129,12 @@ def _is_bool(leaf: Any) -> bool:
 
 
 def _as_given(total: Any, number: Any) -> Any:
-    """A sum of Python integers as a Python integer, which may be the size of an axis."""
+    """Return a sum of Python integers as a Python integer: it may be used as the size of an axis."""
     return int(total) if isinstance(number, int) and not is_tracer(total) else total
 
 
 def _mapped(replica: ReplicaContext, call: _Collective, structure: Any, groups: Any = None) -> Any:
-    """This replica's result of `call`, mapped over the values of all replicas, or of its group."""
+    """This replica's result of `call`, vmapped over the values of all replicas, or of its group."""
     mine = replica._index
     rows = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], structure)
     if replica.num_replicas_in_sync > 1:
@@ -149,7 +149,7 @@ def _mapped(replica: ReplicaContext, call: _Collective, structure: Any, groups: 
 
 @final
 class ExplainUnboundAxis:
-    """A `with` block that adds the name of the replicas' axis to JAX's error for an unknown axis."""
+    """A `with` block that adds the name of the replica axis to JAX's error about an unbound axis."""
 
     __slots__ = ("_axis_name",)
 
@@ -164,8 +164,8 @@ class ExplainUnboundAxis:
     ) -> None:
         if isinstance(error, NameError) and "unbound axis name" in str(error):
             error.add_note(
-                f"The axis of the replicas is named {self._axis_name!r} here (`strategy.axis_name`); "
-                "`axis_name=` of a strategy gives it another name. Outside of compiled steps, call the "
+                f"The replica axis is named {self._axis_name!r} here (`strategy.axis_name`); a strategy's "
+                "`axis_name=` argument gives it another name. Outside of compiled steps, call the "
                 "functions as `jax.lax.pmean` or import them after replicax, or use "
                 "rx.get_replica_context().all_reduce and all_gather."
             )

@@ -1,17 +1,17 @@
-"""Which values of a replica function have one row for each example of a padded batch.
+"""Which values of a replica function have one row per example of a padded batch.
 
-Equal numbers of rows prove nothing: a vector with one entry for each class may happen to be as long as the
-batch. So the function is called once more, with abstract values and twice as many rows. A value whose first
-axis is the batch's in both calls has one row for each example. A value of the same size in both does not
-depend on the number of rows. Any other value depends on the rows in a way that shapes do not show (for
-example, it is flattened), and reducing it over its first axis is an error with advice.
+Equal sizes prove nothing: a vector with one entry per class may happen to be as long as the batch. So the
+function is called once more, with abstract values and twice as many rows. A value whose first axis has the
+size of the batch in both calls has one row per example. A value of the same size in both does not depend on
+the number of rows. Any other value depends on the rows in a way that shapes do not show (it may be
+flattened), and reducing it over its first axis raises an error that says what to do.
 
 A replica may have several padded batches. Each is enlarged separately. Batches that the function combines
-row by row can only grow together; such a row counts as an example if it is one in all of them.
+row by row can only grow together; a combined row counts as an example if it is one in all of them.
 
-Losses and metrics take rows of the batch by definition. So if the function can't be called in this way, and
-in eager replicas, where its side effects would happen again, an array that they get counts as rows of the
-only padded batch if it has as many rows.
+Losses and metrics take rows of the batch by definition. So where the extra call is not possible, and in
+eager replicas, where it would repeat side effects, an array that they get counts as rows of the only padded
+batch if the sizes match.
 
 `Origins` compares the calls. `Padding` belongs to one `strategy.run`, `Examples` to one of its replicas.
 """
@@ -35,39 +35,39 @@ from replicax.values import PerReplica, flatten, in_all, is_array, num_rows
 __all__ = ["BatchMask", "Examples", "Incomplete", "Origin", "Origins", "Padding", "Record"]
 
 Origin = tuple[int, ...] | str | None
-"""The batches whose rows a value has; None if there are none; or a text that says why it is unknown."""
+"""The batches whose rows a value has, None if it has no batch's rows, or the reason why that is unknown."""
 
 _MOST_COMBINED = 4
 
 
 class _Unknown(str):
-    """Says that the function could not be called with more rows."""
+    """The reason why the function could not be called with more rows."""
 
     __slots__ = ()
 
 
 class Incomplete(Exception):
-    """The call with more rows would have created variables, which the real call must do first."""
+    """The call with more rows would create variables; the real call must create them first."""
 
 
 class _Seen(NamedTuple):
-    """The first axes of some values, and the numbers of rows of the batches at that time."""
+    """The sizes of some values' first axes, and the batches' numbers of rows at that time."""
 
     sizes: tuple[int | None, ...]
     rows: tuple[int, ...]
 
     def as_said(self, leaf: int) -> tuple[int] | None:
-        """The batch with as many rows as a value."""
+        """The batch that has as many rows as a value."""
         return next(((j,) for j, rows in enumerate(self.rows) if rows == self.sizes[leaf]), None)
 
 
 @final
 @dataclasses.dataclass
 class Record:
-    """What one call of a replica function computed: the values it asked about, and its results."""
+    """The shapes in one call of a replica function: of its results, and of values that it asked about."""
 
     asked: dict[int | None, _Seen] = dataclasses.field(default_factory=dict)
-    """By the number of the question; None for the results."""
+    """Keyed by the number of the question; None is the key of the results."""
 
 
 @final
@@ -76,7 +76,7 @@ class Origins:
 
     Args:
         num_batches: how many padded batches the function gets.
-        probe: calls the function with more rows in some of them; raises if that is not possible.
+        probe: calls the function with more rows in some of the batches; raises if that is impossible.
     """
 
     def __init__(self, num_batches: int, probe: Callable[[frozenset[int]], Record]) -> None:
@@ -87,7 +87,7 @@ class Origins:
 
     @functools.cached_property
     def _groups(self) -> list[tuple[tuple[int, ...], Record]]:
-        """The smallest sets of batches whose numbers of rows can change together, with the sizes."""
+        """The smallest sets of batches that can grow together, each with the resulting sizes."""
         rest, found = list(range(self._num_batches)), []
         for count in range(1, min(len(rest), _MOST_COMBINED) + 1):
             for group in itertools.combinations(rest, count):
@@ -95,7 +95,7 @@ class Origins:
                 if record is not None:
                     found.append((group, record))
                     rest = [i for i in rest if i not in group]
-        self._probe = None  # which refers to the function
+        self._probe = None  # it refers to the function
         return found
 
     def _try(self, group: tuple[int, ...]) -> Record | None:
@@ -127,7 +127,7 @@ class Origins:
                 return _different_calls(size)
             one = group[0]
             if size == rows[one] and larger.rows[one] == rows[one]:
-                return _different_calls(size)  # such as microbatches of one row, but more of them
+                return _different_calls(size)  # e.g. more microbatches, of one row each
             if larger.sizes[leaf] == size:
                 continue
             if found is not None or size != rows[one] or larger.sizes[leaf] != larger.rows[one]:
@@ -136,7 +136,7 @@ class Origins:
         return found if found is not None else self._of_others(size, rows)
 
     def _of_others(self, size: int, rows: Sequence[int]) -> Origin:
-        """The origin of a value, if it has the rows of a batch whose number of rows can't change."""
+        """The origin of a value that may have the rows of a batch that can't grow."""
         known = {i for group, _ in self._groups for i in group}
         for i, count in enumerate(rows):
             if i not in known and count and size % count == 0:
@@ -147,28 +147,28 @@ class Origins:
 def _depends(size: int, rows: int) -> str:
     times = f"{size // rows} times the {rows}" if rows and size % rows == 0 else f"made from the {rows}"
     return (
-        f"its first axis, {size}, is {times} rows of a padded batch, so it is not known which entries "
-        f"belong to padding. Give it one row for each example, such as `value.reshape({rows}, -1)`"
+        f"its first axis, {size}, is {times} rows of a padded batch, so Replicax can't tell which entries "
+        f"are padding. Give it one row per example, as in `value.reshape({rows}, -1)`"
     )
 
 
 def _unknown(size: int, rows: int, failure: str) -> str:
     return _Unknown(
-        f"it is not known whether its first axis, {size}, is that of a padded batch of {rows} rows: the "
-        f"replica function can't be called with abstract values and twice as many rows ({failure}). Let "
-        "its sizes depend on those of its arguments"
+        f"Replicax can't tell whether its first axis, {size}, is that of a padded batch of {rows} rows: "
+        f"the replica function can't be called with abstract values and twice as many rows ({failure}). "
+        "Derive its sizes from the shapes of its arguments"
     )
 
 
 def _different_calls(size: int) -> str:
     return _Unknown(
-        f"it is not known whether its first axis, {size}, is that of a padded batch: with twice as many "
-        "rows the replica function makes other calls"
+        f"Replicax can't tell whether its first axis, {size}, is that of a padded batch: with twice as "
+        "many rows the replica function makes different calls"
     )
 
 
 class BatchMask(NamedTuple):
-    """Which of the rows that a replica processes now are examples, and which of the whole batch."""
+    """Which rows are examples: of those that a replica processes now, and of the whole batch."""
 
     now: Any
     whole: Any
@@ -181,10 +181,10 @@ class Padding:
     Args:
         masks: their masks, as seen from the cross-replica context.
         origins: knows which values have their rows.
-        is_eager: whether the function runs as ordinary Python. It is then called with more rows only if
-            needed, since its side effects happen again.
+        is_eager: whether the function runs as ordinary Python. Then it is called with more rows only if
+            necessary, since that repeats its side effects.
         record: collects the questions, in a call that only determines shapes.
-        doubts: for numbers of rows, why values of that size are in doubt.
+        doubts: maps a number of rows to the reason why values of that size are in doubt.
     """
 
     def __init__(
@@ -202,16 +202,16 @@ class Padding:
         self.rows = tuple(map(num_rows, masks))
 
     def examples(self, masks: Iterable[Any], shared: Sequence[PerReplica] | None = None) -> Examples:
-        """What one replica knows; `shared` are the masks as its merge_calls see them."""
+        """The view of one replica; `shared` are the masks as its merge_calls see them."""
         return Examples(self, list(masks), self.masks if shared is None else shared)
 
     def note(self, event: int | None, seen: _Seen) -> None:
-        """Record a question. Replicas that are traced one by one ask the same; the first one counts."""
+        """Record a question. Replicas traced one by one ask the same questions; the first one counts."""
         if self.record is not None:
             self.record.asked.setdefault(event, seen)
 
     def mark(self, structure: Any, mesh: ReplicaMesh) -> Any:
-        """The results of the replica function, with their masks."""
+        """Attach masks to the results of the replica function."""
         leaves, treedef = flatten(structure)
         seen = _Seen(tuple(_first_axis(leaf, mesh) for leaf in leaves), self.rows)
         self.note(None, seen)
@@ -229,7 +229,7 @@ class Padding:
         mesh: ReplicaMesh,
         masks: Sequence[PerReplica],
     ) -> Any:
-        """One value of a question, with its mask: one of `masks`."""
+        """One value of a question, with its mask from `masks`."""
         size = seen.sizes[i]
         if size is None:
             return leaf
@@ -246,7 +246,7 @@ class Padding:
         return leaf if found is None else PerReplica.from_global(leaf, mesh, scalar=False).with_mask(found)
 
     def _combined(self, batches: tuple[int, ...], masks: Sequence[PerReplica]) -> PerReplica:
-        """The one mask of all values that have the rows of these batches."""
+        """The mask shared by all values that combine the rows of these batches."""
         key = (batches, masks is self.masks)
         if key not in self._known:
             self._known[key] = in_all([masks[i] for i in batches])
@@ -260,7 +260,7 @@ class Padding:
 
 
 def _first_axis(leaf: Any, mesh: ReplicaMesh) -> int | None:
-    """The size of a value's first axis on each replica; None if it has none, or is not an array."""
+    """The size of a value's first axis on each replica; None for scalars and non-arrays."""
     if isinstance(leaf, PerReplica):
         uniform = leaf.uniform
         return uniform.shape[0] if uniform is not None and uniform.shape else None
@@ -286,12 +286,12 @@ class Examples:
         return self._padding.record is not None
 
     def only_mask(self, rows: Rows | None) -> Any:
-        """The mask of the one padded batch, of its `rows` if it is processed in parts."""
+        """The mask of the only padded batch; of its `rows` if it is processed in parts."""
         if len(self._masks) > 1:
             sizes = " and ".join(str(mask.shape[0]) for mask in self._masks)
             raise InputError(
-                f"This replica got padded batches with {sizes} rows, so there is not one mask for all. "
-                "Pass the mask of the batch that you mean too, "
+                f"This replica got several padded batches, with {sizes} rows, so `example_mask` is "
+                "ambiguous. Pass the mask of the batch that you mean as another argument: "
                 "`strategy.run(fn, args=(a, b, a.example_mask))`."
             )
         return self.mask((0,), rows).now
@@ -304,7 +304,7 @@ class Examples:
         return BatchMask(whole[rows.start : rows.stop], whole)
 
     def sizes(self, rows: Rows | None) -> tuple[int, ...]:
-        """The number of rows of each batch, of its `rows` if it is processed in parts."""
+        """The number of rows of each batch; of its `rows` if it is processed in parts."""
 
         def now(i: int, mask: Any) -> int:
             return rows.stop - rows.start if rows is not None and i in rows.batches else mask.shape[0]
@@ -330,7 +330,7 @@ class Examples:
         return self._num_asked - 1
 
     def _origin(self, seen: _Seen, event: int, i: int) -> Origin:
-        """The origin of one value that is said to have the rows of a batch."""
+        """The origin of one value that should have the rows of a batch."""
         size, padding = seen.sizes[i], self._padding
         as_said = seen.as_said(i)
         if padding.record is not None:

@@ -1,8 +1,8 @@
-"""Collectives of eager replicas that can be differentiated.
+"""Differentiable collectives of eager replicas.
 
-An eager replica waits at a collective until the other replicas have reached it. It can't do so in the
-middle of its own trace, as under `jax.grad`. There the collective is a JAX primitive, which exchanges
-values outside of the trace and, in the backward pass, cotangents. An all-reduce is its own transpose, as in
+An eager replica waits at a collective until the other replicas have reached it. It can't wait in the middle
+of its own trace, as under `jax.grad`. There the collective is a JAX primitive, which exchanges values
+outside of the trace and cotangents in the backward pass. An all-reduce is its own transpose, as in
 tf.distribute.
 """
 
@@ -29,7 +29,7 @@ class Exchange(abc.ABC):
     """Its name in messages."""
 
     def __init__(self, base_trace: Any) -> None:
-        """`base_trace` is the trace in which the replicas were started: values of it need no primitive."""
+        """`base_trace` is the trace that the replicas were started in; its values need no primitive."""
         self._base_trace = base_trace
 
     def __call__(self, values: Sequence[Any]) -> list[Any]:
@@ -49,7 +49,7 @@ class Exchange(abc.ABC):
 
     @abc.abstractmethod
     def linear(self) -> Exchange:
-        """The exchange of tangents, after that of the values."""
+        """The exchange of the tangents, which follows that of the primals."""
 
     @abc.abstractmethod
     def transpose(self) -> Exchange:
@@ -88,7 +88,7 @@ def _transpose(cotangents: Sequence[Any], *_: Any, exchange: Exchange) -> list[A
 def _batch(values: Sequence[Any], dims: Sequence[Any], *, exchange: Exchange) -> Any:
     size = next(v.shape[d] for v, d in zip(values, dims, strict=True) if d is not None)
     moved = [batching.bdim_at_front(v, d, size) for v, d in zip(values, dims, strict=True)]
-    # The batch axis last, so that it does not shift the axis of a gather.
+    # Move the batch axis to the end, so that it does not shift the axis of a gather.
     moved = [jnp.moveaxis(v, 0, -1) for v in moved]
     results = exchange(moved)
     return results, [r.ndim - 1 for r in results]

@@ -1,8 +1,8 @@
 """What the core asks of a strategy.
 
-Contexts, variables and execution are below `strategies` in the order of imports, so they see a strategy
-through this protocol. `replicax.strategies.Strategy` implements it; what users get from the core
-(`rx.get_strategy()`, `ctx.strategy`, `variable.distribute_strategy`) is declared as that class.
+Contexts, variables and execution are below `strategies` in the import order, so they see a strategy through
+this protocol. `replicax.strategies.Strategy` implements it. What users get from the core
+(`rx.get_strategy()`, `ctx.strategy`, `variable.distribute_strategy`) is annotated as that class.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class StrategyProtocol(Protocol):
 
     @property
     def parameter_device(self) -> Any:
-        """The device of variables that have one copy; None if each replica has a copy."""
+        """The device of variables with a single copy; None if each replica has a copy."""
         ...
 
     @property
@@ -46,17 +46,17 @@ class StrategyProtocol(Protocol):
 
     @property
     def find_shards(self) -> Callable[[Any], Any] | None:
-        """Returns how the update of a variable is divided among the replicas; None if nothing is."""
+        """Returns how the update of a variable is sharded over the replicas; None if none is."""
         ...
 
     @property
     def shard(self) -> str:
-        """What is divided among the replicas: "mirrored" (nothing), "optimizer" or "all"."""
+        """What is sharded over the replicas: "mirrored" (nothing), "optimizer" or "all"."""
         ...
 
     @property
     def servers(self) -> Any:
-        """The parameter servers of its variables; None if their values are in this process."""
+        """The parameter servers that hold its variables; None if the values are in this process."""
         ...
 
     @property
@@ -66,7 +66,7 @@ class StrategyProtocol(Protocol):
 
     @property
     def replica_ids(self) -> Sequence[jax.Array]:
-        """The ids of this process's replicas, each an array on its replica's device."""
+        """The ids of this process's replicas, each as an array on the replica's device."""
         ...
 
     @property
@@ -76,7 +76,7 @@ class StrategyProtocol(Protocol):
 
     @property
     def compiled_runs(self) -> MutableMapping[Any, Any]:
-        """The steps "run this function in every replica", by function."""
+        """Compiled steps that run a function in every replica, by function."""
         ...
 
     def run(

@@ -1,4 +1,4 @@
-"""The replica context: a replica's id, its collectives and its mask."""
+"""The replica context: a replica's id, collectives and example mask."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ __all__ = ["MergePoint", "ReplicaContext"]
 
 
 class MergePoint(Protocol):
-    """Where a replica waits for the others: implements `merge_call` for one way of running replicas."""
+    """Implements `merge_call`, where a replica waits for the others, for one way of running replicas."""
 
     local_index: int
     base_trace: Any
-    """The trace in which the replicas were started; None if they are traced as one program."""
+    """The trace that the replicas were started in; None if they are traced as one program."""
     alike: bool
     """Whether it is known that all replicas have the same shapes."""
 
@@ -47,7 +47,7 @@ class MergePoint(Protocol):
         ...
 
     def create(self, make: Callable[[], Any]) -> Any:
-        """Call `make`, unless another replica has done so in the same place; returns its result."""
+        """Call `make`, unless another replica has done so at this point; returns its result."""
         ...
 
 
@@ -74,7 +74,7 @@ class ReplicaContext:
         devices: tuple[str, ...] = (),
         examples: Examples | None = None,
     ) -> None:
-        """Created for each replica that a strategy runs; without an id, for its only replica."""
+        """Create the context of one replica; of the only replica if there is no id."""
         self._strategy = strategy
         self._replica_id = replica_id_in_sync_group
         self._merge_point = merge_point
@@ -107,7 +107,7 @@ class ReplicaContext:
 
     @property
     def _axis_name(self) -> str:
-        """The name of the replicas' axis, for `jax.lax.pmean(x, axis_name)` and similar functions."""
+        """The name of the replica axis, for `jax.lax.pmean(x, axis_name)` and similar functions."""
         return self._strategy.mesh.axis_name
 
     @property
@@ -159,12 +159,12 @@ class ReplicaContext:
 
     @property
     def _index(self) -> int:
-        """The number of this replica; not for replicas that share one trace."""
+        """The number of this replica; undefined for replicas that share one trace."""
         return self._strategy.mesh.local_replica_ids[self.local_index]
 
     @property
     def _is_one_program(self) -> bool:
-        """Whether this replica is traced as a part of the program of all replicas."""
+        """Whether all replicas are traced as one program."""
         return self._merge_point.base_trace is None
 
     @property
@@ -183,7 +183,7 @@ class ReplicaContext:
         return self._replica_id is not None
 
     def _can_wait(self) -> bool:
-        """Whether this replica can wait for the others here: not while JAX compiles a part of it."""
+        """Whether this replica can wait for the others here; it can't inside a function that JAX stages."""
         base = self._merge_point.base_trace
         if base is None:
             return True
@@ -211,10 +211,10 @@ class ReplicaContext:
             kwargs: this replica's keyword arguments.
 
         Returns:
-            What `merge_fn` returned; this replica's part of distributed values.
+            What `merge_fn` returned, with this replica's part in place of distributed values.
 
         Raises:
-            ContextError: not all replicas make the same merge_calls.
+            ContextError: the replicas do not all make the same merge_calls.
 
         >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
         >>> def largest(strategy, x):

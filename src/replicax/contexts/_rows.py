@@ -1,4 +1,4 @@
-"""The rows of a replica's batch that are being processed, when it is split into microbatches."""
+"""Which rows of a replica's batch are being processed, when the batch is split into microbatches."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Rows"]
 @final
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """The rows from `start` to `stop` of `total`, one of `num_parts` parts."""
+    """Rows `start` to `stop` of `total`: one of `num_parts` parts."""
 
     start: int
     stop: int
@@ -20,4 +20,4 @@ class Rows:
     batches: tuple[int, ...] = ()
     """Which of the replica's padded batches are split."""
     weights: Any = None
-    """The weights of losses in the other parts, for training."""
+    """The weights of the losses in the other parts, for training."""

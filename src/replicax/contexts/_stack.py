@@ -6,9 +6,9 @@
     merge_call(fn)     cross-replica again, inside the replicas' step
     extended.update    update context              cross-replica, for one copy of a variable
 
-The stack is a context variable that holds a tuple. Entering a context sets a longer tuple, leaving it
-restores the shorter one, and each thread and each eager replica has its own. JAX's own settings belong to
-the thread; `ThreadSettings` saves and restores them for replicas that share a thread.
+The stack is a tuple in a context variable, so each thread and each eager replica has its own. Entering a
+context sets a longer tuple, and leaving it restores the shorter one. JAX's own settings are thread-local;
+`ThreadSettings` saves and restores them for replicas that share a thread.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Context:
     rows: Rows | None = None
     """The rows of the replica's batch that are processed now, if it is split into microbatches."""
     tapes: tuple[Any, ...] = ()
-    """The open `GradientTape`s, the outermost first. They see variables being read."""
+    """The open `GradientTape`s, outermost first. They see which variables are read."""
 
     def inner(
         self,
@@ -83,7 +83,7 @@ class Context:
         return dataclasses.replace(self, frame=frame, owner=None)
 
     def with_tape(self, tape: Any) -> Context:
-        """The same context, in the block of a tape."""
+        """The same context, inside the block of a tape."""
         return dataclasses.replace(self, tapes=(*self.tapes, tape), owner=None)
 
     def with_rows(self, rows: Rows) -> Context:
@@ -92,12 +92,12 @@ class Context:
 
     @property
     def is_outside(self) -> bool:
-        """Whether this is outside of replicas, updates and traces."""
+        """Whether this code is outside of replicas, updates and traces."""
         return self.replica is None and self.update_replica_id is None and self.frame.is_eager
 
     @property
     def local_index(self) -> int | None:
-        """The local replica whose copies are used here; None outside of replicas and updates."""
+        """The local replica whose copies this code uses; None outside of replicas and updates."""
         if self.replica is not None:
             return self.replica.local_index
         return None if self.update_replica_id is None else self.update_index
@@ -107,7 +107,7 @@ _stack: ContextVar[tuple[Context, ...]] = ContextVar("replicax_contexts", defaul
 _default: Context
 
 context_stack = _stack
-"""For code that checks whether the context has changed: compare what `get()` returns with `is`."""
+"""The stack itself. To check whether the context has changed, compare what `get()` returns with `is`."""
 
 
 def register_default(context: Context) -> None:
@@ -134,12 +134,11 @@ def enter(context: Context) -> Iterator[None]:
 
 
 class ThreadSettings:
-    """JAX's thread-local settings (default device, matmul precision, mesh, ...) at one moment.
-
-    Also the stacks of other libraries; see `ThreadStacks`.
+    """A snapshot of JAX's thread-local settings (default device, matmul precision, mesh, ...).
 
     `with jax.default_device(...)` and similar blocks set state of the *thread*. Replicas that take turns in
-    one thread therefore save their settings when they pause and restore them when they continue.
+    one thread therefore save their settings when they pause and restore them when they continue. The
+    snapshot includes the stacks of other libraries; see `ThreadStacks`.
     """
 
     __slots__ = ("_locals", "_stacks")
@@ -165,7 +164,7 @@ def enter_default() -> contextlib.AbstractContextManager[None]:
 class Scope(Generic[StrategyT]):
     """What `strategy.scope()` returns: a `with` block in the strategy's cross-replica context.
 
-    It can be entered again, also while it is open.
+    It can be entered again, even while it is open.
     """
 
     __slots__ = ("_strategy",)
@@ -239,10 +238,10 @@ def has_strategy() -> bool:
 def get_replica_context() -> ReplicaContext | Any:
     """The `ReplicaContext` inside a replica function; None in a cross-replica context.
 
-    If no strategy is in use, it is the context of the default strategy's only replica. As in TensorFlow it
-    is None, rather than an error, inside `strategy.scope()`: there, `rx.get_replica_context().all_reduce`
-    is an `AttributeError` of `None`. Call it in the function that `strategy.run` calls, or use
-    `strategy.reduce` and `strategy.gather`.
+    If no strategy is in use, it is the context of the default strategy's only replica. Inside
+    `strategy.scope()` it is None, as in TensorFlow, so `rx.get_replica_context().all_reduce` raises an
+    `AttributeError` there. Call it in the function that `strategy.run` calls, or use `strategy.reduce` and
+    `strategy.gather`.
 
     >>> rx.get_replica_context().num_replicas_in_sync
     1
@@ -277,7 +276,7 @@ def get_update_replica_id() -> Any:
 
 
 def set_strategy(strategy: StrategyProtocol | None) -> None:
-    """Use `strategy` from here on, without a `with` block; None goes back to the default.
+    """Use `strategy` from here on, without a `with` block; None restores the default strategy.
 
     For notebooks, where a scope can't span cells. Not allowed inside a scope.
 

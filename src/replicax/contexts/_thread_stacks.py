@@ -1,6 +1,6 @@
-"""Stacks that other libraries keep for each thread.
+"""Thread-local stacks of other libraries.
 
-While a Linen module runs, it is on a stack of its thread, where the modules that it creates find their
+While a Linen module runs, it is on a thread-local stack, where the modules that it creates find their
 parent. An eager replica that waits inside a module must not leave its modules there for the next replica.
 """
 
@@ -20,7 +20,7 @@ _MODULES = ("flax.linen.module",)
 
 @final
 class ThreadStacks:
-    """The contents of these stacks at one moment, for libraries that are imported."""
+    """A snapshot of these stacks, for the libraries that have been imported."""
 
     __slots__ = ("_saved",)
 
