@@ -1,7 +1,7 @@
 """Small HTML tables, which notebooks show in place of a `repr`.
 
-Everything is escaped. Large arrays are described by dtype, shape and size: a table never copies them to the
-host, and never computes anything.
+Everything is escaped. Large arrays are described by dtype, shape and size: a table never computes anything,
+and never copies large arrays to the host.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from replicax._messages import brief, size_text
 __all__ = ["MOST_ROWS", "boxes", "describe_array", "more", "plain", "shown", "table"]
 
 MOST_ROWS = 16
-"""Tables and rows of boxes end after this many."""
+"""The most rows of a table, or boxes of a row, that are shown."""
 _MOST_ELEMENTS = 8
 _MOST_CHARACTERS = 100
 _MOST_PRINTED = 1000
@@ -45,7 +45,7 @@ def boxes(names: Iterable[str]) -> str:
 
 
 def more(total: int) -> str:
-    """What follows the first `MOST_ROWS` of `total` things."""
+    """The note that follows the first `MOST_ROWS` of `total` items."""
     return f"and {total - MOST_ROWS} more" if total > MOST_ROWS else ""
 
 
@@ -83,7 +83,7 @@ def describe_array(shape: Sequence[int], dtype: Any) -> str:
 
 
 def plain(value: Any, name: str, arrays: Sequence[Any]) -> str:
-    """The text in place of a table: a `repr`, unless that would copy much to the host."""
+    """The plain-text alternative to a table: a `repr`, unless that would copy large arrays to the host."""
     if sum(int(np.prod(array.shape)) for array in arrays) <= _MOST_PRINTED:
         return repr(value)
     kinds = dict.fromkeys(describe_array(array.shape, array.dtype) for array in arrays)

@@ -1,4 +1,4 @@
-"""How error messages show what arrived and where: an array by dtype and shape, the user's line of code."""
+"""How error messages show values and source lines: an array by its dtype and shape."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PACKAGES = tuple(str(Path(path).resolve().parent) for path in (__file__, jax.__
 
 
 def brief(value: Any) -> str:
-    """A `repr` that fits into one line of an error message.
+    """A `repr` that fits on one line of an error message.
 
     >>> from replicax._messages import brief
     >>> brief(jnp.zeros((512, 256)))
@@ -32,7 +32,7 @@ def brief(value: Any) -> str:
 
 
 def size_text(num_bytes: float) -> str:
-    """A number of bytes in a unit that suits it.
+    """A number of bytes in a suitable unit.
 
     >>> from replicax._messages import size_text
     >>> size_text(1536), size_text(3 << 30)

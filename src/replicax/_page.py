@@ -1,7 +1,7 @@
-"""Pages for a browser: each is one file, with its data and without a network.
+"""HTML pages: each is one self-contained file, with its data, that needs no network.
 
-A template has three places: `{{style}}` and `{{script}}` are what all pages share (`page.css`, `page.js`),
-and `{{data}}` is what this page shows, as JSON.
+A template has three placeholders: `{{style}}` and `{{script}}` are shared by all pages (`page.css`,
+`page.js`), and `{{data}}` is what this page shows, as JSON.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ __all__ = ["frame", "page", "save_page"]
 
 
 def page(template: Path, data: dict[str, Any]) -> str:
-    """A template filled with data, as HTML."""
+    """Fill a template with data; returns HTML."""
     text = template.read_text(encoding="utf-8")
     for place, name in (("{{style}}", "page.css"), ("{{script}}", "page.js")):
         text = text.replace(place, Path(__file__).with_name(name).read_text(encoding="utf-8"))
-    # Last, since data may contain a placeholder; a name in it may contain "</script>".
+    # Last, because the data may contain a placeholder. Escaped, because a name may contain "</script>".
     return text.replace("{{data}}", json.dumps(data).replace("<", "\\u003c"))
 
 
@@ -31,7 +31,7 @@ def save_page(html: str, path: str | PathLike[str]) -> Path:
 
 
 def frame(html: str) -> str:
-    """A page in a frame, for a notebook."""
+    """A page in an iframe, for a notebook."""
     from html import escape
 
     return f'<iframe srcdoc="{escape(html)}" style="width:100%;height:900px;border:0"></iframe>'

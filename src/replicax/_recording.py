@@ -1,15 +1,16 @@
-"""A trace of JAX that records what happens to some values, so that it can be differentiated afterwards.
+"""A JAX trace that records operations on chosen values, so that they can be differentiated afterwards.
 
-`jax.vjp` runs a function in a trace that computes each operation and, beside it, notes the operation's
-linear map from tangents to tangents. The notes are a program, which `jax.vjp` then runs backwards. Here the
-same trace, JAX's own `LinearizeTrace`, is opened and closed by a `with` block instead of a function call,
-and values can be added to those that it follows at any time. So operations, rules and costs are those of
-`jax.vjp`. The private parts of JAX that this takes are all in this module and in `_jax.py`.
+`jax.vjp` runs a function in a trace that executes each operation and also records the operation's linear
+map from tangents to tangents. The records form a program, which `jax.vjp` then transposes. Here the same
+trace, JAX's own `LinearizeTrace`, is opened and closed by a `with` block instead of a function call, and
+values can start being followed at any time. So operations, rules and costs are those of `jax.vjp`. The
+private parts of JAX that this takes are all in this module and in `_jax.py`.
 
-A value that a recording follows is a `Recorded`. After the block the user still holds such values, such as
-the loss and predictions, which must then behave like plain values. JAX asks about a value of another trace
-in three places, and gets the plain value in each: before an operation (`canonicalize_value_handlers`), when
-it is about to compute (`full_lower`), and when a program takes a constant (`dimension_as_value`).
+A value that a recording follows is a `Recorded`. After the block the user still holds some of them, such as
+the loss and the predictions, which must then behave like plain values. JAX asks about a value of another
+trace in three places, and we return the plain value in each: before an operation
+(`canonicalize_value_handlers`), when it is about to compute (`full_lower`), and when a program captures a
+constant (`dimension_as_value`).
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _handlers = _private("dtypes", "canonicalize_value_handlers")
 
 
 def _nothing() -> None:
-    """JAX's messages name a function that is traced; a recording has none."""
+    """A placeholder: JAX's messages name the function being traced, and a recording has none."""
 
 
 _DEBUG_INFO = jax.api_util.debug_info("GradientTape", _nothing, (), {})
@@ -65,13 +66,13 @@ class Recorded(_LinearizeTracer):
 
     @property
     def dimension_as_value(self) -> Callable[[], Any]:
-        """What a program that takes this value as a constant gets instead."""
+        """The constant that a program gets if it captures this value."""
         if self._trace.is_open:
             raise AttributeError("dimension_as_value")
         return lambda: self.primal
 
     def to_concrete_value(self) -> Any:
-        """The value if it is known, for Python's `if` and `int`."""
+        """The value if it is concrete, for Python's `if` and `int`."""
         return _to_concrete_value(self.primal)
 
     def __array__(self, *args: Any, **kwargs: Any) -> np.ndarray:
@@ -96,7 +97,7 @@ class Recorded(_LinearizeTracer):
         return self.primal.__reduce__()
 
     def __getattr__(self, name: str) -> Any:
-        # Methods that compute are JAX's own, and recorded. Others, such as `numpy`, ask the plain value.
+        # Methods that compute are JAX's own, and recorded. Others, such as `numpy`, use the plain value.
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -137,7 +138,7 @@ def unrecorded(value: Any) -> Any:
 
 
 def followed(value: Any) -> Any:
-    """`value` as the current recording follows it, if there is one that does."""
+    """The recorded value for `value` if the current recording follows it, else `value`."""
     trace = current_trace()
     return trace.follow(value) if type(trace) is Recording else settled(value)
 
@@ -148,7 +149,7 @@ def is_transforming() -> bool:
 
 
 def innermost_but_recordings() -> Any:
-    """The current trace, or the one around the recordings that are current."""
+    """The innermost current trace that is not a recording."""
     trace = current_trace()
     while type(trace) is Recording:
         trace = trace.parent_trace
@@ -164,16 +165,16 @@ class Recording(_LinearizeTrace):
         tangents.tag = _TraceTag()
         super().__init__(current_trace(), tangents, is_vjp=True)
         self.is_open = True
-        """Whether its values are recorded, rather than plain."""
+        """Whether its values are still recorded rather than plain."""
         self.is_paused = False
         """Whether operations are computed without being recorded."""
-        # By identity, so that a value that the user has watched is recognised. The recorded value refers to
-        # it, so its id is not reused.
+        # Keyed by id, to recognise values that the user has watched. The recorded value refers to the
+        # watched one, so the id is not reused.
         self._watched: dict[int, Recorded] = {}
         self._live: list[weakref.ref[Recorded]] = []
 
     def is_valid(self) -> bool:
-        """Whether its values may be used; versions of JAX that ask no `canonicalize_value` need to know."""
+        """Whether its values may be used, for versions of JAX without `canonicalize_value`."""
         return self.is_open or not isinstance(self.parent_trace, _TRANSFORMATIONS)
 
     # Recording.
@@ -193,7 +194,7 @@ class Recording(_LinearizeTrace):
         return recorded
 
     def find(self, value: Any) -> Recorded | None:
-        """The recorded value for a value that the user holds; None if it is not followed."""
+        """The recorded value for a value that the user holds; None if it is not being followed."""
         while True:
             if type(value) is Recorded and value._trace is self:
                 return value
@@ -204,7 +205,7 @@ class Recording(_LinearizeTrace):
             value = value.primal
 
     def follow(self, value: Any) -> Any:
-        """What an operation is given for `value`."""
+        """What an operation gets in place of `value`."""
         value = settled(value)
         if self.is_paused:
             return value.primal if type(value) is Recorded and value._trace is self else value
@@ -248,7 +249,7 @@ class Recording(_LinearizeTrace):
         return [self.follow(tracer) for tracer in tracers]
 
     def _own(self, results: Any) -> Any:
-        """The results of an operation, with the type of our own values."""
+        """The results of an operation, as `Recorded` values."""
         if isinstance(results, list | tuple):
             return [self._own(result) for result in results]
         if type(results) is _LinearizeTracer and results._trace is self:
@@ -272,7 +273,7 @@ class Recording(_LinearizeTrace):
         return Transposed(jaxpr.replace(outvars=jaxpr.outvars[: len(targets)]), given, wanted)
 
     def release(self) -> None:
-        """Forget everything: a loss that the user keeps must not keep all residuals alive."""
+        """Drop everything, so that a loss that the user keeps does not keep all residuals alive."""
         self.is_open = False
         for reference in self._live:
             recorded = reference()

@@ -1,7 +1,7 @@
 """TensorFlow's error classes: `tf.errors` of `replicax.tf`.
 
-They are at the bottom of the import order because the classes of `errors.py` inherit from them, so that
-`except tf.errors.NotFoundError` catches ours. Each has TensorFlow's number in `error_code`.
+They are at the bottom of the import order because the classes in `errors.py` inherit from them, so that
+`except tf.errors.NotFoundError` catches ours. `error_code` is TensorFlow's number for the class.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class OpError(Exception):
     node_def = op = None
 
     def __init__(self, *args: Any) -> None:
-        """Keep the message."""
+        """Take a message, or TensorFlow's three arguments."""
         super().__init__(*(args[2:3] if len(args) >= 3 else args))
 
     @property
@@ -62,11 +62,11 @@ class CancelledError(OpError):
 
 
 class UnknownError(OpError):
-    """An error of no other kind."""
+    """An error that no other class describes."""
 
 
 class InvalidArgumentError(OpError):
-    """An argument that is wrong whatever the state of the program."""
+    """An argument is invalid, whatever the state of the program."""
 
     error_code = 3
 
@@ -90,7 +90,7 @@ class AlreadyExistsError(OpError):
 
 
 class PermissionDeniedError(OpError):
-    """The program has no permission."""
+    """The program lacks the permission for an operation."""
 
     error_code = 7
 
@@ -108,7 +108,7 @@ class FailedPreconditionError(OpError):
 
 
 class AbortedError(OpError):
-    """An operation was aborted, usually because others run at the same time."""
+    """An operation was aborted, usually because of a concurrent one."""
 
     error_code = 10
 
@@ -126,7 +126,7 @@ class UnimplementedError(OpError):
 
 
 class InternalError(OpError):
-    """Something inside is broken."""
+    """An internal invariant is broken."""
 
     error_code = 13
 
@@ -138,7 +138,7 @@ class UnavailableError(OpError):
 
 
 class DataLossError(OpError):
-    """Data is damaged."""
+    """Data is lost or corrupted."""
 
     error_code = 15
 

@@ -11,7 +11,7 @@ _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
 def time_text(seconds: float) -> str:
-    """A time in a unit that suits it.
+    """A time in a suitable unit.
 
     >>> from replicax._text import time_text
     >>> time_text(0.0000123), time_text(0.00231), time_text(61.5)
@@ -34,7 +34,7 @@ def bar(share: float, width: int = 30) -> str:
 
 
 def table(title: str, rows: Sequence[Sequence[str]], numbers: Collection[int] = ()) -> str:
-    """Rows under a title; the columns in `numbers` are aligned at the right, and short rows are filled up.
+    """Rows under a title; the columns in `numbers` are right-aligned, and short rows are padded.
 
     >>> from replicax._text import table
     >>> print(table("sizes", [("a", "10"), ("bcd", "2")], numbers=[1]))

@@ -1,7 +1,7 @@
-"""Running a linear program backwards, from the gradients of its results to those of its inputs.
+"""Transposing a linear program: from the gradients of its results to the gradients of its inputs.
 
-JAX does the work (`backward_pass3`). This module adds two things: only the part of the program between the
-chosen inputs and the results is run, and values in the middle of the program can have gradients too.
+JAX does the work (`backward_pass3`). This module adds two things: it runs only the part of the program
+between the chosen inputs and the results, and it can return gradients of intermediate values too.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _Var = _private("core", "Var")
 
 @final
 class Transposed:
-    """A linear program, run backwards.
+    """The transpose of a linear program.
 
     Args:
         jaxpr: the program.
-        given: the values of its constants, and of inputs that it is not linear in.
-        wanted: the variables of the program whose gradients are computed: inputs or intermediate results.
+        given: the values of its constants, and of the inputs that it is not linear in.
+        wanted: the jaxpr variables to compute gradients of: inputs or intermediate results.
     """
 
     def __init__(self, jaxpr: Any, given: dict[Any, Any], wanted: Sequence[Any]) -> None:
@@ -50,7 +50,7 @@ class Transposed:
 
 
 def _with_probes(equations: Sequence[Any], chosen: set[Any]) -> tuple[dict[Any, Any], list[Any]]:
-    """Add an input to each of the `chosen` results; the gradient of the input is that of the result."""
+    """Add a new input to each of the `chosen` results: the gradient of the input is that of the result."""
     probes: dict[Any, Any] = {}
     changed: list[Any] = []
     for equation in equations:
@@ -73,7 +73,7 @@ def _addition() -> Any:
 def _between(
     equations: Sequence[Any], linear: set[Any], wanted: set[Any], results: Sequence[Any]
 ) -> tuple[list[Any], list[Any]]:
-    """The equations that lead from `wanted` to `results`, or compute constants for those.
+    """The equations that lead from `wanted` to `results`, and those that compute constants for them.
 
     Also returns the results of other equations that they may use.
     """

@@ -106,9 +106,9 @@ __all__ = [
 
 
 class ReplicaxError(Exception):
-    """The base class: catches every error that Replicax itself raises.
+    """The base class of every error that Replicax itself raises.
 
-    It is never raised as such; each subclass is a builtin exception too.
+    It is never raised directly. Each subclass is also a builtin exception.
 
     >>> from replicax.errors import ReplicaxError
     >>> try:
@@ -120,17 +120,17 @@ class ReplicaxError(Exception):
 
 
 class UnsupportedJaxError(ReplicaxError, ImportError):
-    """The installed JAX lacks a private part that Replicax relies on; the message names both.
+    """The installed JAX lacks a private function that Replicax relies on; the message names both.
 
-    Raised when Replicax is imported, or when the part is first used. Install a version of JAX that Replicax
-    supports.
+    Raised when Replicax is imported, or when the function is first used. Install a version of JAX that
+    Replicax supports.
     """
 
 
 class DeviceError(ReplicaxError, _status.InvalidArgumentError, ValueError):
     """A device does not exist, its name can't be parsed, or platforms are mixed.
 
-    Raised where devices are named: the constructor of a strategy, a reduction's destination,
+    Raised wherever devices are named: by a strategy's constructor, for a reduction's destination, and by
     `rx.set_cpu_devices`. The message lists the devices that exist.
     """
 
@@ -157,7 +157,7 @@ class StructureMismatchError(ReplicaxError, ValueError, AssertionError):
 class ContextError(ReplicaxError, RuntimeError):
     """A call was made in a context that does not allow it.
 
-    Raised for a cross-replica method inside a replica function and the reverse, for an object of one
+    Raised for a cross-replica method inside a replica function and vice versa, for an object of one
     strategy used under another, for scopes closed in the wrong order, and when some replicas call
     `merge_call` more often than others.
     """
@@ -166,8 +166,8 @@ class ContextError(ReplicaxError, RuntimeError):
 class VariableError(ReplicaxError, _status.InvalidArgumentError, ValueError):
     """A variable was created or written in a way that its policy does not define.
 
-    Raised for a combination of synchronization and aggregation that has no meaning, for a replica's write
-    to a variable without aggregation, and for a value of the wrong shape or dtype.
+    Raised for a meaningless combination of synchronization and aggregation, for a replica's write to a
+    variable without aggregation, and for a value of the wrong shape or dtype.
     """
 
 
@@ -186,16 +186,16 @@ class OutOfMemoryError(ReplicaxError, _status.ResourceExhaustedError, MemoryErro
 class TracingError(ReplicaxError, RuntimeError):
     """A variable was used inside a JAX transformation outside `rx.function`.
 
-    Raised when a plain `jax.jit` reads a `Variable`, whose value would become a constant of the program,
-    and for a write inside `jax.lax` control flow, whose result could not leave it. Compile code that uses
-    variables with `rx.function`.
+    Raised when a plain `jax.jit` reads a `Variable`, because the value would become a constant of the
+    program, and for a write inside `jax.lax` control flow, because the new value would be lost. Use
+    `rx.function` to compile code that uses variables.
     """
 
 
 class TracedValueError(ReplicaxError, TypeError):
     """A compiled step or replica function used a traced value, often the replica id, as a Python number.
 
-    A traced value has no number yet, and one program serves all replicas.
+    A traced value has no concrete value yet, and one program serves all replicas.
     """
 
 
@@ -203,16 +203,16 @@ class CollectiveError(ReplicaxError, _status.InvalidArgumentError, ValueError):
     """A reduction, gather or broadcast is not possible.
 
     Raised for an unknown reduction, an axis that a value does not have, values whose shapes or dtypes do
-    not match, and an algorithm that the platform does not offer.
+    not match, and an algorithm that the platform does not support.
     """
 
 
 class CollectiveMismatchError(CollectiveError, RuntimeError):
     """The processes of a cluster started different collectives, or the same ones in different orders.
 
-    Raised in every process before anything is sent. The message has the process, the collective, its
-    shapes and the line of code of each. Processes must run the same program: the same steps, the same
-    variables, in the same order.
+    Raised in every process before anything is sent. The message shows each process's collective, its shapes
+    and the line of code. Processes must run the same program: the same steps and the same variables, in the
+    same order.
     """
 
 
@@ -224,7 +224,7 @@ class ArgumentKindError(ReplicaxError, ValueError, AssertionError):
 
 
 class OpArgumentError(ReplicaxError, _status.InvalidArgumentError, TypeError, ValueError):
-    """An op of `replicax.tf` got arrays whose shapes or dtypes do not fit; the message has JAX's reason."""
+    """An op of `replicax.tf` got arrays with unsuitable shapes or dtypes; the message has JAX's reason."""
 
 
 class PerReplicaUseError(ReplicaxError, TypeError, ValueError):
@@ -255,10 +255,10 @@ class ClusterError(ReplicaxError, ValueError):
 
 
 class ClusterFormatError(ClusterError, json.JSONDecodeError):
-    """The environment variable TF_CONFIG is not JSON; the message shows the place of the error."""
+    """The environment variable TF_CONFIG is not valid JSON; the message shows where."""
 
     def __init__(self, msg: str, doc: str = "", pos: int = 0) -> None:
-        """Take the arguments of `json.JSONDecodeError`, the last two optional."""
+        """Like `json.JSONDecodeError`, but the last two arguments are optional."""
         super().__init__(msg, doc, pos)
 
 
@@ -273,7 +273,7 @@ class OverlappingTasksError(ClusterError, KeyError):
 
 
 class ClusterTimeoutError(ReplicaxError, _status.DeadlineExceededError, TimeoutError):
-    """Not all tasks of a cluster joined in time; the message names the others."""
+    """Not all tasks of a cluster joined in time; the message names the missing ones."""
 
 
 class CancelledError(ReplicaxError, _status.CancelledError, concurrent.futures.CancelledError):
@@ -288,8 +288,8 @@ class RunFailedError(ReplicaxError, RuntimeError, AssertionError):
     """A worker that `replicax.testing.run` or `replicax.integrations.ray.run` started has failed.
 
     It raised an exception, was killed, or did not finish in time. The message has the traceback of the rank
-    that failed first and, in tests, what every rank printed. The exception that it raised is the cause of
-    this one.
+    that failed first and, in tests, the output of every rank. `__cause__` is the exception that the rank
+    raised.
 
     Args:
         message: the whole message.
@@ -297,7 +297,7 @@ class RunFailedError(ReplicaxError, RuntimeError, AssertionError):
     """
 
     def __init__(self, message: str, outcomes: Sequence[Any] = ()) -> None:
-        """Take the outcomes, too."""
+        """Store `outcomes` with the message."""
         super().__init__(message)
         self.outcomes = tuple(outcomes)
 
@@ -305,12 +305,12 @@ class RunFailedError(ReplicaxError, RuntimeError, AssertionError):
 class WorkerFailedError(ReplicaxError, _status.UnavailableError, RuntimeError):
     """Another worker of the cluster has failed, so this one can't continue.
 
-    Raised in the main thread, wherever it is, so that `except` and `finally` blocks run. The group can't
-    continue: save nothing that needs the others, and restart all workers from the last checkpoint.
+    Raised in the main thread, wherever it is, so that `except` and `finally` blocks run. The other workers
+    can't continue either: save nothing that needs them, and restart all workers from the last checkpoint.
     """
 
     rank: int = -1
-    """The number of the worker that failed."""
+    """The index of the worker that failed."""
     step: int = 0
     """How many collectives it had started."""
     worker_traceback: str = ""
@@ -346,11 +346,11 @@ class MissingFilesError(_status.NotFoundError, InputError, FileNotFoundError):
 
 
 class NotADatasetError(ReplicaxError, TypeError, AttributeError):
-    """An object that yields no batches, such as an array or a number, was passed as a dataset."""
+    """Something that does not yield batches, such as an array or a number, was passed as a dataset."""
 
 
 class InputModeError(ReplicaxError, NotImplementedError):
-    """A replication mode was requested where it has no meaning.
+    """A replication mode was requested where it does not apply.
 
     `InputReplicationMode.PER_REPLICA` needs a function that makes a dataset for each replica:
     `strategy.distribute_datasets_from_function`.

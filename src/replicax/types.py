@@ -25,11 +25,11 @@ __all__ = [
 
 
 class Device(Protocol):
-    """The part of `jax.Device` that Replicax uses; type checkers can't see the class itself."""
+    """The part of `jax.Device` that Replicax uses. Type checkers can't see the class itself."""
 
     @property
     def id(self) -> int:
-        """Its id, unique among the devices of a platform over all processes."""
+        """Its id, unique among all processes' devices of one platform."""
         ...
 
     @property
@@ -44,14 +44,14 @@ class Device(Protocol):
 
 
 class Untyped:
-    """The type of no value: in an overload only `Any` matches it, so that what is not known stays `Any`."""
+    """A type without values: in an overload only `Any` matches it, so that an unknown type stays `Any`."""
 
 
 @enum.unique
 class ReduceOp(enum.Enum):
     """How the values of all replicas are combined into one.
 
-    Wherever Replicax takes a `reduce_op`, pass a member or its name in upper or lower case.
+    Every `reduce_op` argument takes a member or its name, in upper or lower case.
 
     >>> rx.ReduceOp.SUM
     <ReduceOp.SUM: 'SUM'>
@@ -130,7 +130,7 @@ class VariableAggregation(enum.Enum):
     """
 
     NONE = 0
-    """They are not: only a single replica may write such a variable."""
+    """They are not combined: only a single replica may write such a variable."""
 
     SUM = 1
     """The sum over the replicas."""

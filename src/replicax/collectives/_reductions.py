@@ -238,7 +238,7 @@ def _gather_leaf(communicator: Communicator, leaf: Any, axis: int) -> Any:
     if is_transforming():
         raise CollectiveError(
             "gather(axis=0) can't gather a padded batch inside a compiled step: the number of examples is "
-            "known only when the step runs. Return the per-replica value, and gather it outside of the step."
+            "known only when the step runs. Return the per-replica value and gather it outside the step."
         )
     examples = communicator.gather(leaf.mask, 0)[0]
     return jnp.asarray(_plain(joined))[jnp.asarray(_plain(examples))]
