@@ -256,7 +256,7 @@ def test_complex_constants_that_differ_in_the_sign_of_zero_or_are_not_numbers():
 def test_copy_of_a_variable_in_a_compiled_step_is_refused(strategy):
     with strategy.scope():
         v = rx.Variable(1.0)
-    with pytest.raises(rx.errors.TracingError, match="copied while a step is traced"):
+    with pytest.raises(rx.errors.TracingError, match="copied while a step is being traced"):
         rx.function(lambda: copy.deepcopy(v).read_value())()
 
 

@@ -135,7 +135,7 @@ _NON_SLOT = "!ValueError: pass what `extended.non_slot_devices(var_list)` return
 _NOT_COMBINED = "!ValueError: does not say how to combine them"
 _NO_AXES = "!ValueError: A scalar has no axes"
 _NO_DEVICE = "!ValueError: There is no device"
-_NO_ORDER = "!NotImplementedError: the rows of several replicas have no order"
+_NO_ORDER = "!NotImplementedError: the order in which the replicas write their rows"
 _NO_VARIABLE = "!ValueError: needs a variable to update"
 _ONE_FOR_EACH = "!TypeError: holds one value for each replica"
 _OUTSIDE = "!RuntimeError: created outside of that strategy's scope"
@@ -427,7 +427,7 @@ _EXTRA = {
         ONE_SHAPE, "!ValueError: A variable's shape is that of its initial value"
     ),
     ("mirrored", "poking a component desyncs silently"): Ours(
-        OTHER_COPIES, "!RuntimeError: would leave the other copies behind"
+        OTHER_COPIES, "!RuntimeError: would make it differ from the others"
     ),
     ("mirrored", "ReplicaContext.all_reduce(experimental_hints=)"): Ours(16, each(1.0, 1.0)),
     ("mirrored", "InputOptions(experimental_prefetch_to_device=True)"): Ours(16, "True"),

@@ -155,7 +155,7 @@ def test_rows_that_do_not_exist_are_those_of_a_whole_array(monkeypatch):
         np.testing.assert_array_equal(rows, whole)
     np.testing.assert_array_equal(table.sparse_read(ids), expected[0])
     np.testing.assert_array_equal(table.sparse_read(jnp.array([ROWS])), np.full((1, WIDTH), np.nan))
-    with pytest.raises(TypeError, match=r"got indices of dtype float32\. Pass the numbers of rows"):
+    with pytest.raises(TypeError, match=r"got indices of dtype float32\. It takes integer row numbers"):
         table.sparse_read([0.5])
 
 

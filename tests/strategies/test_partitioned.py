@@ -300,7 +300,7 @@ def test_wrong_partitions_are_explained():
     refused(r"'w:0' of shape \(8,\) has the partition \[1, 4\], but 1 axes", shape=(8,), partition=[1, 4])
     refused("axis 1 can't be divided into 4 equal parts", shape=(8, 6), partition=[1, 4])
     refused("makes 8 parts, but each replica of MirroredStrategy.* has 4 logical", partition=[1, 8])
-    refused("product of the numbers must be 4, or divide it", shape=(9, 8), partition=[3, 1])
+    refused("number of parts must divide 4", shape=(9, 8), partition=[3, 1])
     refused("list of positive integers", partition=4)
     refused("list of positive integers", partition=[0, 4])
     refused("ON_READ", partition=[1, 4], synchronization="ON_READ")

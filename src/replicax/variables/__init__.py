@@ -1,4 +1,4 @@
-"""Variables: state that a strategy places on its devices and keeps equal, or combines when it is read."""
+"""Variables: state that a strategy places on its devices, and keeps equal or combines when it is read."""
 
 from replicax.variables._copy import VariableCopy
 from replicax.variables._creation import NewVariable, awaiting_values, prepare_variable

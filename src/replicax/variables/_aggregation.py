@@ -1,4 +1,4 @@
-"""Combine the values that replicas write, according to the variable's aggregation."""
+"""Combining the values that replicas write, according to the variable's aggregation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _REDUCE_OPS = {VariableAggregation.SUM: ReduceOp.SUM, VariableAggregation.MEAN: 
 
 
 def write_combined(variable: Variable, replica: Any, write: Write) -> Any:
-    """Write in a replica function: merge the replicas, and write their combined value."""
+    """Write in a replica function: merge the replicas and write their combined value."""
     if variable.aggregation is VariableAggregation.NONE:
         raise VariableError(
             f"{write.name} of the variable {variable.name!r} in a replica function: the replicas may write "
@@ -41,7 +41,7 @@ def check_same_method(variable: Variable, method: Any) -> None:
 
 
 def aggregate(aggregation: VariableAggregation, value: Any, communicator: Communicator) -> Any:
-    """Combine what each replica wrote into one value for all of them."""
+    """Combine what the replicas wrote into one value."""
     if isinstance(value, IndexedSlices):
         return _aggregate_rows(aggregation, value, communicator)
     if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
@@ -64,11 +64,11 @@ def _aggregate_rows(
 
 
 def check_scatter(variable: Variable, method: str) -> None:
-    """Raise if the result would depend on the order in which replicas write their rows."""
+    """Raise if the result would depend on the order in which the replicas write their rows."""
     alone = (VariableAggregation.NONE, VariableAggregation.ONLY_FIRST_REPLICA)
     if method not in SUMMABLE_SCATTER and variable.aggregation not in alone:
         raise NotImplementedError(
-            f"{method} of the variable {variable.name!r}, whose aggregation is "
-            f"{variable.aggregation.name}: the rows of several replicas have no order. Use aggregation "
+            f"{method} of the variable {variable.name!r} with aggregation {variable.aggregation.name}: the "
+            "result would depend on the order in which the replicas write their rows. Use aggregation "
             "ONLY_FIRST_REPLICA, or scatter_add, scatter_sub, scatter_mul or scatter_div."
         )

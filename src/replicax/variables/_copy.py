@@ -41,7 +41,7 @@ class VariableCopy(HasRows, Component):
 
     @property
     def name(self) -> str:
-        """The variable's name, with the number of the replica for all but the first."""
+        """The variable's name, with the replica's number for all but the first replica."""
         mesh = self._variable.mesh
         replica = mesh.local_replica_ids[self._local_index] if mesh else 0
         base = self._variable.name.removesuffix(":0")
@@ -97,8 +97,8 @@ class VariableCopy(HasRows, Component):
         variable = self._variable
         if here.strategy is not variable._strategy or here.update_replica_id is None:
             raise ContextError(
-                f"{method.name} of one copy of the variable {variable.name!r} would leave the other copies "
-                "behind. Write the variable itself, or use `strategy.extended.update(variable, fn)`."
+                f"{method.name} of one copy of the variable {variable.name!r} would make it differ from "
+                "the others. Write the variable itself, or use `strategy.extended.update(variable, fn)`."
             )
         return variable._write(method, value, read_value, scope)
 

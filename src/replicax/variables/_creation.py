@@ -1,4 +1,4 @@
-"""Creating a variable: check the arguments, and compute the initial value."""
+"""Creating a variable: checking the arguments and computing the initial value."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class NewVariable(NamedTuple):
     shape: tuple[int, ...]
     dtype: Any
     beside: Any
-    """A variable with the same parent in a checkpoint, or the parent itself; None if neither is known."""
+    """A variable with the same parent in the checkpoint, or the parent itself; None if neither is known."""
     path: str
     """The path of the new variable, relative to its parent."""
 
 
 awaiting_values: list[weakref.WeakMethod[Callable[[NewVariable], Any]]] = []
-"""Pending restores: called for each new variable, they return its value or None."""
+"""Pending restores, called for each new variable; they return its saved value or None."""
 
 _Enum = TypeVar("_Enum", bound=enum.Enum)
 
@@ -65,10 +65,13 @@ def prepare_variable(
 ) -> tuple[VariableSpec, Any]:
     """Check the arguments of `rx.Variable`; returns the spec and the initial value.
 
-    `beside` is the place of the variable in a checkpoint, if that is known: see `NewVariable`. A pending
-    restore may have a value for it. `is_slot`: whether it is state of an optimizer; `slot_of`: the
-    variables that this state belongs to. `in_parts`: trace a function that is given with a shape, so that
-    each device can compute its part of the value.
+    The arguments that `rx.Variable` does not have:
+
+    * `beside`: the variable's position in a checkpoint, if known, for which a pending restore may have a
+      value (see `NewVariable`);
+    * `is_slot`: whether it is optimizer state, and `slot_of`, the variables that the state belongs to;
+    * `in_parts`: trace an initial value that is a function and comes with a shape, so that each device can
+      compute its own part of the value.
     """
     synchronization = _member(VariableSynchronization, synchronization, "synchronization")
     aggregation = _member(VariableAggregation, aggregation or "NONE", "aggregation")
@@ -79,7 +82,7 @@ def prepare_variable(
     value = _initial_array(initial_value, dtype)
     if not (
         synchronization is VariableSynchronization.ON_READ and aggregation is VariableAggregation.SUM
-    ):  # here the initial value is that of each part, a saved one that of the total
+    ):  # the initial value is what each part starts with, but a saved value is the total
         value = _pending(f"{name or 'Variable'}:0", value, beside)
     if shape is not None and tuple(shape) != value.shape:
         raise VariableError(
@@ -105,7 +108,7 @@ def prepare_variable(
 
 
 def _pending(name: str, value: Any, beside: tuple[Any, str]) -> Any:
-    """The value that a restored checkpoint has for this variable, or else its initial value."""
+    """The value that a restored checkpoint has for this variable, else its initial value."""
     for reference in list(awaiting_values):
         find_value = reference()
         if find_value is None:

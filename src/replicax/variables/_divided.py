@@ -1,7 +1,7 @@
-"""What layouts that divide an array among devices have in common: reading a variable gathers its value.
+"""The base of layouts that shard a variable's array: reading the variable gathers its value.
 
-With devices of several processes that is a collective, in which all processes take part. So the view of an
-array is the array itself, still divided, and every eager read gathers it in its turn.
+Across processes the gather is a collective that all processes take part in. So the view of an array is the
+array itself, still sharded, and every eager read gathers it, as a turn in the order of collectives.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["Divided"]
 
 
 class Divided(OnMesh):
-    """The layouts of variables that have one value, divided among devices."""
+    """One value, sharded over devices."""
 
     type_name = "ShardedVariable"
 
@@ -48,18 +48,18 @@ class Divided(OnMesh):
         return array if is_tracer(array) else self.mesh.put(array, self.sharding(self.mesh))
 
     def padded(self, value: Any) -> Any:
-        """The array that is divided, for a value."""
+        """The array to shard for a value: padded if the value does not divide evenly."""
         return value
 
     def _unpadded(self, array: Any) -> Any:
-        """The value of an array that is divided."""
+        """The value of a padded array."""
         return array
 
     # In a compiled replica.
 
     @abc.abstractmethod
     def gathered(self, part: Any) -> Any:
-        """The whole value, from the part of each replica."""
+        """The full value, gathered from the replicas' parts."""
 
     @abc.abstractmethod
     def summed(self, value: Any) -> Any:
@@ -77,7 +77,7 @@ class Divided(OnMesh):
         return self._cell(variable)
 
     def _cell(self, variable: Variable) -> Mirrored:
-        """The current value, in a new cell: one that stays would keep the gathered value."""
+        """The current value, in a new cell each time: a cached one would keep the gathered value alive."""
         whole = current().frame.load(variable).whole
         if not self.mesh.is_local and not is_tracer(whole):
             whole = self._unpadded(_gathered_in_turn(variable, whole))
@@ -102,7 +102,7 @@ class Divided(OnMesh):
         return Mirrored.from_whole(new, self.mesh)
 
     def _operand(self, variable: Variable, write: Write, value: Any) -> Any:
-        """What is written, as one array on the devices of the variable."""
+        """The value to write, as one array on the variable's devices."""
         if isinstance(value, PerReplica):
             raise VariableError(
                 f"{write.name} of the sharded variable {variable.name!r} got a PerReplica value. Reduce it "
@@ -118,7 +118,7 @@ class Divided(OnMesh):
 
 
 def _gathered_in_turn(variable: Variable, array: jax.Array) -> jax.Array:
-    """The whole array on every device, gathered between processes."""
+    """The full array on every device, gathered across processes."""
     mesh = variable.mesh
     assert mesh is not None
     kind, gather = f"gather of the variable {variable.name!r}", _gathering(mesh.replicated)

@@ -1,8 +1,8 @@
 """Frames: where a variable's value is read from and written to.
 
-In eager code that is the store of its strategy. While `rx.function` traces a step, the step's frame has a
-tracer for each variable and records the writes, which the compiled step returns. A frame holds each
-variable's *cell*: a `Mirrored` if its copies are equal, a `PerReplica` if they differ. The current frame is
+In eager code that is the strategy's store. While `rx.function` traces a step, the step's frame has a tracer
+for each variable and records the writes, which become outputs of the compiled step. A frame holds a *cell*
+for each variable: a `Mirrored` if its copies are equal, a `PerReplica` if they differ. The current frame is
 part of the context: `current().frame`.
 """
 
@@ -43,9 +43,9 @@ class Frame(abc.ABC):
     """Holds the cells of variables while it is the current frame."""
 
     is_eager: bool = False
-    """Whether a compiled step that is called here runs at once, rather than being traced or recorded."""
+    """Whether a compiled step called here runs at once, rather than being traced or recorded."""
     is_one_replica: bool = False
-    """Whether this is the inside of a replica function, traced once for all replicas."""
+    """Whether this is a replica function that is traced once for all replicas."""
 
     @abc.abstractmethod
     def load(self, variable: Variable) -> Cell:
@@ -53,7 +53,7 @@ class Frame(abc.ABC):
 
     @abc.abstractmethod
     def store(self, variable: Variable, cell: Cell) -> None:
-        """Make `cell` the current one."""
+        """Make `cell` the current cell of `variable`."""
 
     @abc.abstractmethod
     def adopt(self, variable: Variable) -> None:
@@ -65,22 +65,22 @@ class Frame(abc.ABC):
 
     @abc.abstractmethod
     def initial_value(self, value: Any) -> Any:
-        """The initial value of a new variable: functions are called, tracers refused."""
+        """The initial value of a new variable: calls it if it is a function, and refuses tracers."""
 
     def updating(self, variable: Variable) -> contextlib.AbstractContextManager[None]:
-        """A `with` block that reads and then writes `variable` as one operation."""
+        """A `with` block that reads and then writes `variable` atomically."""
         return contextlib.nullcontext()
 
     def defer(self, update: Deferred) -> bool:
-        """Make an update later, if that is possible here; returns whether it is."""
+        """Defer an update if this frame can; returns whether it does."""
         return False
 
     def renew_traces(self) -> None:  # noqa: B027 - only some frames have inner traces that JAX caches
-        """Called when cached traces that read variables must not be reused."""
+        """Called when cached traces that read variables become invalid."""
 
     @abc.abstractmethod
     def send(self, sending: Sending) -> None:
-        """Send arrays to servers: at once, or when the compiled step that computes them has run."""
+        """Send arrays to servers: at once, or after the compiled step that computes them."""
 
     def table(self, variable: Variable) -> Table | None:
         """The rows of `variable` that a compiled step has, if it does not have all of them."""
@@ -90,19 +90,19 @@ class Frame(abc.ABC):
         """Called when rows of a variable on servers are looked up."""
 
     def require_own_trace(self) -> None:  # noqa: B027 - eager code has no trace
-        """Called when something is read that must not become part of a cached trace."""
+        """Called when code reads something that must not end up in a cached trace."""
 
 
 class Deferred(NamedTuple):
-    """An update of variables that happens once, when the replicas of a compiled step have finished.
+    """An update of variables that happens once, after the replicas of a compiled step.
 
     Args:
-        strategy: of the replicas.
-        arrays: what the replicas contribute: per-replica values; parts if the layout is split; else equal
-            copies.
+        strategy: the strategy that runs the replicas.
+        arrays: what the replicas contribute: per-replica values, parts of a split layout, or equal copies.
         layouts: the layouts of `arrays`; None for per-replica values and equal copies.
-        update: makes the update, from the whole values of `arrays`.
-        variables: those that the update reads or writes; without any, it happens only at the end.
+        update: makes the update from the full values of `arrays`.
+        variables: the variables that the update reads or writes. If a replica uses one of them, the update
+            is made at that point; if there are none, it is made at the end.
     """
 
     strategy: Any
@@ -113,11 +113,11 @@ class Deferred(NamedTuple):
 
 
 class Sending(NamedTuple):
-    """A write to variables whose values are on servers.
+    """A write to variables on parameter servers.
 
     Args:
-        servers: where it is sent.
-        what: says what the servers do with the arrays.
+        servers: the servers that it is sent to.
+        what: what the servers do with the arrays.
         arrays: the operands of the write.
     """
 
@@ -131,15 +131,15 @@ class RecordingFrame(Frame):
 
     @abc.abstractmethod
     def record(self, variable: Variable, write: Any) -> Any:
-        """Record a write; returns the new value, or None if it is not known yet."""
+        """Record a write; returns the new value, or None if it is unknown so far."""
 
 
 @final
 class EagerFrame(Frame):
-    """Variables are read from and written to their stores.
+    """Reads variables from their stores and writes them there.
 
     Args:
-        changes: collects the cells of variables before their first write, to undo the writes.
+        changes: collects each variable's cell before its first write, so that writes can be undone.
         loop: compiles the replica functions of a Python loop; see `execution/_loop.py`.
     """
 
@@ -176,7 +176,7 @@ class EagerFrame(Frame):
         sending.servers.push(parcel, arrays, wait=True)
 
     def before_write(self, variables: Iterable[Variable]) -> None:
-        """Save the cells of variables that are about to be written, if the writes may be undone."""
+        """Save the cells of variables that are about to be written, in case the writes are undone."""
         if self.changes is not None:
             for variable in variables:
                 self.changes.setdefault(variable.ref(), variable._view())
@@ -194,7 +194,7 @@ class EagerFrame(Frame):
         if is_tracer(value) or is_staging():
             raise TracingError(
                 "A variable was created while JAX traces a function (jit, grad, scan, ...), so its "
-                "value would not outlive the trace. Create it earlier, or compile the step with "
+                "value would not outlive the trace. Create it before that, or compile the step with "
                 "`rx.function`, which may create variables in its first call."
             )
         return value() if callable(value) else value
@@ -210,14 +210,14 @@ def _baked_in(variable: Variable, verb: str) -> str:
     if not is_staging():
         return (
             f"The variable {variable.name!r} would be {verb} with a value that exists only while JAX "
-            "differentiates or maps a function. Differentiate with `rx.value_and_grad(fn, variables)`, in "
-            "which `fn` may write variables and update metrics; or return the new value from that function "
+            "differentiates or maps a function. Differentiate with `rx.value_and_grad(fn, variables)`, "
+            "where `fn` may write variables and update metrics; or return the new value from that function "
             "and assign it outside."
         )
     return (
         f"The variable {variable.name!r} is {verb} inside a function that JAX compiles "
         f"({staged_for()}). JAX would bake in the current value as a constant, and later changes would be "
-        "lost. Use `@rx.function` in place of `@jax.jit` around the step; inside an eager step, read "
+        "ignored. Use `@rx.function` instead of `@jax.jit` for the step; inside an eager step, read "
         "`v.value` before the scan, cond or jit and pass it in."
     )
 
@@ -239,7 +239,7 @@ def use_frame(frame: Frame) -> contextlib.AbstractContextManager[None]:
 def journal(*, keep: bool) -> Iterator[None]:
     """Undo the eager writes made during a `with` block: if it fails, or always unless `keep`.
 
-    While a step is traced there is nothing to undo: a trace that fails is discarded.
+    While a step is traced there is nothing to undo: a failed trace is discarded.
     """
     outer = current_frame()
     if not isinstance(outer, EagerFrame):

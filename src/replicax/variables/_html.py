@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["variable_table"]
 
-_LARGEST = 8  # the most elements that are read
+_LARGEST = 8  # values with more elements are not read
 
 
 def variable_table(variable: Variable) -> str:
@@ -59,7 +59,7 @@ def _in_its_replica(variable: Variable) -> bool:
 
 
 def _is_here(variable: Any) -> bool:
-    """Whether reading it takes no communication with other processes."""
+    """Whether it can be read without communicating with other processes."""
     mesh = variable.mesh
     local = mesh is None or mesh.is_local or variable.layout.has_copies
     return local and variable.layout.servers is None

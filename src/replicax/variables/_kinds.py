@@ -1,6 +1,6 @@
 """TensorFlow's names for kinds of variables, for `isinstance`.
 
-There is one class of variables. `isinstance(v, ...)` with these names checks the variable's layout.
+There is only one variable class; `isinstance(v, MirroredVariable)` checks the variable's layout.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class MirroredVariable(_Kind):
 
 
 class SyncOnReadVariable(_Kind):
-    """A variable with a part on each replica, combined when it is read.
+    """A variable with a separate part on each replica; reading it combines the parts.
 
     >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
     >>> with strategy.scope():
@@ -93,8 +93,8 @@ class AggregatingVariable(_Kind):
 
 
 class ShardedVariable(_Kind):
-    """A variable whose value is divided among devices: among replicas by a `ShardedStrategy`, or among the
-    devices of each replica by a partition.
+    """A variable whose value is sharded: over the replicas by a `ShardedStrategy`, or over the devices of
+    each replica by a partition.
 
     >>> with rx.ShardedStrategy(["CPU:0", "CPU:1"]).scope():
     ...     v = rx.Variable(jnp.zeros((256, 256)))

@@ -1,15 +1,15 @@
-"""A layout: where a variable's value is, and what reading and writing it means there.
+"""A layout: where a variable's value is placed, and what reading and writing it means there.
 
-Everything that depends on how a variable is placed is a method of its layout; frames, compiled steps,
-gradients, the optimizer and checkpoints call it too. A new layout is one file with one class like these:
+Everything that depends on how a variable is placed is a method of its layout, which frames, compiled steps,
+gradients, the optimizer and checkpoints call. A new layout is one file with one class, like these:
 
     Replicated      _replicated.py    one equal copy on each replica          cell: Mirrored
     OnePerReplica   _per_replica.py   a different part on each replica        cell: PerReplica
     OneDevice       _one_device.py    one copy, for one replica               cell: Mirrored
-    Central         _one_device.py    one copy, which all replicas share      cell: Mirrored
-    Sharded         _sharded.py       a part of one value on each replica     cell: Mirrored
-    Partitioned     _partitioned.py   a copy on each replica, divided         cell: Mirrored
-                                      among the replica's devices
+    Central         _one_device.py    one copy, shared by all replicas        cell: Mirrored
+    Sharded         _sharded.py       one value, sharded over the replicas    cell: Mirrored
+    Partitioned     _partitioned.py   a copy on each replica, sharded over    cell: Mirrored
+                                      the replica's devices
     OnServers       _on_servers.py    on parameter servers; a copy here       cell: Mirrored
 """
 
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 __all__ = ["MAX_SPLIT_AXES", "Layout", "OnMesh", "spread_parts", "write_one_copy"]
 
 MAX_SPLIT_AXES = 8
-"""The array of a split layout is cut along one of its first axes, at most this many."""
+"""The array of a split layout is split along one of its first `MOST_AXES` axes."""
 
 
 class Layout(abc.ABC):
-    """Where the value of a variable is. Variables that are placed in the same way share one object."""
+    """Where the value of a variable is placed. Variables that are placed alike share one layout object."""
 
     type_name: ClassVar[str]
     """TensorFlow's name for variables with this layout."""
@@ -52,21 +52,21 @@ class Layout(abc.ABC):
     """Whether each replica has its own copy or part."""
 
     is_split: ClassVar[bool] = False
-    """Whether a replica's devices hold only a part of the array, cut along `split_axis`."""
+    """Whether a replica's devices hold only a part of the array, which is split along `split_axis`."""
     split_axis: int = 0
 
     on_mesh: bool
-    """Whether the array is placed on `mesh` between steps as well."""
+    """Whether the array stays on `mesh` between steps."""
 
     @property
     @abc.abstractmethod
     def mesh(self) -> ReplicaMesh | None:
-        """The devices of the variable in compiled steps; None if JAX chooses."""
+        """The variable's devices in compiled steps; None if JAX chooses."""
 
     @property
     @abc.abstractmethod
     def device(self) -> Any:
-        """The device of the (first) copy in this process."""
+        """The device of this process's (first) copy."""
 
     # The array in the store.
 
@@ -75,7 +75,7 @@ class Layout(abc.ABC):
         """The array for a variable with this value; it may share memory with `value`."""
 
     def initial(self, spec: VariableSpec, value: Any) -> Any:
-        """The first array of a new variable; None if there is none in this process yet."""
+        """The array of a new variable; None if this process has none yet."""
         return jnp.copy(self.place(value))
 
     def array_shape(self, spec: VariableSpec) -> tuple[int, ...]:
@@ -88,7 +88,7 @@ class Layout(abc.ABC):
 
     @abc.abstractmethod
     def wrap(self, array: Any, scalar: bool) -> Cell:
-        """The cell of an array or its tracer; `scalar` if the variable's shape is ()."""
+        """The cell for an array or its tracer; `scalar` if the variable's shape is ()."""
 
     @abc.abstractmethod
     def unwrap(self, cell: Any) -> Any:
@@ -97,11 +97,11 @@ class Layout(abc.ABC):
     # In a replica that is being traced.
 
     def replica_cell(self, cell: Any) -> Any:
-        """The cell of a replica, from that of the step; for layouts that are not split."""
+        """A replica's cell, from the step's cell; for layouts that are not split."""
         return cell
 
     def local_cell(self, value: Any) -> Cell:
-        """The cell of a variable that has `value` in this replica."""
+        """The cell of a variable whose value in this replica is `value`."""
         return Mirrored.from_whole(value, self.mesh)
 
     def part_shape(self, spec: VariableSpec) -> tuple[int, ...]:
@@ -109,7 +109,7 @@ class Layout(abc.ABC):
         return spec.shape
 
     def part_cell(self, part: Any, spec: VariableSpec) -> Any:
-        """The cell of a replica that has this part of the array."""
+        """The cell of a replica that holds this part of the array."""
         return self.local_cell(part.reshape(spec.shape))
 
     def part(self, cell: Any) -> Any:
@@ -121,7 +121,7 @@ class Layout(abc.ABC):
 
     @property
     def servers(self) -> Servers | None:
-        """Where the value is, if that is not in this process."""
+        """The servers that hold the value; None if it is in this process."""
         return None
 
     def refresh(self, variables: Sequence[Variable]) -> None:  # noqa: B027 - most values are here
@@ -162,7 +162,7 @@ class Layout(abc.ABC):
 
 
 class OnMesh(Layout):
-    """The layouts of variables that are placed on all devices of their strategy."""
+    """The base of layouts that place a variable on all of its strategy's devices."""
 
     on_mesh = True
 
@@ -179,7 +179,7 @@ class OnMesh(Layout):
 
 
 def write_one_copy(variable: Variable, local_index: int, write: Write) -> Any:
-    """Write one local replica's copy of a variable with copies; returns the new value."""
+    """Write one local replica's copy of a variable; returns the new value."""
     frame, mesh = current().frame, variable.mesh
     assert mesh is not None
     operand = write.operand

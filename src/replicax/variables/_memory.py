@@ -1,4 +1,4 @@
-"""Memory on each device, by purpose: parameters, optimizer state, activations, ..."""
+"""Memory per device, by purpose: parameters, optimizer state, activations, ..."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Memory:
     results: int = 0
     """What the step returns."""
     temporaries: int = 0
-    """What exists only while the step runs: activations, gradients, gathered parameters."""
+    """Buffers that exist only while the step runs: activations, gradients, gathered parameters."""
 
     @classmethod
     def of_variables(cls, sizes: Iterable[tuple[Variable, int]], **others: int) -> Memory:
@@ -52,7 +52,7 @@ class Memory:
 
     @property
     def peak(self) -> int:
-        """Everything: what a device must have for the step."""
+        """The total that a device needs to run the step."""
         return self.state + self.arguments + self.results + self.temporaries
 
 

@@ -1,7 +1,7 @@
-"""The layout of variables whose values are on parameter servers.
+"""The layout of variables on parameter servers.
 
-This process has a copy on all of its devices that is fetched before each use. A compiled step fetches all
-of its variables together, before it runs; if it only looks up rows of a variable, it fetches only those
+This process has a copy on all of its devices, which it fetches before each use. A compiled step fetches all
+of its variables together before it runs; if it only looks up rows of a variable, it fetches only those
 rows. Writes are sent to the servers, which apply them to the value that they have by then. Until the next
 fetch, this process sees its own writes applied to its own copy.
 """
@@ -41,9 +41,9 @@ class OnServers(SharedValue):
     """On parameter servers, whole or in parts.
 
     Args:
-        communicator: of the replicas in this process.
+        communicator: combines values over the replicas of this process.
         servers: the servers.
-        placement: which server has which part; only `servers` interprets it.
+        placement: which server holds which part; opaque to all but `servers`.
     """
 
     on_mesh = True
@@ -117,7 +117,7 @@ class OnServers(SharedValue):
 
 
 def _operand(variable: Variable, write: Write, value: Any) -> Any:
-    """What is written, as arrays that are the same for all replicas."""
+    """The value to write, as arrays that are the same for all replicas."""
     if isinstance(value, IndexedSlices):
         values, indices = (_operand(variable, write, part) for part in (value.values, value.indices))
         return IndexedSlices(values, jnp.asarray(indices), value.dense_shape)

@@ -28,8 +28,8 @@ class OneDevice(Layout):
     """One copy, for a strategy of one replica.
 
     Args:
-        device: the device of the variable, unless JAX chooses.
-        mesh: the strategy's mesh; None leaves values wherever JAX puts them.
+        device: the variable's device; None if JAX chooses.
+        mesh: the strategy's mesh; None leaves values wherever JAX places them.
     """
 
     type_name = "Variable"
@@ -120,7 +120,7 @@ def _write_single(variable: Variable, write: Write) -> Any:
 
 
 def _single_operand(value: Any) -> Any:
-    """The value to write, uncommitted: JAX may move it to the device of the copy."""
+    """The value to write, uncommitted, so that JAX may move it to the copy's device."""
     if isinstance(value, IndexedSlices):
         values, indices = _single_operand(value.values), _single_operand(value.indices)
         return IndexedSlices(values, indices, value.dense_shape)

@@ -1,4 +1,4 @@
-"""Errors for state and steps that do not fit into memory: what takes it, and which setting would help."""
+"""Errors for state and steps that do not fit in memory: what takes the memory, and what would help."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 class _Placement(Protocol):
-    """What advice depends on: a strategy."""
+    """What the advice depends on; a strategy has it."""
 
     @property
     def num_replicas_in_sync(self) -> int: ...
@@ -48,13 +48,13 @@ class _Placement(Protocol):
 
 
 def advise(memory: Memory, limit: int | None, num_replicas: int, shard: str) -> list[str]:
-    """The settings that would make a step need less memory, those with a known effect first.
+    """Settings that would reduce the memory of a step, those with a known effect first.
 
     Args:
         memory: what the step needs on each device.
-        limit: what a device has, if that is known.
-        num_replicas: the number of devices that state can be divided among.
-        shard: what is divided already: "mirrored" (nothing), "optimizer" or "all".
+        limit: what a device has, if known.
+        num_replicas: the number of devices that state can be sharded over.
+        shard: what is sharded already: "mirrored" (nothing), "optimizer" or "all".
     """
     return [
         *_advise_sharding(memory, limit, num_replicas, shard),
@@ -69,7 +69,7 @@ def _advise_sharding(memory: Memory, limit: int | None, num_replicas: int, shard
     everything = 0 if shard == "all" else slots + round(memory.parameters * left_out)
     if everything < 0.01 * memory.peak:
         if num_replicas == 1 and memory.state > 0.25 * memory.peak:
-            yield "More devices: ShardedStrategy divides state among devices, and here is only one."
+            yield "More devices: ShardedStrategy shards state over devices, but there is only one."
         return
     enough = limit is not None and memory.peak - slots <= limit
     if slots and enough:
@@ -77,7 +77,7 @@ def _advise_sharding(memory: Memory, limit: int | None, num_replicas: int, shard
     else:
         setting, what, saved = "all", "parameters and optimizer state", everything
     yield (
-        f'rx.ShardedStrategy(shard="{setting}"): divides {what} among the {num_replicas} devices, '
+        f'rx.ShardedStrategy(shard="{setting}"): shards {what} over the {num_replicas} devices, '
         f"{size_text(saved)} less on each."
     )
 
@@ -95,17 +95,17 @@ def _advise_smaller_activations(memory: Memory, limit: int | None) -> Iterator[s
         yield (
             f"rx.value_and_grad(..., microbatches={parts}): computes a batch in {parts} parts, with about "
             f"{size_text(activations / parts)} of activations instead of {size_text(activations)}. If you "
-            f"use microbatches already, take {parts} times as many."
+            f"already use microbatches, use {parts} times as many."
         )
-    yield "jax.checkpoint around each layer: computes activations again instead of keeping them."
-    yield "rx.value_and_grad(..., precision=rx.MixedPrecision()): activations in bfloat16, if not yet so."
+    yield "jax.checkpoint around each layer: recomputes activations instead of storing them."
+    yield "rx.value_and_grad(..., precision=rx.MixedPrecision()): activations in bfloat16."
 
 
 def _advise_smaller_slots(memory: Memory) -> Iterator[str]:
     if memory.optimizer > 0.2 * memory.peak:
         yield (
             "Smaller optimizer state: optax.adam(..., mu_dtype=jnp.bfloat16) saves a quarter of it, and "
-            "optax.adafactor keeps almost none."
+            "optax.adafactor needs almost none."
         )
 
 
@@ -113,7 +113,7 @@ def _advise_smaller_slots(memory: Memory) -> Iterator[str]:
 
 
 def memory_text(memory: Memory, sizes: Sequence[tuple[Variable, int]] = ()) -> str:
-    """A line for each use of memory, with the largest of the variables."""
+    """One line per use of memory, with the largest variables."""
     rows = [
         ("parameters", memory.parameters, "parameters"),
         ("optimizer state", memory.optimizer, "optimizer"),
@@ -154,18 +154,18 @@ def out_of_memory_in_step(
     """The error for a step that needs more memory than a device has.
 
     Args:
-        name: of the step.
+        name: the step's name.
         memory: what it needs on each device.
-        sizes: its variables, with their bytes on a device.
+        sizes: its variables, with their bytes per device.
         devices: its devices in this process.
         was_run: whether it was started.
-        others: the bytes that other arrays take on a device.
-        block: the largest free block, if that is the reason.
+        others: the bytes per device that other arrays take.
+        block: the size of the largest free block, if that is the reason.
     """
     limit = memory_limit(devices)
     available = "" if limit is None else f", and JAX may use {size_text(limit)}"
     if block is not None:
-        available += f", but the free memory is in pieces of {size_text(block)} or less"
+        available += f", but the free memory is fragmented into blocks of {size_text(block)} or less"
     elif limit is not None and others > 0.01 * limit:
         available += f", but other arrays take {size_text(others)}"
     start = (
@@ -190,7 +190,7 @@ def _placement(strategy: _Placement | None) -> tuple[int, str]:
 def creating_state(strategy: StrategyProtocol, what: str, num_bytes: int = 0) -> Iterator[None]:
     """A `with` block in which running out of memory raises an error that lists the variables.
 
-    `num_bytes` is the size of what is created, if that is known.
+    `num_bytes` is the size of the new variable, if known.
     """
     try:
         yield
@@ -206,7 +206,7 @@ def _out_of_memory_in_creation(strategy: Any, what: str, num_bytes: int) -> OutO
     available = "" if limit is None else f" JAX may use {size_text(limit)}."
     sizes = [(v, stored_bytes(v)) for v in variables_in(strategy.store)]
     memory = Memory.of_variables(sizes)
-    start = f"A device ran out of memory when {what}{size} was created.{available}"
+    start = f"A device ran out of memory while {what}{size} was being created.{available}"
     if sizes:
         start += f" The variables of this strategy take {size_text(memory.state)} on each device:"
     wanted = dataclasses.replace(memory, parameters=memory.parameters + num_bytes)

@@ -1,7 +1,7 @@
-"""How a variable is divided among the devices of a replica, its logical devices.
+"""How a variable is partitioned over the devices of a replica, its logical devices.
 
-A *partition* is the number of parts along each axis: `(1, 4)` divides the columns of a matrix among four
-devices. A variable is given one when it is created, or by a rule of its strategy that matches its name.
+A *partition* is the number of parts along each axis: `(1, 4)` shards the columns of a matrix over four
+devices. It is given when a variable is created, or by a rule of the strategy that matches its name.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ __all__ = ["NO_RULES", "PartitionRules", "check_partition", "checked_parts"]
 
 
 def checked_parts(partition: Any, what: str) -> tuple[int, ...]:
-    """A partition as a tuple of positive integers."""
+    """Check a partition; returns a tuple of positive integers."""
     try:
         parts = tuple(operator.index(number) for number in partition)
     except TypeError:
         parts = (0,)
     if any(number < 1 for number in parts):
         raise VariableError(
-            f"{what} got the partition {partition!r}. Pass the number of parts along each axis, a list of "
-            "positive integers such as [1, 4]."
+            f"{what} got the partition {partition!r}. Pass the number of parts along each axis as a list "
+            "of positive integers, such as [1, 4]."
         )
     return parts
 
 
 @final
 class PartitionRules:
-    """The partitions of variables by name.
+    """Partitions for variables by name.
 
     Args:
-        rules: regular expressions that are searched for in the names of variables, and partitions.
+        rules: maps regular expressions, which are searched for in variables' names, to partitions.
     """
 
     def __init__(self, rules: Mapping[str, Sequence[int]] | None = None) -> None:
@@ -57,7 +57,7 @@ class PartitionRules:
     def apply(self, spec: VariableSpec) -> VariableSpec:
         """`spec` with the partition of the rule that matches its name.
 
-        Slots have the partitions of their parameters instead. ON_READ variables have none.
+        Slots have the partitions of their parameters. ON_READ variables have none.
         """
         on_read = spec.synchronization is VariableSynchronization.ON_READ
         if not self._rules or spec.partition is not None or spec.is_slot or on_read:
@@ -89,14 +89,14 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 
 def check_partition(spec: VariableSpec, mesh: ReplicaMesh, strategy: object) -> None:
-    """Raise unless the variable can be divided among the devices of a replica."""
+    """Raise unless the variable can be partitioned over the devices of a replica."""
     if spec.partition is None:
         return
     parts, count, product = spec.partition, mesh.num_logical_devices, math.prod(spec.partition)
     if (problem := _shape_problem(spec.shape, parts)) is not None:
         pass
     elif product > 1 and spec.synchronization is VariableSynchronization.ON_READ:
-        problem = "which a variable with synchronization ON_READ can't have."
+        problem = "but variables with synchronization ON_READ can't be partitioned."
     elif product > 1 and count == 1:
         problem = (
             f"but each replica of {strategy} has only one device. Give the replicas several devices, "
@@ -105,7 +105,7 @@ def check_partition(spec: VariableSpec, mesh: ReplicaMesh, strategy: object) -> 
     elif count % product:
         problem = (
             f"which makes {product} parts, but each replica of {strategy} has {count} logical devices. The "
-            f"product of the numbers must be {count}, or divide it."
+            f"number of parts must divide {count}."
         )
     if problem is not None:
         rule = "" if spec.partition_rule is None else f" by the rule {spec.partition_rule!r}"
@@ -117,11 +117,11 @@ def check_partition(spec: VariableSpec, mesh: ReplicaMesh, strategy: object) -> 
 
 def _shape_problem(shape: tuple[int, ...], parts: tuple[int, ...]) -> str | None:
     if len(parts) != len(shape):
-        return f"but {len(shape)} axes. Pass one number for each axis, 1 for those that are not divided."
+        return f"but {len(shape)} axes. Pass one number per axis, 1 for axes that are not partitioned."
     for axis, (size, number) in enumerate(zip(shape, parts, strict=True)):
         if size % number:
             return (
-                f"but axis {axis} can't be divided into {number} equal parts. Divide another axis, or "
+                f"but axis {axis} can't be divided into {number} equal parts. Partition another axis, or "
                 f"choose a size that is a multiple of {number}."
             )
     return None

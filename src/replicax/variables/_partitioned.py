@@ -1,7 +1,7 @@
-"""The layout of partitioned variables: each replica has the value, divided among its logical devices.
+"""The layout of partitioned variables: each replica has the value, sharded over its logical devices.
 
 A compiled replica computes with it as with any array, and XLA partitions the computation: the product with
-a matrix whose columns are divided has divided columns, and so on.
+a matrix whose columns are sharded has sharded columns, and so on.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ __all__ = ["Partitioned"]
 
 @final
 class Partitioned(Divided):
-    """One equal copy on each replica, divided among its devices.
+    """One equal copy on each replica, sharded over the replica's devices.
 
     Args:
-        communicator: of the strategy.
+        communicator: the strategy's communicator.
         partition: the number of parts along each axis.
     """
 

@@ -1,7 +1,7 @@
-"""TensorFlow's partitioners: into how many parts a variable is divided along one of its axes.
+"""TensorFlow's partitioners: how many parts a variable is split into along one of its axes.
 
-A partitioner is a function of a shape, a dtype and an axis. It knows nothing of devices: a strategy asks it
-for the number of parts and decides where they are placed.
+A partitioner is a function of a shape, a dtype and an axis. It knows nothing about devices: a strategy asks
+it for the number of parts, and decides where to place them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["FixedShardsPartitioner", "MaxSizePartitioner", "MinSizePartitioner",
 
 
 class Partitioner(abc.ABC):
-    """The base class of partitioners; derive from it to write your own.
+    """The base class of partitioners; subclass it to write your own.
 
     >>> class Halves(rx.Partitioner):
     ...     def __call__(self, shape, dtype, axis=0):
@@ -33,14 +33,14 @@ class Partitioner(abc.ABC):
         """The number of parts along each axis.
 
         Args:
-            shape: of the variable.
-            dtype: of the variable.
-            axis: the axis to divide, by default the first.
+            shape: the variable's shape.
+            dtype: the variable's dtype.
+            axis: the axis to split, by default the first.
         """
 
 
 class _AlongOneAxis(Partitioner):
-    """A partitioner that counts the parts along one axis; all other axes are whole."""
+    """A partitioner that splits one axis only."""
 
     @final
     def __call__(self, shape: Sequence[int], dtype: Any, axis: int = 0) -> list[int]:
@@ -48,8 +48,8 @@ class _AlongOneAxis(Partitioner):
         sizes = [operator.index(size) for size in shape]
         if not -len(sizes) <= axis < len(sizes):
             raise ValueError(
-                f"{type(self).__name__} can't divide axis {axis} of a variable of shape {tuple(sizes)}, "
-                f"which has {len(sizes)} axes."
+                f"{type(self).__name__} can't split axis {axis} of a variable of shape {tuple(sizes)}, "
+                f"which has {len(sizes)} axes. Pass 0 <= axis < {len(sizes)}."
             )
         parts = [1] * len(sizes)
         parts[axis] = max(1, self._num_parts(sizes[axis], math.prod(sizes), dtype))
@@ -62,7 +62,7 @@ class _AlongOneAxis(Partitioner):
 
 @final
 class FixedShardsPartitioner(_AlongOneAxis):
-    """Divides every variable into the same number of parts, or fewer if its axis is shorter.
+    """Splits every variable into the same number of parts, or fewer if its axis is shorter.
 
     Args:
         num_shards: the number of parts.
@@ -83,11 +83,11 @@ class FixedShardsPartitioner(_AlongOneAxis):
 
 @final
 class MinSizePartitioner(_AlongOneAxis):
-    """Divides a variable into as many parts as possible, none smaller than `min_shard_bytes`.
+    """Splits a variable into as many parts as possible, none smaller than `min_shard_bytes`.
 
     Args:
-        min_shard_bytes: the smallest size of a part. A variable that is smaller than this is not divided.
-        max_shards: the largest number of parts. The default, 1, divides nothing.
+        min_shard_bytes: the smallest size of a part. A smaller variable is not split.
+        max_shards: the largest number of parts. The default, 1, splits nothing.
         bytes_per_string: the size to assume for each string, if the variable holds strings.
 
     >>> rx.MinSizePartitioner(min_shard_bytes=4, max_shards=2)((6, 1), jnp.float32)
@@ -116,10 +116,11 @@ class MinSizePartitioner(_AlongOneAxis):
 
 @final
 class MaxSizePartitioner(_AlongOneAxis):
-    """Divides a variable into as few parts as possible, none larger than `max_shard_bytes`.
+    """Splits a variable into as few parts as possible, none larger than `max_shard_bytes`.
 
     Args:
-        max_shard_bytes: the largest size of a part. One entry of the axis may be larger: it is not divided.
+        max_shard_bytes: the largest size of a part. A single entry of the axis is never split, even if it
+            is larger.
         max_shards: the largest number of parts, even if they are then too large. None for no limit.
         bytes_per_string: the size to assume for each string, if the variable holds strings.
 

@@ -1,6 +1,6 @@
 """The layout of ON_READ variables: each replica has its own part, and reading combines the parts.
 
-For metrics and statistics, which replicas update without communication.
+It is for metrics and statistics: replicas update them without communication.
 """
 
 from __future__ import annotations

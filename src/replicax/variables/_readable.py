@@ -1,4 +1,4 @@
-"""What variables and their copies have in common: a value that JAX sees as an array."""
+"""The base of variables and their copies: objects that JAX sees as an array."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def seen_by_jax(cls: _T) -> _T:
 class Readable(ArrayOperators, Leaf, abc.ABC):
     """A variable or one of its copies.
 
-    `jnp.sum`, `jax.jit`, `jax.grad` and other JAX functions see its current value, as an array, also where
-    it is part of a structure.
+    `jnp.sum`, `jax.jit`, `jax.grad` and other JAX functions see its current value as an array, also inside
+    a pytree.
     """
 
     __slots__ = ()
@@ -79,5 +79,5 @@ def describe(name: str, readable: Any) -> str:
 
 
 def is_variable(value: Any) -> bool:
-    """Whether `value` is a variable or a copy of one, which `jax.tree` would replace by its value."""
+    """Whether `value` is a variable or a copy of one, which `jax.tree` would replace with its value."""
     return isinstance(value, Readable)

@@ -1,4 +1,4 @@
-"""Variables in the block of a `GradientTape`: reads are watched, writes are not recorded."""
+"""Variables in the block of a `GradientTape`: reads are watched, and writes are not recorded."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["read_recorded", "watched_by", "write_unrecorded"]
 
 
 def read_recorded(variable: Variable, here: Context) -> Any:
-    """The value of `variable`, as the tapes that are open here follow it.
+    """The value of `variable`, watched by the open tapes.
 
-    It is read outside of their traces, so that a function that JAX traces in the block takes it as a
-    constant from outside, as it would any other array.
+    It is read outside of their traces, so that a function that JAX traces in the block captures it as a
+    constant, like any other array.
     """
     here.frame.require_own_trace()
     with at_trace(here.tapes[0].outer_trace):
@@ -27,7 +27,7 @@ def read_recorded(variable: Variable, here: Context) -> Any:
 
 
 def watched_by(tapes: tuple[Any, ...], variable: Any, value: Any) -> Any:
-    """`value`, which was read from `variable`, as the tapes follow it."""
+    """`value`, which was read from `variable`, as watched by the tapes."""
     for tape in tapes:
         value = tape.on_read(variable, value)
     return value

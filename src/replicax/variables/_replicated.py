@@ -1,6 +1,6 @@
 """The layout of mirrored variables: one equal copy on each replica.
 
-The copies stay equal because what replicas write is combined first, as the aggregation says.
+The copies stay equal because the replicas' writes are combined first, according to the aggregation.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Replicated(OnMesh):
 
 
 def _operand(variable: Variable, write: Write, value: Any) -> Any:
-    """What is written, as one value for all copies."""
+    """The value to write, the same for all copies."""
     if isinstance(value, PerReplica):
         _refuse(variable, write)
     if isinstance(value, IndexedSlices):

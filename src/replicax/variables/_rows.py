@@ -1,7 +1,7 @@
-"""Reading and writing parts of a variable: rows, places given by coordinates, and slices.
+"""Reading and writing parts of a variable: rows, elements given by coordinates, and slices.
 
-A write of rows is an `IndexedSlices`: values and the numbers of their rows. A write at coordinates
-(`scatter_nd_*`) is one too; the last axis of its indices has the coordinates of one place.
+A write of rows is an `IndexedSlices`: values and their row numbers. A write at coordinates (`scatter_nd_*`)
+is one too; the last axis of its indices has the coordinates of one element or slice.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ __all__ = ["HasRows", "VariableSlice"]
 
 
 class HasRows(Readable):
-    """What variables and their copies offer for parts of their value.
+    """Methods of variables and their copies that read or write a part of the value.
 
-    As in TensorFlow, every method that writes takes `use_locking`, without effect, since writes are always
-    atomic, and `name`, which is shown in profiles.
+    As in TensorFlow, every method that writes takes `use_locking`, which has no effect because writes are
+    always atomic, and `name`, which profiles show.
     """
 
     __slots__ = ()
 
     @abc.abstractmethod
     def _write_rows(self, name: str, rows: Any, scope: str | None) -> Any:
-        """Write rows, or places, by the method of this name."""
+        """Write rows, or values at coordinates, with the method of this name."""
 
     @abc.abstractmethod
     def _write(self, method: Method, value: Any, read_value: bool, scope: str | None = None) -> Any:
-        """Write by a method; in profiles it is called `scope`."""
+        """Write with a method; profiles show it as `scope`."""
 
     # Reading.
 
@@ -49,7 +49,7 @@ class HasRows(Readable):
             return jnp.take(self.read_value(), jnp.asarray(indices), axis=0)
 
     def gather_nd(self, indices: Any, name: str | None = None) -> jax.Array:
-        """Elements, or slices, at coordinates: the last axis of `indices` has those of one place.
+        """Elements or slices at coordinates, which are the last axis of `indices`.
 
         >>> rx.Variable([[1.0, 2.0], [3.0, 4.0]]).gather_nd([[0, 1], [1, 0]])
         Array([2., 3.], dtype=float32)
@@ -91,13 +91,13 @@ class HasRows(Readable):
     def scatter_min(
         self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
     ) -> Any:
-        """Replace some rows by the elementwise minimum of old and new."""
+        """Replace some rows with the elementwise minimum of old and new."""
         return self._write_rows("scatter_min", sparse_delta, name)
 
     def scatter_max(
         self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
     ) -> Any:
-        """Replace some rows by the elementwise maximum of old and new."""
+        """Replace some rows with the elementwise maximum of old and new."""
         return self._write_rows("scatter_max", sparse_delta, name)
 
     def scatter_update(
@@ -109,7 +109,7 @@ class HasRows(Readable):
     def batch_scatter_update(
         self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
     ) -> Any:
-        """Replace some rows of each entry of a batch: the leading axes of indices and variable are equal.
+        """Replace some rows of each batch entry: `indices` has the leading axes of the variable.
 
         >>> v = rx.Variable([[1.0, 2.0], [3.0, 4.0]])
         >>> v.batch_scatter_update(rx.IndexedSlices(jnp.array([[9.0], [8.0]]), jnp.array([[0], [1]])))
@@ -120,10 +120,10 @@ class HasRows(Readable):
         places = _places_in_batch(jnp.asarray(sparse_delta.indices))
         return self._write_rows("scatter_nd_update", IndexedSlices(sparse_delta.values, places), name)
 
-    # Writing places.
+    # Writing at coordinates.
 
     def scatter_nd_add(self, indices: Any, updates: Any, name: str | None = None) -> Any:
-        """Add at coordinates: the last axis of `indices` has those of one place.
+        """Add at coordinates, which are the last axis of `indices`.
 
         >>> rx.Variable([1.0, 2.0, 3.0]).scatter_nd_add([[2], [2]], [10.0, 20.0])
         Array([ 1.,  2., 33.], dtype=float32)
@@ -135,15 +135,15 @@ class HasRows(Readable):
         return self._write_places("scatter_nd_sub", indices, updates, name)
 
     def scatter_nd_update(self, indices: Any, updates: Any, name: str | None = None) -> Any:
-        """Replace what is at coordinates."""
+        """Replace the values at coordinates."""
         return self._write_places("scatter_nd_update", indices, updates, name)
 
     def scatter_nd_max(self, indices: Any, updates: Any, name: str | None = None) -> Any:
-        """Replace what is at coordinates by the maximum of old and new."""
+        """Replace the values at coordinates with the maximum of old and new."""
         return self._write_places("scatter_nd_max", indices, updates, name)
 
     def scatter_nd_min(self, indices: Any, updates: Any, name: str | None = None) -> Any:
-        """Replace what is at coordinates by the minimum of old and new."""
+        """Replace the values at coordinates with the minimum of old and new."""
         return self._write_places("scatter_nd_min", indices, updates, name)
 
     def _write_places(self, method: str, indices: Any, updates: Any, name: str | None) -> Any:
@@ -153,7 +153,7 @@ class HasRows(Readable):
     # Writing slices.
 
     def slice_at(self, index: Any) -> VariableSlice:
-        """A part of the variable that can be written: what `v[index].assign(x)` needs.
+        """A part of the variable that can be written: `v[index].assign(x)` in TensorFlow.
 
         >>> v = rx.Variable([1.0, 2.0, 3.0])
         >>> v.slice_at(slice(1, None)).assign([8.0, 9.0])
@@ -164,10 +164,10 @@ class HasRows(Readable):
 
 @final
 class VariableSlice:
-    """A part of a variable, made by `v.slice_at(index)`: write it with the methods of a variable.
+    """A part of a variable, made by `v.slice_at(index)`; it has a variable's `assign` methods.
 
-    In a replica function, the replicas' values are combined as the aggregation says, as in `v.assign`. All
-    replicas must write the same part.
+    In a replica function, the replicas' values are combined according to the aggregation, as in `v.assign`.
+    All replicas must write the same part.
     """
 
     __slots__ = ("_index", "_variable")
@@ -205,6 +205,6 @@ def _require_rows(name: str, rows: Any) -> None:
 
 
 def _places_in_batch(indices: jax.Array) -> jax.Array:
-    """The coordinates of rows: those of the batch entry, then the number of the row."""
+    """The coordinates of rows: those of the batch entry, then the row number."""
     entries = jnp.indices(indices.shape)[: indices.ndim - 1]
     return jnp.stack([*entries, indices], axis=-1)

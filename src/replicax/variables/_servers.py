@@ -1,4 +1,7 @@
-"""What layouts, frames and compiled steps ask of parameter servers; `parameter_server/` implements it."""
+"""The interface that layouts, frames and compiled steps use to reach parameter servers.
+
+`parameter_server/` implements it.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ __all__ = ["Servers"]
 
 
 class Servers(abc.ABC):
-    """Processes that hold the values of variables, as this process sees them."""
+    """The processes that hold the values of variables, as seen from this process."""
 
     @abc.abstractmethod
     def create(self, spec: VariableSpec, placement: Any, value: Any) -> None:
@@ -30,23 +33,23 @@ class Servers(abc.ABC):
         """Fetch the current values of `variables` into their stores, and rows of other variables.
 
         Args:
-            variables: those to fetch as a whole.
-            lookups: variables with the numbers of the rows to fetch; numbers without a row are ignored.
+            variables: the variables to fetch in full.
+            lookups: variables with the row numbers to fetch; numbers out of range are ignored.
 
         Returns:
-            For each of `lookups` the numbers of the rows in ascending order, each once, and the rows.
+            For each of `lookups`, the distinct row numbers in ascending order, and the rows.
         """
 
     @abc.abstractmethod
     def pack(self, sendings: Sequence[Sending]) -> tuple[list[Any], Any]:
-        """The arrays to transfer, as few as possible, and a parcel that says what they are.
+        """Pack sendings into as few arrays as possible; returns the arrays and a parcel describing them.
 
         Compiled steps trace this, so the arrays may be tracers.
         """
 
     @abc.abstractmethod
     def push(self, parcel: Any, arrays: Sequence[Any], *, wait: bool = False) -> None:
-        """Send the arrays of a parcel; `wait` until the servers have used them."""
+        """Send the arrays of a parcel; if `wait`, block until the servers have used them."""
 
     @abc.abstractmethod
     def reference(self, variable: Variable) -> Any:

@@ -1,10 +1,10 @@
 """The layout of sharded variables: each replica holds one part of the value, a shard.
 
 One axis is split into as many shards as there are replicas. If its size is not a multiple of their number,
-the array in the store is padded with zeros. Reading gives the whole value: a compiled replica gathers the
-shards where it reads the variable, so that the whole value exists only while it is used.
+the array in the store is padded with zeros. Reading returns the full value: a compiled replica gathers the
+shards where it reads the variable, so the full value exists only while it is used.
 
-If the variable has a partition too, every shard is divided among the devices of its replica, along other
+If the variable also has a partition, every shard is sharded over the devices of its replica, along other
 axes. A device then exchanges only its own part with the same device of the other replicas.
 """
 
@@ -31,9 +31,9 @@ __all__ = ["Shard", "Sharded", "axis_to_shard"]
 def axis_to_shard(
     shape: Sequence[int], num_shards: int, partition: Sequence[int] | None = None
 ) -> int | None:
-    """The axis of an array that is split: the largest one that divides evenly, or else the largest.
+    """The axis to split: the largest one that divides evenly, else the largest.
 
-    Axes that a partition divides are not considered; None if no other axis remains.
+    Partitioned axes are not considered; None if no other axis remains.
     """
     whole = (1,) * len(shape) if partition is None else partition
     axes = [axis for axis in range(min(len(shape), MAX_SPLIT_AXES)) if whole[axis] == 1]
@@ -48,11 +48,11 @@ class Sharded(Divided):
     """A part of the value on each replica.
 
     Args:
-        communicator: of the strategy.
+        communicator: the strategy's communicator.
         axis: the axis that is split.
         size: the size of that axis.
         partition: the number of parts along each axis for the devices of a replica; None for copies.
-        gather_again: whether the value is gathered again for its gradient.
+        gather_again: whether the value is gathered again in the backward pass.
     """
 
     is_split = True
@@ -121,17 +121,17 @@ class Sharded(Divided):
         return self._unpadded(self._on_each_device(gather, part))
 
     def zeros(self, shard: Any) -> Any:
-        """Zeros of the shape of the whole value."""
+        """Zeros with the shape of the full value."""
         return jnp.zeros(self._with_size(shard.shape, self._size), shard.dtype)
 
     @property
     def has_slices(self) -> bool:
-        """Whether the first axis is whole, so that each replica has a part of every index."""
+        """Whether the first axis is not split, so that each replica has a part of every index."""
         return self.split_axis > 0 and (self._partition is None or self._partition[0] == 1)
 
     @functools.cached_property
     def of_slices(self) -> Sharded:
-        """The layout of one index of the first axis, if it is whole."""
+        """The layout of one index of the first axis, if that is not split."""
         assert self.has_slices
         partition = self._partition and self._partition[1:]
         return Sharded(
@@ -152,7 +152,7 @@ class Sharded(Divided):
         return self._on_each_device(scatter, self.padded(value))
 
     def _on_each_device(self, collective: Callable[[Any], Any], value: Any) -> Any:
-        """Call a collective on the part of each device; XLA would gather the parts first."""
+        """Call a collective on each device's own part; XLA would gather the parts first."""
         if not self._parts:
             return collective(value)
         mapped = jax.shard_map(

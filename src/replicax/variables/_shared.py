@@ -1,4 +1,4 @@
-"""What layouts have in common whose variables have one value, which all replicas share."""
+"""The base of layouts with one value that all replicas share."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["SharedValue"]
 class SharedValue(Layout):
     """One value that all replicas read and write.
 
-    What replicas write is combined first, as the aggregation says, whatever the synchronization.
+    The replicas' writes are combined first, according to the aggregation, whatever the synchronization.
     """
 
     type_name = "AggregatingVariable"
@@ -40,14 +40,14 @@ class SharedValue(Layout):
         return current().frame.load(variable).to_plain()
 
     def held(self, variable: Variable) -> Any:
-        """The shared value; an ON_READ total is divided, so that the replicas' parts add up to it."""
+        """The shared value; an ON_READ total is split into parts that add up to it."""
         cell = current().frame.load(variable)
         if variable.synchronization is not VariableSynchronization.ON_READ:
             return cell
         if variable.aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
             raise VariableError(
                 f"The variable {variable.name!r} (ON_READ, ONLY_FIRST_REPLICA) has one copy under this "
-                "strategy: what the other replicas wrote is not kept, so it can't be combined. Read it "
+                "strategy: the other replicas' writes are dropped, so they can't be combined. Read it "
                 "with `v.read_value()`, or give it the aggregation SUM or MEAN."
             )
         total = variable.aggregation is VariableAggregation.SUM

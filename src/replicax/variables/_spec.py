@@ -1,4 +1,4 @@
-"""The properties of a variable, and the checks of values that are written to it."""
+"""The properties of a variable, and the checks on values written to it."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class VariableSpec:
     constraint: Callable[[Any], Any] | None
     made_at: str
     is_slot: bool = False
-    """Whether it is state of an optimizer."""
+    """Whether it is optimizer state."""
     partition: tuple[int, ...] | None = None
     """The number of parts along each axis, for the devices of a replica; None if each has a copy."""
     partition_rule: str | None = None
-    """The rule that the partition comes from."""
+    """The rule that gave it the partition."""
     slot_of: tuple[Any, ...] = ()
-    """The variables that this state of an optimizer belongs to: one, or all that it updates."""
+    """The variables that this optimizer state belongs to: one, or all that the optimizer updates."""
 
     @property
     def num_bytes(self) -> int:
@@ -50,12 +50,12 @@ class VariableSpec:
         mean = self.aggregation is VariableAggregation.MEAN
         if mean and not jnp.issubdtype(self.dtype, jnp.inexact):
             raise VariableError(
-                f"The variable '{self.name}:0' is {self.dtype}, but its aggregation MEAN gives fractions. "
-                "Use a float dtype, or another aggregation."
+                f"The variable '{self.name}:0' is {self.dtype}, but its aggregation MEAN produces "
+                "fractions. Use a float dtype, or another aggregation."
             )
 
     def from_python(self, value: Any, what: str) -> Any:
-        """Convert a Python value to an array; integers to the variable's dtype."""
+        """Convert a Python value to an array; integers get the variable's dtype."""
         try:
             array = np.asarray(value)
             whole = array.dtype == np.asarray(0).dtype and all(
@@ -79,14 +79,14 @@ class VariableSpec:
         """Raise unless the values of `rows` can be written into rows of the variable."""
         if not self.shape:
             raise VariableError(
-                f"{what} of the variable '{self.name}:0', which is a scalar: it has no rows."
+                f"{what} of the variable '{self.name}:0', which is a scalar and has no rows."
             )
         values, indices = (_described(part) for part in (rows.values, rows.indices))
         if values is None or indices is None:
             return  # replicas may have different numbers of rows
         if not jnp.issubdtype(indices.dtype, jnp.integer):
             raise VariableError(
-                f"{what} of the variable '{self.name}:0' takes integers as indices, got {indices.dtype}."
+                f"{what} of the variable '{self.name}:0' takes integer indices, got {indices.dtype}."
             )
         if not _broadcasts(values.shape, (*indices.shape, *self.shape[1:])):
             raise VariableError(
@@ -116,7 +116,7 @@ class VariableSpec:
         self._check_dtype(values, what)
 
     def check_fits(self, value: Any, what: str) -> None:
-        """Raise unless `value` can be written without losing anything."""
+        """Raise unless `value` can be written without loss."""
         shape = np.shape(value)
         if not _broadcasts(shape, self.shape):
             raise VariableError(

@@ -1,7 +1,7 @@
-"""Initial values that are known as a JAX program, and computed where the variable is placed.
+"""Initial values in the form of a jaxpr, computed where the variable is placed.
 
-An array has to be computed before it can be divided. A program can be compiled so that each device computes
-only its own part: that is how variables are created that would not fit on one device.
+An array has to exist before it can be sharded. A jaxpr can be compiled so that each device computes only
+its own part. So variables can be created that would not fit on one device.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from replicax.variables._layout import Layout
 __all__ = ["TracedValue", "trace_value", "traced_results"]
 
 _programs: weakref.WeakKeyDictionary[Layout, dict[str, Any]] = weakref.WeakKeyDictionary()
-"""Compiled programs. Those of layers with the same shapes differ only in what they are given."""
+"""Compiled programs. Layers with the same shapes share one and differ only in its arguments."""
 
 
 @final
@@ -30,8 +30,8 @@ class TracedValue:
     """One result of a program.
 
     Args:
-        jaxpr: a program without constants, which has this result alone.
-        args: what it is computed from.
+        jaxpr: a program without constants and with only this result.
+        args: its arguments.
     """
 
     def __init__(self, jaxpr: Any, args: Sequence[Any]) -> None:
@@ -45,14 +45,14 @@ class TracedValue:
         return run_program(self._jaxpr, self.args)[0]
 
     def placed(self, layout: Layout) -> Any:
-        """The array of a variable with this layout; if that divides it, each device computes its part."""
+        """The array of a variable with this layout; if it is sharded, each device computes its part."""
         if not isinstance(layout, Divided):
             return jnp.copy(layout.place(self.computed()))
         mesh = layout.mesh
         return self.program(layout)([x if _is_on(mesh, x) else mesh.replicate(x) for x in self.args])
 
     def program(self, layout: Divided) -> Any:
-        """The compiled function of `args` that computes the parts."""
+        """The compiled function that computes the parts from `args`."""
         compiled, key = _programs.setdefault(layout, {}), str(self._jaxpr)
         if key not in compiled:
             jaxpr, padded = self._jaxpr, layout.padded
@@ -68,7 +68,7 @@ def _is_on(mesh: ReplicaMesh, array: Any) -> bool:
 
 
 def trace_value(fn: Callable[[], Any], dtype: Any, name: str) -> Any:
-    """What `fn` returns: a `TracedValue` if JAX computes it, or else the value itself."""
+    """What `fn` returns: a `TracedValue` if JAX computes it, else the value itself."""
     results: list[Any] = []
 
     def arrays_only() -> Any:
@@ -81,7 +81,7 @@ def trace_value(fn: Callable[[], Any], dtype: Any, name: str) -> Any:
         error.add_note(
             f"The variable {name!r} is created with shape= and a function, so that each device computes "
             "only its part of the value. JAX traces the function, as jax.jit does. Leave out shape= to "
-            "call it instead, and to divide the value afterwards."
+            "call the function instead and shard its value afterwards."
         )
         raise
     traced = traced_results(program, ())
@@ -89,7 +89,7 @@ def trace_value(fn: Callable[[], Any], dtype: Any, name: str) -> Any:
 
 
 def traced_results(program: Any, args: Sequence[Any]) -> list[Any]:
-    """Each result of a traced program (`jax.make_jaxpr`) as a value of its own."""
+    """Each result of a traced program (`jax.make_jaxpr`) as a separate value."""
     jaxpr = program.jaxpr
     given = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*program.consts, *args), strict=True))
 

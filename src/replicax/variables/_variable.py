@@ -1,8 +1,8 @@
 """`Variable`: state that outlives a step, with one meaning for every strategy.
 
-A variable has a spec (`_spec.py`: its name, shape, dtype, ...), a layout (`_layout.py`: where its value is,
-and what reading and writing mean there) and a place in its strategy's store of arrays (`_store.py`). This
-class is the API: it looks at the context and calls the layout.
+A variable has a spec (`_spec.py`: its name, shape, dtype, ...), a layout (`_layout.py`: where its value is
+placed, and what reading and writing mean there) and an index in its strategy's store of arrays
+(`_store.py`). This class is the API: it looks at the context and calls the layout.
 """
 
 from __future__ import annotations
@@ -88,14 +88,14 @@ class Variable(HasRows):
         synchronization: when the copies are synchronized. AUTO and ON_WRITE: at every write, so that they
             are always equal (a mirrored variable). ON_READ: replicas write their own part without
             communication, and reading outside of replicas combines the parts.
-        aggregation: how the replicas' values are combined when a replica function writes the variable
-            (ON_WRITE) or when it is read (ON_READ).
+        aggregation: how the replicas' values are combined: when a replica function writes the variable
+            (ON_WRITE), or when the variable is read (ON_READ).
         shape: if given, the shape that the initial value must have. With `ShardedStrategy` and an initial
             value that is a function, JAX then compiles the function, and each device computes its part.
         constraint: a function that optimizers apply after an update; `assign` does not.
-        partition: the number of parts along each axis, to divide the value among the devices of each
-            replica: `[1, 4]` for the columns of a matrix. By default each device has a copy, unless a rule
-            of the strategy matches the name. See `MirroredStrategy(logical_devices=...)`.
+        partition: the number of parts along each axis, to shard the value over the devices of each replica:
+            `[1, 4]` for the columns of a matrix. By default each device has a copy, unless a rule of the
+            strategy matches the name. See `MirroredStrategy(logical_devices=...)`.
 
     >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
     >>> with strategy.scope():
@@ -120,7 +120,7 @@ class Variable(HasRows):
     _place: int
     _strategy: StrategyProtocol
     was_written: bool
-    """Whether the value may differ from the initial one."""
+    """Whether the value may differ from the initial value."""
 
     def __new__(
         cls,
@@ -150,7 +150,7 @@ class Variable(HasRows):
 
     @classmethod
     def _make(cls, spec: VariableSpec, layout: Layout, strategy: StrategyProtocol, array: Any) -> Variable:
-        """Add `array`, placed as `layout` says, to the store of `strategy`."""
+        """Add `array`, placed according to `layout`, to the store of `strategy`."""
         self = object.__new__(cls)
         self._spec, self._layout, self._strategy, self._store = spec, layout, strategy, strategy.store
         self._place = self._store.add(array)
@@ -164,7 +164,7 @@ class Variable(HasRows):
         if self._layout.servers is not None:
             return self._layout.servers.reference(self)
         raise TypeError(
-            f"The variable {self.name!r} can't be pickled: its value belongs to the devices of a strategy. "
+            f"The variable {self.name!r} can't be pickled: its value is on the devices of a strategy. "
             "Pickle `v.numpy()`, or save it with `rx.Checkpoint`."
         )
 
@@ -186,7 +186,7 @@ class Variable(HasRows):
         return self._spec.dtype
 
     def get_shape(self) -> TensorShape:
-        """The shape, as TensorFlow's older code asks for it.
+        """The shape; TensorFlow's older spelling of `shape`.
 
         >>> rx.Variable([1.0, 2.0]).get_shape()
         (2,)
@@ -195,7 +195,7 @@ class Variable(HasRows):
 
     @property
     def initial_value(self) -> Any:
-        """Refused, as in eager TensorFlow: the value at the start is not kept.
+        """Raises, as in eager TensorFlow: the initial value is not kept.
 
         >>> rx.Variable(1.0).initial_value
         Traceback (most recent call last):
@@ -203,7 +203,7 @@ class Variable(HasRows):
         replicax.errors.ContextError: v.initial_value of the variable ...
         """
         raise ContextError(
-            f"v.initial_value of the variable {self.name!r}: the value at the start is not kept. Keep it "
+            f"v.initial_value of the variable {self.name!r} is not available: it is not kept. Keep it "
             "yourself, as in `start = v.read_value()`."
         )
 
@@ -249,7 +249,7 @@ class Variable(HasRows):
 
     @property
     def layout(self) -> Layout:
-        """Where the value is, and what reading and writing it means there."""
+        """Where the value is placed, and what reading and writing it means there."""
         return self._layout
 
     @property
@@ -259,7 +259,7 @@ class Variable(HasRows):
 
     @property
     def device(self) -> Any:
-        """The device of the (first) copy in this process."""
+        """The device of this process's (first) copy."""
         return self._layout.device
 
     @property
@@ -277,7 +277,7 @@ class Variable(HasRows):
 
     @property
     def values(self) -> tuple[Any, ...]:
-        """The copies in this process; only if each replica has its own."""
+        """The copies in this process; raises unless each replica has its own."""
         if not self._layout.has_copies:
             raise AttributeError(
                 f"The variable {self.name!r} has one copy, so it has no `values`. "
@@ -299,8 +299,8 @@ class Variable(HasRows):
         array = self._layout.unwrap(current().frame.load(self))
         if is_tracer(array):
             raise TracingError(
-                f"The variable {self.name!r} was copied while a step is traced: the copy would have no "
-                "value after the trace. Copy it outside of the step, or use its value, `v.read_value()`."
+                f"The variable {self.name!r} was copied while a step is being traced, so the copy would "
+                "have no value after the trace. Copy it outside of the step, or use `v.read_value()`."
             )
         if self._layout.servers is not None:
             spec = self._spec
@@ -361,19 +361,19 @@ class Variable(HasRows):
         return self._layout.array_shape(self._spec)
 
     def _stored_array(self) -> jax.Array:
-        """The array, placed as the layout says; a step may donate it unless the store is locked."""
+        """The array, placed according to the layout; a step may donate it unless the store is locked."""
         self._layout.refresh([self])
         return self._store.arrays[self._place]
 
     def _replace_array(self, array: jax.Array) -> None:
-        """Replace the array by one that is placed as the layout says."""
+        """Replace the array with one that is placed according to the layout."""
         self.was_written = True
         self._store.replace(self._place, array)
 
     # Reading.
 
     def read_value(self) -> jax.Array:
-        """The value: in a replica function that of the replica's copy, outside of it the combined value.
+        """The value: the replica's copy in a replica function, the combined value outside.
 
         >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
         >>> with strategy.scope():
@@ -389,10 +389,10 @@ class Variable(HasRows):
         return self._layout.read(self) if index is None else self._layout.read_copy(self, index)
 
     def sparse_read(self, indices: Any, name: str | None = None) -> jax.Array:
-        """The rows at `indices`, whole numbers of any shape; rows that do not exist are NaN.
+        """The rows at `indices`, an integer array of any shape; rows out of range are NaN.
 
         If the variable is on parameter servers, a compiled step fetches only the rows that it looks up, and
-        their gradients are sent as rows.
+        sends back only the gradients of these rows.
 
         >>> table = rx.Variable([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
         >>> table.sparse_read([2, 0])
@@ -403,7 +403,7 @@ class Variable(HasRows):
         if not jnp.issubdtype(indices.dtype, jnp.integer) or not self.shape:
             raise TypeError(
                 f"sparse_read of the variable {self.name!r} of shape {self.shape} got indices of dtype "
-                f"{indices.dtype}. Pass the numbers of rows, as integers, to a variable that has rows."
+                f"{indices.dtype}. It takes integer row numbers, and a variable with at least one axis."
             )
         with jax.named_scope(name or "sparse_read"):
             return self._layout.look_up(self, indices)
@@ -424,15 +424,15 @@ class Variable(HasRows):
     ) -> Any:
         """Replace the value.
 
-        In a replica function, the replicas' values are combined as `aggregation` says, or, if the variable
-        is ON_READ, each replica writes its own part. Outside of one, all copies become `value`; with
-        ON_READ and aggregation SUM, `value` is divided into parts that add up to it.
+        In a replica function, the replicas' values are combined according to `aggregation`; if the variable
+        is ON_READ, each replica writes its own part instead. Outside of replicas, all copies become
+        `value`; with ON_READ and aggregation SUM, `value` is split into parts that add up to it.
 
         Args:
             value: the new value; it is broadcast to the shape of the variable.
-            use_locking: no effect: a write is always atomic.
+            use_locking: has no effect: writes are always atomic.
             name: shown in profiles.
-            read_value: return the new value; otherwise None.
+            read_value: whether to return the new value, rather than None.
 
         >>> v = rx.Variable([1.0, 2.0])
         >>> v.assign([3.0, 4.0])
@@ -510,12 +510,12 @@ class Variable(HasRows):
         )
 
     def _checked(self, value: Any, method: Method) -> Any:
-        """Check the dtype and shape of `value`, and convert it to what can be written."""
+        """Check the dtype and shape of `value`, and convert it for the write."""
         what = method.name
         if method.is_sliced and self._layout.servers is not None:
             raise NotImplementedError(
-                f"{what} of the variable {self.name!r}, which is on parameter servers, which have no "
-                "slices. Write rows with `v.scatter_update(...)`, or the whole value with `v.assign(...)`."
+                f"{what} of the variable {self.name!r}: parameter servers can't write slices. Write rows "
+                "with `v.scatter_update(...)`, or the whole value with `v.assign(...)`."
             )
         if isinstance(value, Variable) and current().replica is None:
             value = current().frame.load(value)
@@ -545,7 +545,7 @@ class Variable(HasRows):
 
 
 def _is_row_number(index: Any) -> bool:
-    """Whether an index is one number, or an array of them, for the first axis."""
+    """Whether an index is a row number, or an array of row numbers."""
     if isinstance(index, jax.Array | np.ndarray | np.generic):
         return jnp.issubdtype(index.dtype, jnp.integer)
     return isinstance(index, int) and not isinstance(index, bool)

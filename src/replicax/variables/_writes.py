@@ -1,4 +1,4 @@
-"""The methods that write a variable: how each computes the new value."""
+"""The methods that write a variable, and how each one computes the new value."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Method:
     apply: Callable[[Any, Any], Any]
     """Computes the new value from the old one and the operand."""
     is_sliced: bool = False
-    """Whether the operand is for a part of the variable."""
+    """Whether the operand is for a slice of the variable."""
 
 
 class Write(NamedTuple):
@@ -53,7 +53,7 @@ class Write(NamedTuple):
         return self.method is REPLACE
 
     def applied_to(self, old: Any, operand: Any) -> Any:
-        """The new value; `operand` is the part of this write's operand that belongs to `old`."""
+        """The new value for `old`; `operand` is the matching part of this write's operand."""
         return self.method.apply(old, operand)
 
 
@@ -113,7 +113,7 @@ SCATTER_ND = {
 METHODS = {
     method.name: method for method in (REPLACE, ADD, SUBTRACT, *SCATTER.values(), *SCATTER_ND.values())
 }
-"""All methods by name, under which another process finds them."""
+"""All methods by name. Processes refer to a method by its name."""
 
 
 def sliced(method: str, index: Any) -> Method:
@@ -123,7 +123,7 @@ def sliced(method: str, index: Any) -> Method:
 
 @functools.lru_cache(maxsize=1024)
 def _sliced(method: str, index: Any) -> Method:
-    """One object for the same part, so that the writes of replicas can be compared."""
+    """Cached: the same part is one object, so that the replicas' writes can be compared."""
     place = tuple(map(_index, index)) if isinstance(index, tuple) else _index(index)
     update = {"assign": "set", "assign_add": "add", "assign_sub": "subtract"}[method]
     return Method(
@@ -133,7 +133,7 @@ def _sliced(method: str, index: Any) -> Method:
 
 @dataclasses.dataclass(frozen=True)
 class _Bounds:
-    """A slice, which Python can hash only since 3.12."""
+    """A hashable slice; Python's own are hashable only since 3.12."""
 
     start: int | None
     stop: int | None
@@ -149,8 +149,8 @@ def _hashable(part: Any) -> Any:
         return int(part)
     except TypeError as error:
         raise TypeError(
-            f"A slice of a variable that is written takes integers and slices of integers, got {part!r}. "
-            "For several rows use v.scatter_update(...), for single elements v.scatter_nd_update(...)."
+            f"v.slice_at(index) takes integers and slices of integers, got {part!r}. For several rows use "
+            "v.scatter_update(...), for single elements v.scatter_nd_update(...)."
         ) from error
 
 
