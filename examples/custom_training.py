@@ -1,4 +1,4 @@
-"""A custom training loop: a small network for images, on all devices, with metrics and checkpoints.
+"""A custom training loop: a small image classifier on all devices, with metrics and checkpoints.
 
 `custom_training_tf.py` is the same program as TensorFlow users write it, with `replicax.tf`.
 """

@@ -1,6 +1,6 @@
 """The custom training loop that TensorFlow users know, with `replicax.tf` in place of `tensorflow`.
 
-One thing is different: the optimizer and the metrics are Replicax's, because the model is not one of Keras.
+One thing differs: the optimizer and the metrics are Replicax's, because this is not a Keras model.
 `custom_training.py` is the same program in plain Replicax.
 """
 

@@ -1,6 +1,6 @@
 """A GPT whose activations do not fit next to its Adam state: explained, refused with advice, then trained.
 
-Without arguments it is small, and the CPU is said to have little memory. On a GPU with 141 GB:
+Without arguments, the model is small and the CPU is declared to have little memory. On a GPU with 141 GB:
 
     python examples/explain_memory.py --width 3072 --layers 24 --heads 24 \\
         --context 1024 --words 50304 --rows 32
@@ -121,7 +121,7 @@ assert explanation.fits is False, "choose a larger model, or less --memory"
 if options.page is not None:
     print(f"\nin a browser: {explanation.save(options.page)}")
 
-# Running it anyway: on a GPU it is refused, and the variables keep their values.
+# Run it anyway: on a GPU, Replicax refuses it, and the variables keep their values.
 
 before = float(jnp.sum(blocks[0]["mix"].value))
 if options.memory is None:
@@ -133,8 +133,8 @@ if options.memory is None:
         raise AssertionError("the step ran, although it does not fit")
 assert float(jnp.sum(blocks[0]["mix"].value)) == before
 
-# Following the advice: parts of the batch, one after the other, as many as it takes. XLA on CPU computes
-# all parts at the same time, so there the batch itself is made smaller.
+# Follow the advice: split the batch into as many microbatches as it takes. XLA on CPU computes all of them
+# at the same time, so shrink the batch itself there.
 
 microbatches = 1
 while not explanation.fits:

@@ -1,7 +1,7 @@
 """A generative adversarial network with two optimizers: it learns to draw points from a ring.
 
-The generator makes points from noise, the discriminator tells them from real ones. Both are updated in one
-step, each by its own optimizer and with gradients with respect to its own variables only.
+The generator makes points from noise; the discriminator tells them from real ones. One step updates both,
+each with its own optimizer and with gradients with respect to its own variables only.
 """
 
 import itertools

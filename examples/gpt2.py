@@ -1,7 +1,7 @@
 """GPT-2 in bfloat16, as fast as JAX can: cuDNN's attention, float32 parameters, bfloat16 scores.
 
-Without arguments it is a tiny model, which learns the bytes of this file. The model with 124 million
-parameters, on a GPU:
+Without arguments, it trains a tiny model on the bytes of this file. To train the model with 124 million
+parameters on a GPU:
 
     python examples/gpt2.py --size 124M --rows 16 --steps 200 [--text FILE]
 """
@@ -90,7 +90,7 @@ def attend(block: dict[str, Any], x: jax.Array, heads: int) -> jax.Array:
 
 
 def average_losses(params: dict[str, Any], rows: jax.Array, shape: Shape) -> jax.Array:
-    """For each row of tokens, how badly its words are predicted from those before, on average."""
+    """Return the average next-token cross-entropy of each row of tokens."""
     tokens, following = rows[:, :-1], rows[:, 1:]
     x = params["words"][tokens] + params["places"][: tokens.shape[1]]
     for block in params["blocks"]:
@@ -120,7 +120,7 @@ def make_optimizer(steps: int) -> optax.GradientTransformation:
 
 
 def make_step(strategy: rx.Strategy, shape: Shape, steps: int) -> Any:
-    """A compiled step that trains a new model and returns the loss."""
+    """Create a model, and return a compiled step that trains it and returns the loss."""
     with strategy.scope():
         params = rx.create_variables(initial_values(shape))
         optimizer = rx.Optimizer(make_optimizer(steps))

@@ -1,4 +1,4 @@
-"""An image classifier with Flax NNX: batch normalization, dropout, a schedule, the best checkpoint.
+"""An image classifier in Flax NNX, with batch normalization, dropout, a schedule and the best checkpoint.
 
 Needs Flax: pip install 'replicax[flax]'. `custom_training.py` is a similar program without it.
 """
@@ -23,8 +23,8 @@ BATCH_SIZE = 16 * strategy.num_replicas_in_sync
 EPOCHS = 3
 NUM_EXAMPLES = 1000  # not a multiple of the batch size: the last batch is smaller
 
-one_shape = rx.InputOptions(partial_batch="pad")  # one program for all batches; padding counts for nothing
-examples = rx.from_arrays(make_images(NUM_EXAMPLES, seed=1)).shuffle(seed=0)  # again in every epoch
+one_shape = rx.InputOptions(partial_batch="pad")  # one program for all batches; padding does not count
+examples = rx.from_arrays(make_images(NUM_EXAMPLES, seed=1)).shuffle(seed=0)  # reshuffled in every epoch
 train_dataset = strategy.distribute_dataset(examples.batch(BATCH_SIZE), one_shape)
 test_examples = rx.from_arrays(make_images(300, seed=2))
 test_dataset = strategy.distribute_dataset(test_examples.batch(BATCH_SIZE), one_shape)
@@ -36,7 +36,7 @@ class Classifier(nnx.Module):
         self.norm1 = rx_flax.SyncBatchNorm(8, momentum=0.9, rngs=rngs)  # over all replicas' examples
         self.conv2 = nnx.Conv(8, 16, (3, 3), rngs=rngs)
         self.norm2 = rx_flax.SyncBatchNorm(16, momentum=0.9, rngs=rngs)
-        self.dropout = nnx.Dropout(0.2, rngs=rngs)  # other masks on every replica
+        self.dropout = nnx.Dropout(0.2, rngs=rngs)  # different masks on every replica
         self.out = nnx.Linear(16 * (SIZE // 4) ** 2, NUM_CLASSES, rngs=rngs)
 
     def __call__(self, images: jax.Array) -> jax.Array:
@@ -47,7 +47,7 @@ class Classifier(nnx.Module):
 
 steps_per_epoch = -(-NUM_EXAMPLES // BATCH_SIZE)
 with strategy.scope():
-    model = rx_flax.adopt(Classifier(nnx.Rngs(0)))  # its variables are the strategy's from here on
+    model = rx_flax.adopt(Classifier(nnx.Rngs(0)))  # the strategy holds its variables from here on
     optimizer = rx.Optimizer(optax.adamw(optax.cosine_decay_schedule(5e-3, EPOCHS * steps_per_epoch)))
     train_accuracy = rx.SparseCategoricalAccuracy(name="train_accuracy")
     test_accuracy = rx.SparseCategoricalAccuracy(name="test_accuracy")
@@ -99,7 +99,7 @@ for epoch in range(EPOCHS):
     test_accuracy.reset_state()
 manager.close()
 
-# The best model again, on one device and without replicas.
+# Restore the best model on one device, without replicas.
 with rx.OneDeviceStrategy("CPU:0").scope():
     restored = rx_flax.adopt(Classifier(nnx.Rngs(1)))
     rx.Checkpoint(model=restored).restore(folder).expect_partial()

@@ -1,4 +1,4 @@
-"""Small images of ten kinds, made up here so that nothing has to be downloaded."""
+"""Generates small images of ten kinds, so the examples need no download."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ SIZE, NUM_CLASSES = 12, 10
 
 
 def make_images(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """`count` images, each one of ten fixed patterns with noise, and which pattern it is."""
+    """Return `count` images, each a noisy copy of one of ten fixed patterns, and the patterns' numbers."""
     patterns = np.random.default_rng(0).normal(size=(NUM_CLASSES, SIZE, SIZE, 1))
     rng = np.random.default_rng(seed)
     labels = rng.integers(0, NUM_CLASSES, count)
@@ -15,7 +15,7 @@ def make_images(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def make_weights() -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """The initial weights of a small network for them: two convolutions and two dense layers."""
+    """Return the initial weights of a small network for them: two convolutions and two dense layers."""
     rng = np.random.default_rng(1)
     shapes = {"conv1": (3, 3, 1, 8), "conv2": (3, 3, 8, 16), "dense1": (3 * 3 * 16, 32), "dense2": (32, 10)}
     kernels = {

@@ -1,4 +1,4 @@
-"""A linear regression with JAX and optax, on one device."""
+"""Linear regression with JAX and optax on one device."""
 
 from typing import Any
 

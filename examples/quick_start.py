@@ -1,4 +1,4 @@
-"""A linear regression on two replicas. The loop does not know how many there are."""
+"""Linear regression on two replicas. The loop does not depend on how many there are."""
 
 from typing import Any
 

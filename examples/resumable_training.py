@@ -1,12 +1,12 @@
 """A custom training loop on several workers that continues after a failure.
 
-On all GPUs of this machine, divided between two workers, or on two CPU devices:
+To use all GPUs of this machine, split between two workers, or two CPU devices:
 
     python -m replicax launch --workers 2 --max-restarts 3 examples/resumable_training.py
 
-The checkpoint has the weights, the optimizer and the position in the dataset, so the losses are those of a
-run that never failed. See for yourself: with `--fail-at 25` the last worker fails after step 25. A program
-that is preempted (SIGTERM) also saves a checkpoint before it ends.
+The checkpoint holds the weights, the optimizer and the position in the dataset, so the losses match those
+of a run that never failed. To see that, pass `--fail-at 25`, which makes the last worker fail after step
+25. A preempted program (SIGTERM) also saves a checkpoint before it exits.
 """
 
 import argparse
@@ -31,7 +31,7 @@ parser.add_argument(
 )
 arguments = parser.parse_args()
 
-strategy = rx.MultiWorkerMirroredStrategy()  # before anything else uses JAX: here the workers meet
+strategy = rx.MultiWorkerMirroredStrategy()  # before anything else uses JAX: connects the workers
 is_first = strategy.extended.should_checkpoint
 is_last = jax.process_index() == jax.process_count() - 1
 
@@ -69,7 +69,7 @@ def train_step(batch: Any) -> jax.Array:
     return strategy.reduce("SUM", strategy.run(replica_step, args=batch), axis=None)
 
 
-# Every worker names the whole dataset and its global batches, and gets the rows of its own replicas.
+# Every worker passes the whole dataset in global batches, and gets the rows of its own replicas.
 examples = rx.from_arrays(make_images(1000, seed=1)).shuffle(seed=0).repeat().batch(64)
 iterator = iter(strategy.distribute_dataset(examples))
 checkpoint = rx.Checkpoint(weights=weights, optimizer=optimizer, iterator=iterator, step=step)
@@ -88,6 +88,6 @@ for number in range(start, arguments.steps):
         print(f"step {number + 1}  loss {float(loss):.6f}")
     if number + 1 == arguments.fail_at and is_last and os.environ.get("REPLICAX_RESTART_COUNT") == "0":
         raise RuntimeError(f"failing after step {number + 1}, as --fail-at says")
-    handler.save_checkpoint_if_preempted()  # after SIGTERM: saves and ends, with status 0
+    handler.save_checkpoint_if_preempted()  # after SIGTERM: saves and exits with status 0
 manager.close()
 iterator.close()

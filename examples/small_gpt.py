@@ -1,7 +1,7 @@
-"""A small language model, character by character, in plain JAX functions: it learns a text by heart.
+"""A small character-level language model in plain JAX functions: it memorizes a text.
 
 The parameters are a dict of arrays: `rx.create_variables` turns them into variables, and
-`rx.read_values` gives the arrays back.
+`rx.read_values` reads the arrays back.
 """
 
 from typing import Any
@@ -72,7 +72,7 @@ def attend(layer: dict[str, jax.Array], x: jax.Array) -> jax.Array:
 
 
 def predict(params: dict[str, Any], x: jax.Array) -> jax.Array:
-    """For each place of each row, scores for the letter that follows."""
+    """Return, for each position of each row, the logits of the next letter."""
     hidden = params["letters"][x] + params["places"][: x.shape[1]]
     for layer in params["layers"]:
         hidden = hidden + attend(layer, normalize(hidden))
@@ -117,7 +117,7 @@ with iter(strategy.distribute_dataset(examples)) as batches:
             print(f"step {step:3d}  loss {float(loss):.3f}")
 
 
-# Writing: the likeliest letter, again and again.
+# Generate text: always take the likeliest letter.
 
 
 @rx.function

@@ -1,7 +1,7 @@
-"""Gradient accumulation: a large batch in little memory, in parts that are computed one after the other.
+"""Gradient accumulation: train with a large batch in little memory, one part after the other.
 
-`microbatches=4` lets the loss function see a quarter of the replica's examples at a time. The gradients are
-those of the whole batch, and they are reduced over the replicas once.
+With `microbatches=4`, the loss function sees a quarter of the replica's examples at a time. The gradients
+are those of the whole batch, and they are reduced over the replicas once.
 """
 
 from typing import Any
@@ -51,5 +51,5 @@ def train(microbatches: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 whole, in_parts = train(1), train(4)
 for a, b in zip(whole, in_parts, strict=True):
     np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5)
-assert seen == {(1, 32), (4, 8)}  # of a batch of 128, a replica gets 32 rows
+assert seen == {(1, 32), (4, 8)}  # a replica gets 32 of 128 rows
 print("the same losses and weights, from a quarter of the examples at a time")

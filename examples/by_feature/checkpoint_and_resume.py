@@ -1,4 +1,4 @@
-"""Stop in the middle of an epoch and go on, on another number of devices, as if nothing had happened.
+"""Stop in the middle of an epoch and resume on a different number of devices, with the same weights.
 
 The checkpoint holds the weights, the optimizer's state, the position in the shuffled dataset and a random
 key. None of them depends on the number of replicas.
@@ -71,7 +71,7 @@ class Training:
 straight = Training(4, tempfile.mkdtemp()).run(until=STEPS)
 
 folder = tempfile.mkdtemp()
-Training(4, folder).run(until=5)  # and here the machine is switched off
+Training(4, folder).run(until=5)  # then the machine is switched off
 resumed = Training(2, folder)  # another machine, with two devices
 assert resumed.next_step == 6
 np.testing.assert_allclose(resumed.run(until=STEPS), straight, rtol=1e-5, atol=1e-6)

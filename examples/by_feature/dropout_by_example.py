@@ -1,8 +1,8 @@
 """Dropout that does not depend on the number of replicas: a random key for every example.
 
-A key for every replica is simpler (`rx.get_replica_context().rng(key)`), but then another number of
-replicas draws other masks. Here the dataset carries the examples' indices, and `rx.example_keys` makes a
-key from each; so one device and four draw the same masks and reach the same weights.
+A key for every replica is simpler (`rx.get_replica_context().rng(key)`), but then the masks change with the
+number of replicas. Here the dataset has the examples' indices, and `rx.example_keys` derives a key from
+each, so one device and four draw the same masks and reach the same weights.
 """
 
 from typing import Any
@@ -40,7 +40,7 @@ def train(num_devices: int) -> tuple[np.ndarray, np.ndarray]:
     @rx.function
     def train_step(batch: Any) -> jax.Array:
         def replica_step(index: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
-            step = optimizer.iterations.value  # other masks in each step
+            step = optimizer.iterations.value  # new masks in each step
             step_key = jax.random.fold_in(jax.random.key(0), step)
             keys = rx.example_keys(step_key, index)
 

@@ -1,4 +1,4 @@
-"""An Equinox model: `adopt` makes variables of its arrays and gives back something to call.
+"""An Equinox model: `adopt` turns its arrays into variables and returns an object that you call like it.
 
 Needs Equinox: pip install 'replicax[equinox]'.
 """

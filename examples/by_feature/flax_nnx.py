@@ -1,7 +1,7 @@
-"""A Flax NNX model: `adopt` makes its parameters, statistics and random streams the strategy's variables.
+"""A Flax NNX model: `adopt` turns its parameters, statistics and random streams into variables.
 
-It is used as before. Nothing collects or puts back its state around a step: in a compiled step the model's
-code runs only while the step is traced. Needs Flax: pip install 'replicax[flax]'.
+Use the model as before. You need not split and merge it around a step: in a compiled step, its code runs
+only while JAX traces the step. Needs Flax: pip install 'replicax[flax]'.
 """
 
 from typing import Any
@@ -59,9 +59,7 @@ for epoch in range(15):
     if epoch % 7 == 0:
         print(f"epoch {epoch:2d}  loss {np.mean(losses):.4f}")
 
-error = float(
-    jnp.mean((inference(jnp.asarray(x)) - y) ** 2)
-)  # outside of replicas it is a Flax model as well
+error = float(jnp.mean((inference(jnp.asarray(x)) - y) ** 2))  # outside of replicas, an ordinary Flax model
 print(f"mean squared error {error:.4f}; of always zero it would be {np.mean(y**2):.4f}")
 rngs = model.dropout.rngs
 assert rngs is not None

@@ -1,10 +1,10 @@
-"""A loop of your own with Keras' layers, loss, metric and optimizer: pip install 'replicax[keras]'."""
+"""Your own training loop with Keras' layers, loss, metric and optimizer: pip install 'replicax[keras]'."""
 
 import jax
 import numpy as np
 
 import replicax as rx
-import replicax.integrations.keras  # before Keras: it chooses JAX
+import replicax.integrations.keras  # before Keras: selects the JAX backend
 
 # isort: split
 import keras

@@ -1,4 +1,4 @@
-"""Keras' own training loop on several devices: make the model in the scope, and that is all.
+"""Keras' own training loop on several devices: just create the model in the scope.
 
 Needs Keras: pip install 'replicax[keras]'.
 """
@@ -6,7 +6,7 @@ Needs Keras: pip install 'replicax[keras]'.
 import numpy as np
 
 import replicax as rx
-import replicax.integrations.keras  # before Keras: it chooses JAX
+import replicax.integrations.keras  # before Keras: selects the JAX backend
 
 # isort: split
 import keras
@@ -29,6 +29,6 @@ with strategy.scope():
     )
     model.compile(keras.optimizers.Adam(0.01), loss="mse", metrics=["mae"])
 
-# 1000 rows in batches of 64: the last one has 40, and the numbers are those of one device.
+# The last batch has 40 rows instead of 64, and the numbers still match those of one device.
 model.fit(x, y, batch_size=64, epochs=5, verbose=2, validation_data=(x[:100], y[:100]))
 print("predicted", model.predict(x[:3], verbose=0).ravel().round(2), "for", y[:3].ravel().round(2))

@@ -1,7 +1,7 @@
-"""Mixed precision: compute in a small dtype, keep variables, gradients and their reduction in float32.
+"""Mixed precision: compute in 16 bits, but keep variables, gradients and their reduction in float32.
 
-bfloat16 has the range of float32 and needs nothing else. float16 needs a loss scale, which adapts itself:
-an update whose gradients overflow is left out on all replicas, and the scale is halved.
+bfloat16 has the range of float32 and needs nothing else. float16 needs a loss scale. A dynamic one adapts:
+if the gradients overflow, all replicas skip the update and the scale is halved.
 """
 
 from typing import Any
@@ -25,14 +25,14 @@ def train(compute_dtype: Any) -> int:
     half = compute_dtype == jnp.float16
     with strategy.scope():
         weights = rx.Variable(jnp.zeros(8))
-        scale = rx.DynamicLossScale(initial_scale=2.0**24) if half else None  # too much, so it must adapt
+        scale = rx.DynamicLossScale(initial_scale=2.0**24) if half else None  # too large, so it must adapt
         optimizer = rx.Optimizer(optax.adam(0.05), loss_scale=scale)
 
     def loss_fn(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
         predictions = jnp.tanh(x @ weights.value)
         assert predictions.dtype == compute_dtype
         loss = rx.compute_average_loss((predictions - y).astype(jnp.float32) ** 2)
-        return optimizer.scale_loss(loss), loss  # what is differentiated, and what is reported
+        return optimizer.scale_loss(loss), loss  # differentiate the first, report the second
 
     @rx.function
     def train_step(batch: Any) -> jax.Array:

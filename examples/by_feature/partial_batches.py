@@ -1,7 +1,7 @@
-"""Batches that do not divide by the number of replicas: exact, padded or dropped.
+"""Batches that do not divide evenly among the replicas: exact, padded or dropped.
 
-22 examples in batches of 8 on four replicas: the last batch has 6 examples, so two replicas get two of
-them and two get one. `rx.compute_average_loss` divides by the number of examples of all replicas.
+With 22 examples in batches of 8 on four replicas, the last batch has 6 examples: two replicas get two of
+them, and two get one. `rx.compute_average_loss` divides by the number of examples on all replicas.
 """
 
 from typing import Any, Literal
@@ -22,7 +22,7 @@ y = (x @ [1.0, -2.0, 3.0] + 0.5).astype(np.float32)
 
 
 def train(partial_batch: Literal["exact", "pad", "drop"]) -> tuple[np.ndarray, int]:
-    """The weights after one epoch, and how many programs were compiled for it."""
+    """Train for one epoch; return the weights and the number of compiled programs."""
     with strategy.scope():
         weights = rx.Variable(jnp.zeros(3))
         optimizer = rx.Optimizer(optax.sgd(0.1))
@@ -52,8 +52,8 @@ def by_hand(num_examples: int) -> np.ndarray:
     return weights
 
 
-exact, exact_programs = train("exact")  # the default: every replica gets its true rows
-padded, padded_programs = train("pad")  # all steps have one shape, and padding counts for nothing
+exact, exact_programs = train("exact")  # the default: every replica gets its own rows
+padded, padded_programs = train("pad")  # all steps have one shape, and padding does not count
 dropped, _ = train("drop")
 np.testing.assert_allclose(exact, by_hand(22), rtol=1e-4)
 np.testing.assert_allclose(padded, by_hand(22), rtol=1e-4)

@@ -1,8 +1,8 @@
 """Batch normalization over the examples of all replicas, in plain functions.
 
-Each replica adds up its own examples; one `all_reduce` of the sums and the number of examples gives the
-mean and variance of the global batch, whatever part of it a replica has. Gradients flow through it. For
-Flax models there is `replicax.integrations.flax.SyncBatchNorm`.
+Each replica sums its own examples; one `all_reduce` of the sums and counts gives the mean and variance of
+the global batch, however it is split. Gradients flow through the `all_reduce`. For Flax models, use
+`replicax.integrations.flax.SyncBatchNorm`.
 """
 
 from typing import Any
@@ -24,7 +24,7 @@ y = (x @ [1.0, 0.1, 0.01]).astype(np.float32)
 
 with strategy.scope():
     weights = rx.Variable(jnp.zeros(3))
-    # Statistics that are equal on all replicas: the mean of what they write is what each of them writes.
+    # All replicas write equal statistics, so "MEAN" stores what each of them writes.
     moving_mean = rx.Variable(jnp.zeros(3), trainable=False, aggregation="MEAN")
     moving_variance = rx.Variable(jnp.ones(3), trainable=False, aggregation="MEAN")
     optimizer = rx.Optimizer(optax.sgd(0.1))

@@ -1,7 +1,7 @@
 """Input as TensorFlow users write it: `replicax.tf.data`, without TensorFlow.
 
-If TensorFlow is installed, `strategy.distribute_dataset` takes its own `tf.data.Dataset`s just as well:
-replace the import by `import tensorflow as tf`.
+If TensorFlow is installed, `strategy.distribute_dataset` also takes TensorFlow's own `tf.data.Dataset`s:
+replace the import with `import tensorflow as tf`.
 """
 
 from typing import Any
