@@ -41,7 +41,7 @@ class StrategyProtocol(Protocol):
 
     @property
     def places_values(self) -> bool:
-        """Whether values are placed on the devices of the mesh, rather than wherever JAX puts them."""
+        """Whether values are placed on the devices of the mesh, rather than wherever JAX places them."""
         ...
 
     @property

@@ -1,4 +1,4 @@
-"""One file for each strategy: the listing of this folder is the list of them."""
+"""The strategies, one file each."""
 
 from replicax.strategies._answers import MIN_SHARD_BYTES, Answers, ShardSetting
 from replicax.strategies._central_storage import CentralStorageStrategy

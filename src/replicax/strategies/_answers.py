@@ -18,12 +18,12 @@ MIN_SHARD_BYTES = 64 * 1024
 @final
 @dataclasses.dataclass(frozen=True)
 class ShardOptions:
-    """What a strategy divides among its replicas.
+    """What a strategy shards over its replicas.
 
     Args:
-        shard: nothing, the slots of optimizers, or all variables.
-        min_bytes: variables smaller than this are not divided.
-        gather_again: whether parameters are gathered again for their gradients.
+        shard: nothing, optimizer slots, or all variables.
+        min_bytes: variables smaller than this are not sharded.
+        gather_again: whether parameters are gathered again in the backward pass.
     """
 
     shard: ShardSetting = "mirrored"
@@ -36,7 +36,7 @@ class ShardOptions:
         if isinstance(self.min_bytes, bool) or not isinstance(self.min_bytes, int) or self.min_bytes < 0:
             raise ValueError(
                 f"min_shard_bytes={self.min_bytes!r}: pass a number of bytes, 0 or more; smaller variables "
-                "are copied to each device."
+                "are replicated."
             )
         if not isinstance(self.gather_again, bool):
             raise TypeError(f"gather_again={self.gather_again!r}: pass True or False.")
@@ -51,15 +51,15 @@ class Answers:
         communicator: the devices of each replica, and how values are combined over them.
         choose_layout: returns a variable's completed spec and its layout; raises if the strategy does not
             support such a variable.
-        parameter_device: the device of state that has one copy; None if each replica has a copy.
-        places_values: whether values are placed on the devices of the mesh, not wherever JAX puts them.
+        parameter_device: the device of state with a single copy; None if each replica has a copy.
+        places_values: whether values are placed on the mesh, rather than wherever JAX places them.
         plain_values: whether per-replica values are plain arrays, because there is only one replica.
-        cluster_resolver: the resolver of the cluster; None for strategies of one machine.
-        find_shards: returns how the update of a variable is divided among the replicas, or None if it is
-            too small for that. None if the strategy divides nothing.
-        partition_rules: the partitions of variables by name.
-        shards: what is divided among the replicas.
-        servers: the parameter servers of its variables; None if their values are in this process.
+        cluster_resolver: the resolver of the cluster; None for single-machine strategies.
+        find_shards: returns how the update of a variable is sharded over the replicas, or None if the
+            variable is too small for that. None if the strategy shards nothing.
+        partition_rules: partitions for variables by name.
+        shards: what is sharded over the replicas.
+        servers: the parameter servers that hold its variables; None if the values are in this process.
         why_not_assignable: why values can't be assigned to a logical device; None if they can.
     """
 

@@ -17,14 +17,14 @@ __all__ = ["CentralStorageStrategy"]
 class CentralStorageStrategy(Strategy):
     """One replica on each compute device; every variable has one copy, on the parameter device.
 
-    Replicas fetch the variables for each step, and what they write is combined before it is stored. That
-    saves the memory of the copies, at the cost of transferring them.
+    Replicas fetch the variables for each step, and their writes are combined before they are stored. That
+    saves the memory of the copies, at the cost of transferring the values.
 
     Args:
-        compute_devices: the devices that compute; None: all GPUs or TPUs, or the first CPU device.
-        parameter_device: the device of the variables; None: the first CPU device, or the compute device
-            if there is only one.
-        axis_name: the name of the replicas' axis in `jax.lax.pmean(x, axis_name)` and similar functions.
+        compute_devices: the devices that compute; by default all GPUs or TPUs, or the first CPU device.
+        parameter_device: the device of the variables; by default the first CPU device, or the compute
+            device if there is only one.
+        axis_name: the name of the replica axis in `jax.lax.pmean(x, axis_name)` and similar functions.
 
     >>> strategy = rx.CentralStorageStrategy(["CPU:0", "CPU:1"], parameter_device="CPU:0")
     >>> with strategy.scope():

@@ -1,4 +1,4 @@
-"""How a strategy creates a variable."""
+"""How a strategy creates a variable: prepare the value, choose the layout, place the array."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def create_variable(self: StrategyBase, *args: Any, **kwargs: Any) -> Variable:
             with creating_state(self, f"the variable '{spec.name}:0'", spec.num_bytes):
                 array = _placed(self, spec, layout, value)
                 if array is not None and spec.num_bytes >= _LARGE_BYTES:
-                    array.block_until_ready()  # if it does not fit into memory, the error is raised here
+                    array.block_until_ready()  # raises here if it does not fit into memory
             variable = Variable._make(spec, layout, self, array)
         frame.adopt(variable)
         return variable
@@ -56,11 +56,11 @@ def create_variable(self: StrategyBase, *args: Any, **kwargs: Any) -> Variable:
 
 
 def _check_name(variable: Variable, name: str | None) -> None:
-    """Raise if another replica gave the variable another name: they are not the same variable."""
+    """Raise if another replica gave the variable a different name: then it is not the same variable."""
     created = variable.name.removesuffix(":0")
     if created != (name or "Variable"):
         raise ContextError(
-            f"The replicas create different variables in the same place: {created!r} on the first replica, "
+            f"The replicas create different variables at the same point: {created!r} on the first replica, "
             f"{name or 'Variable'!r} on another one. Every replica must create the same variables, in the "
             "same order."
         )

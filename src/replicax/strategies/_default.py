@@ -32,10 +32,10 @@ class DefaultStrategy(Strategy):
     """
 
     def __init__(self) -> None:
-        """Do nothing yet: importing Replicax must not start a JAX backend."""
+        """Do nothing: importing Replicax must not start a JAX backend."""
 
     def __getattr__(self, name: str) -> Any:
-        # The base's constructor runs when an attribute is used for the first time.
+        # The base class's constructor runs when an attribute is first used.
         if name.startswith("__") or "store" in vars(self):
             raise refuse(self, name)
         prepare_cpu_pool()
@@ -57,9 +57,12 @@ class DefaultStrategy(Strategy):
         return "DefaultStrategy()"
 
     def scope(self) -> contextlib.AbstractContextManager[Self]:
-        """A `with` block without effect; an error inside the scope of another strategy."""
+        """A `with` block that has no effect; raises inside the scope of another strategy."""
         if has_strategy():
-            raise ContextError("The default strategy's scope can't be entered inside another strategy's.")
+            raise ContextError(
+                "The default strategy's scope can't be entered inside another strategy's scope. Leave that "
+                "scope first."
+            )
         return contextlib.nullcontext(self)
 
 

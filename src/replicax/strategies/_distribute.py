@@ -1,4 +1,4 @@
-"""The methods of `Strategy` that bring data to the replicas: datasets, batches and values."""
+"""The methods of `Strategy` that give data to the replicas: datasets, batches and values."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def distribute_dataset(
 ) -> DistributedDataset[Any]:
     """Split the batches of a dataset over the replicas, and prepare them in the background.
 
-    Each batch of `dataset` is a global batch, for all replicas together. It is split along the first
-    axis: sizes differ by at most one, and no example is left out, added or doubled.
+    Each batch of `dataset` is a global batch, for all replicas together. It is split along the first axis.
+    The replicas' sizes differ by at most one, and no example is dropped, added or duplicated.
 
     Args:
         dataset: a Grain `MapDataset`, `IterDataset` or `DataLoader`, a `tf.data.Dataset`, a torch
@@ -98,12 +98,13 @@ def distribute_datasets_from_function(
 ) -> DistributedDataset[Any]:
     """Distribute datasets that a function makes for each process, or for each replica.
 
-    Batches are not split: each replica takes the next batch of its process's dataset, whose batch size is
-    that of one replica. At the end of a dataset, a replica without a batch gets an empty one.
+    Batches are not split: each replica takes the next batch of its process's dataset, so the dataset's
+    batch size is that of one replica. At the end of a dataset, a replica without a batch gets an empty one.
 
     Args:
-        dataset_fn: called with an `InputContext`, once for each process (or for each replica, with
-            `InputReplicationMode.PER_REPLICA`); returns anything that `distribute_dataset` takes.
+        dataset_fn: called with an `InputContext`, once per process (or, with
+            `InputReplicationMode.PER_REPLICA`, once per replica); returns anything that
+            `distribute_dataset` takes.
         options: an `InputOptions`.
 
     >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -133,26 +134,25 @@ def distribute_batch(
     partial_batch: PartialBatch = "exact",
     batch_size: int | None = None,
 ) -> Any:
-    """Split a batch that the program makes itself, such as a sample from a replay buffer.
+    """Split a batch that does not come from a dataset, such as a sample from a replay buffer.
 
-    The batch is for all replicas together. It is split like the batches of a dataset: along the first
-    axis, in sizes that differ by at most one, and no example is left out, added or doubled. Its arrays
-    are copied, so you may change them afterwards. With several workers, each passes the same global
-    batch and uses its own replicas' rows. For data that only one worker has, use
+    The batch is for all replicas together. It is split like the batches of a dataset: along the first axis,
+    into sizes that differ by at most one, without dropping, adding or duplicating examples. Its arrays are
+    copied, so you may change them afterwards. With several workers, each one passes the same global batch
+    and uses its own replicas' rows. For data that only one worker has, use
     `strategy.distribute_values_from_function`.
 
     Args:
-        batch: an array, or a structure of arrays with one row for each example, in host memory or on a
-            device.
+        batch: an array, or a structure of arrays with one row per example, in host memory or on a device.
         partial_batch: what to do if not every replica gets the same (or, with `batch_size`, the full)
-            number of examples, as in `InputOptions`: "exact" gives every replica its own rows only, "pad"
+            number of examples, as in `InputOptions`: "exact" gives each replica only its own rows, "pad"
             adds rows that are masked out, "error" raises.
-        batch_size: how many examples a full batch has, for "pad" and "error". If sizes vary, "pad" with
-            the largest one makes all steps share one compiled program.
+        batch_size: the number of examples in a full batch, for "pad" and "error". If sizes vary, "pad" with
+            the largest size lets all steps share one compiled program.
 
     Returns:
-        The structure of the batch, with per-replica values in place of arrays, for `strategy.run`. With
-        one replica: arrays.
+        The structure of the batch, with per-replica values in place of arrays, for `strategy.run`. With one
+        replica, the values are plain arrays.
 
     Raises:
         InputError: `batch` is not a batch, is already distributed, or is not allowed by `partial_batch`
@@ -173,7 +173,7 @@ def make_numpy_dataset(self: StrategyBase, numpy_input: T) -> ArrayDataset[T]:
     """A dataset of the rows of arrays; the same as `rx.from_arrays`.
 
     Args:
-        numpy_input: an array, or a structure of arrays with one row for each example.
+        numpy_input: an array, or a structure of arrays with one row per example.
 
     >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
     >>> dataset = strategy.make_numpy_dataset((np.zeros((6, 2)), np.arange(6)))
@@ -196,7 +196,7 @@ def distribute_values_from_function(
     self: StrategyBase, value_fn: Callable[[ValueContext], Structure]
 ) -> Structure: ...
 def distribute_values_from_function(self: StrategyBase, value_fn: Callable[[ValueContext], Any]) -> Any:
-    """A per-replica value whose component for each replica is what `value_fn` returns.
+    """A per-replica value made of what `value_fn` returns for each replica.
 
     Args:
         value_fn: called for each replica of this process with a `ValueContext`. NumPy arrays that it

@@ -1,7 +1,7 @@
 """`strategy.extended`: the lower-level API, for code that updates variables across replicas itself.
 
-A thin view of its strategy. Most methods need the cross-replica context, where the values of all replicas
-are available: a scope, or the function of a `merge_call`.
+It is a thin view of its strategy. Most methods need the cross-replica context, where the values of all
+replicas are available: a scope, or the function of a `merge_call`.
 """
 
 from __future__ import annotations
@@ -81,12 +81,12 @@ class StrategyExtended:
 
     @property
     def should_checkpoint(self) -> bool:
-        """Whether this process writes checkpoints: one of them does."""
+        """Whether this process is the one that writes checkpoints."""
         return 0 in self._strategy.mesh.local_replica_ids
 
     @property
     def should_save_summary(self) -> bool:
-        """Whether this process writes summaries: one of them does."""
+        """Whether this process is the one that writes summaries."""
         return self.should_checkpoint
 
     # Reductions.
@@ -134,7 +134,7 @@ class StrategyExtended:
         options: Any = None,
         experimental_hints: Any = None,
     ) -> list[Any]:
-        """`reduce_to` for many values at once, in one communication.
+        """`reduce_to` for many values at once, communicating once.
 
         Args:
             reduce_op: "SUM" or "MEAN".
@@ -230,7 +230,7 @@ class StrategyExtended:
             args: arguments; each call gets the copy's part of mirrored values. Per-replica values are
                 refused: reduce them first, so that the copies stay equal.
             kwargs: keyword arguments, treated in the same way.
-            group: merge the results into one value; otherwise return a tuple with one for each copy.
+            group: merge the results into one value; otherwise return a tuple with one result per copy.
 
         >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
         >>> with strategy.scope():
@@ -255,8 +255,8 @@ class StrategyExtended:
             raise ArgumentKindError(f"extended.update needs a variable to update, got {var!r}.")
         if var.distribute_strategy is not self._strategy:
             raise ArgumentKindError(
-                f"extended.update of the variable {var.name!r}, which was created outside of this "
-                f"strategy's scope (at {var.made_at})."
+                f"extended.update got the variable {var.name!r}, which was created outside of this "
+                f"strategy's scope (at {var.made_at}). Create it inside `with strategy.scope():`."
             )
         return self._update(var, fn, args, kwargs, group, len(var.copies))
 
@@ -265,9 +265,9 @@ class StrategyExtended:
         return update_copies(self._strategy, var, fn, args, kwargs, num_copies=num_copies, group=group)
 
     def non_slot_devices(self, var_list: Sequence[Variable] | None = None) -> tuple[str, ...]:
-        """The devices for state that belongs to all variables of `var_list` together.
+        """The devices for state that is shared by all variables of `var_list`.
 
-        They are the same for all variables of a strategy, so `var_list` need not be given.
+        They are the same for all variables of a strategy, so `var_list` is optional.
 
         >>> rx.MirroredStrategy(["CPU:0", "CPU:1"]).extended.non_slot_devices([])
         ('CPU:0', 'CPU:1')
@@ -285,11 +285,11 @@ class StrategyExtended:
         """Call `fn(*args, **kwargs)` on each of the devices that `non_slot_devices` returned.
 
         Args:
-            colocate_with: these devices, or a variable or an array that is on them.
+            colocate_with: these devices, or a variable or an array on them.
             fn: the update.
             args: arguments; each call gets its part of mirrored values. Per-replica values are refused.
-            kwargs: keyword arguments, likewise.
-            group: merge the results into one value; otherwise return a tuple with one for each device.
+            kwargs: keyword arguments, treated in the same way.
+            group: merge the results into one value; otherwise return a tuple with one result per device.
 
         >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
         >>> devices = strategy.extended.non_slot_devices([])
@@ -322,8 +322,8 @@ class StrategyExtended:
     def colocate_vars_with(self, colocate_with_variable: Any) -> contextlib.AbstractContextManager[None]:
         """A `with` block that places new variables on the devices of `colocate_with_variable`.
 
-        A strategy places all its variables on the same devices anyway. This only checks that the variable
-        (or the devices that `non_slot_devices` returned) belongs to the strategy.
+        A strategy places all its variables on the same devices anyway. This method only checks that the
+        variable, or the devices that `non_slot_devices` returned, belong to the strategy.
 
         >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
         >>> with strategy.scope():

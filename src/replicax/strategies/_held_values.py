@@ -13,7 +13,7 @@ __all__ = ["flatten_values"]
 
 
 def flatten_values(structure: Any) -> tuple[list[Any], Any]:
-    """The leaves and the treedef of `structure`; variables are replaced by what the replicas hold."""
+    """The leaves and treedef of `structure`, with variables replaced by what the replicas hold."""
 
     def is_leaf(x: Any) -> bool:
         return x is None or isinstance(x, IndexedSlices | Leaf)

@@ -1,8 +1,8 @@
-"""Initial values of variables in several processes: all processes use those of the first one.
+"""Initial values of variables across processes: all processes use the first one's values.
 
-For every variable the processes tell each other what they create, and a digest of its initial value.
-Usually the values are equal, because all processes use the same seed, and nothing has to be sent. Small
-values that differ are part of the message. Only larger ones need a collective, which sends their bits.
+For each new variable the processes exchange its name, shape and dtype, and a digest of its initial value.
+Usually the values are equal, because all processes use the same seed, and nothing else is sent. Small
+values that differ are included in the message. Only larger ones need a collective, which sends their bits.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _LARGEST_STEP = 1 << 20
 
 
 def of_first_process(communicator: Communicator, spec: VariableSpec, value: jax.Array) -> jax.Array:
-    """The first process's `value`, in all processes; each of them passes its own.
+    """The first process's `value`; every process passes its own and gets the first one's.
 
     Raises:
-        CollectiveMismatchError: another process creates another variable.
+        CollectiveMismatchError: another process creates a different variable.
     """
     mesh = communicator.mesh
     own = np.asarray(value)
@@ -54,7 +54,7 @@ def _broadcast(communicator: Communicator, bits: bytes) -> bytes:
     """The first process's `bits`, padded to one of a few sizes; each size is compiled once."""
     words = np.zeros(_rounded_up(-(-len(bits) // 4)), np.uint32)
     words.view(np.uint8)[: len(bits)] = np.frombuffer(bits, np.uint8)
-    # A step that is being traced may create the variable; the broadcast is not part of that trace.
+    # The variable may be created while a step is traced; the broadcast is not part of that trace.
     with outside_of_traces():
         held = PerReplica([words] * len(communicator.mesh.local_replica_ids), mesh=communicator.mesh)
         sent = np.asarray(communicator.first([held])[0].to_plain())
@@ -62,7 +62,7 @@ def _broadcast(communicator: Communicator, bits: bytes) -> bytes:
 
 
 def _rounded_up(count: int) -> int:
-    """A power of two, or for large arrays a multiple of a megaword."""
+    """The next power of two; for large arrays, the next multiple of a megaword."""
     return (
         1 << (count - 1).bit_length()
         if count < _LARGEST_STEP

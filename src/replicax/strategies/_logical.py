@@ -36,16 +36,16 @@ __all__ = [
 
 
 def assign_to_logical_device(self: StrategyBase, tensor: T, logical_device_id: int) -> T:
-    """Choose, in a replica function, the replica's device for a value.
+    """Choose one of the replica's devices for a value; call it in a replica function.
 
-    The value does not change. XLA can't bind one operation to one device of a partitioned program, so the
+    The value does not change. XLA can't pin an operation to one device of a partitioned program, so the
     value is replicated on *all* devices of the replica, including this one: each computes it, and none
-    waits for another. It saves neither memory nor time; to divide work between devices, use
+    waits for another. That saves neither memory nor time; to spread work over the devices, use
     `split_to_logical_devices`.
 
     Args:
         tensor: an array, or a structure of arrays.
-        logical_device_id: the number of the device, from 0. Replicas of most strategies have only one.
+        logical_device_id: the index of the device, from 0. Replicas of most strategies have only one.
 
     Returns:
         The same value.
@@ -79,10 +79,10 @@ def assign_to_logical_device(self: StrategyBase, tensor: T, logical_device_id: i
 
 
 def replicate_to_logical_devices(self: StrategyBase, tensor: T) -> T:
-    """Replicate a value, in a replica function, on all devices of the replica.
+    """Replicate a value on all devices of the replica; call it in a replica function.
 
-    The value does not change. Values that were not split are replicated anyway; use it to end a split, for
-    example before a loss that needs the whole value on each device.
+    The value does not change. Values that were not split are replicated anyway; use this to end a split,
+    for example before a loss that needs the full value on each device.
 
     Args:
         tensor: an array, or a structure of arrays.
@@ -107,22 +107,22 @@ def replicate_to_logical_devices(self: StrategyBase, tensor: T) -> T:
 
 
 def split_to_logical_devices(self: StrategyBase, tensor: T, partition_dimensions: Sequence[int]) -> T:
-    """Shard an array, in a replica function, over the replica's devices.
+    """Shard an array over the replica's devices; call it in a replica function.
 
     The value does not change. Each device holds a part, and XLA partitions what is computed from it: a
     convolution over images that are split in height and width runs on all devices, each with its tile.
 
     Args:
         tensor: an array, or a structure of arrays that are all split in the same way.
-        partition_dimensions: the number of parts along each axis. Each divides the size of its axis, and
-            their product is the number of the replica's devices.
+        partition_dimensions: the number of parts along each axis. Each number must divide the size of its
+            axis, and their product must be the number of the replica's devices.
 
     Returns:
         The same value.
 
     Raises:
         ContextError: outside of a replica function.
-        DeviceError: the numbers do not fit the array or the devices. It is a `ValueError`.
+        DeviceError: the numbers do not match the array or the devices. It is a `ValueError`.
 
     >>> assignment = rx.DeviceAssignment.build(rx.Topology(), [1, 2, 2, 2], num_replicas=1)
     >>> strategy = rx.TPUStrategy(experimental_device_assignment=assignment)
@@ -143,7 +143,7 @@ def split_to_logical_devices(self: StrategyBase, tensor: T, partition_dimensions
 
 
 def on_all_devices(mesh: ReplicaMesh, local_index: int, structure: Any) -> Any:
-    """Replicate the arrays that are committed to a device on all devices of their replica."""
+    """Replicate arrays that are committed to one device on all devices of their replica."""
 
     def placed(leaf: Any) -> Any:
         committed = isinstance(leaf, jax.Array) and not is_tracer(leaf) and leaf.committed
@@ -171,7 +171,7 @@ def _checked_partition(strategy: StrategyBase, partition_dimensions: Any) -> tup
         partition = (0,)
     if any(parts < 1 for parts in partition):
         raise DeviceError(
-            "split_to_logical_devices takes the number of parts for each axis, a list of positive "
+            "split_to_logical_devices takes the number of parts along each axis as a list of positive "
             f"integers; got {partition_dimensions!r}."
         )
     if math.prod(partition) != count:
@@ -187,12 +187,12 @@ def _check_divisible(shape: tuple[int, ...], partition: Sequence[int]) -> None:
     if len(shape) != len(partition):
         raise DeviceError(
             f"split_to_logical_devices(partition_dimensions={list(partition)}) got an array of shape "
-            f"{shape}. Pass one number for each of its {len(shape)} axes, 1 for those that are not split."
+            f"{shape}. Pass one number for each of its {len(shape)} axes, 1 for axes that are not split."
         )
     for axis, (size, parts) in enumerate(zip(shape, partition, strict=True)):
         if size % parts:
             raise DeviceError(
-                f"split_to_logical_devices(partition_dimensions={list(partition)}) can't cut axis {axis} "
+                f"split_to_logical_devices(partition_dimensions={list(partition)}) can't split axis {axis} "
                 f"of an array of shape {shape} into {parts} equal parts. Pad it, or split another axis."
             )
 
@@ -200,7 +200,7 @@ def _check_divisible(shape: tuple[int, ...], partition: Sequence[int]) -> None:
 def _annotate(
     strategy: StrategyBase, structure: Any, spec: Callable[[tuple[int, ...]], PartitionSpec], what: str
 ) -> Any:
-    """Place every array of `structure` on the replica's devices, sharded as `spec` says for its shape."""
+    """Place every array of `structure` on the replica's devices, sharded by `spec` of its shape."""
     one = strategy.mesh.num_logical_devices == 1
 
     def annotated(leaf: Any) -> Any:

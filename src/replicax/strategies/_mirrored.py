@@ -21,19 +21,19 @@ class MirroredStrategy(Strategy):
     """One replica on each device, each with a copy of every variable; the copies are kept equal.
 
     Args:
-        devices: names ("GPU:0", "/cpu:1") or `jax.Device`s; None takes all GPUs, or all TPUs, or all
-            CPU devices (see `rx.set_cpu_devices`), and so does an empty list.
+        devices: names ("GPU:0", "/cpu:1") or `jax.Device`s. None or an empty list takes all GPUs, or all
+            TPUs, or all CPU devices (see `rx.set_cpu_devices`).
         cross_device_ops: how values are combined across devices; None leaves it to XLA.
-        logical_devices: the number of devices of each replica, its logical devices. Variables with a
-            partition are divided among them, and XLA divides the computation; see `rx.Variable`.
-        partition_rules: partitions of variables by name, for a whole model:
+        logical_devices: the number of devices per replica, its logical devices. Variables with a partition
+            are sharded over them, and XLA partitions the computation; see `rx.Variable`.
+        partition_rules: partitions for variables by name, for a whole model:
             `{"mlp/in/kernel": [1, 4], "mlp/out/kernel": [4, 1]}`. The keys are regular expressions that are
             searched for in the names of variables.
-        axis_name: the name of the replicas' axis in `jax.lax.pmean(x, axis_name)` and similar functions.
+        axis_name: the name of the replica axis in `jax.lax.pmean(x, axis_name)` and similar functions.
 
     Raises:
         DeviceError: a device does not exist or is named twice, or platforms are mixed.
-        CollectiveError: `cross_device_ops` can't work on these devices.
+        CollectiveError: `cross_device_ops` does not support these devices.
 
     >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
     >>> with strategy.scope():
@@ -86,11 +86,11 @@ def mirrored_layouts(
 
 
 def _synchronized(spec: VariableSpec) -> VariableSpec:
-    """Replace AUTO by ON_WRITE, which is what it means for mirrored variables."""
+    """Replace AUTO with ON_WRITE, which is what it means for mirrored variables."""
     if spec.synchronization is VariableSynchronization.NONE:
         raise VariableError(
             f"The variable '{spec.name}:0' was given synchronization NONE, which a mirrored variable "
-            "can't have: use AUTO, ON_WRITE or ON_READ."
+            "can't have. Use AUTO, ON_WRITE or ON_READ."
         )
     if spec.synchronization is VariableSynchronization.AUTO:
         return dataclasses.replace(spec, synchronization=VariableSynchronization.ON_WRITE)

@@ -1,7 +1,7 @@
 """Synchronous training on the devices of several processes, with a copy of every variable on each.
 
-It is `MirroredStrategy` on a larger mesh. The constructor does the rest: it finds this process's place in
-the cluster, joins the other processes, and agrees with them on the devices that each one uses.
+It is `MirroredStrategy` on a larger mesh. The constructor does the rest: it finds out which task of the
+cluster this process is, joins the other processes, and exchanges the lists of devices with them.
 """
 
 from __future__ import annotations
@@ -51,29 +51,30 @@ _agreements = itertools.count()
 
 
 class MultiWorkerMirroredStrategy(Strategy):
-    """One replica on each device of each worker, each with a copy of every variable; kept equal.
+    """One replica on each device of each worker, each with a copy of every variable; copies are kept equal.
 
     Every worker runs the same program and creates this strategy first, before anything uses JAX: this is
     where the workers connect to each other, at the address of the first one. A cluster of one worker, or an
     evaluator, is this process alone. Without a cluster, the strategy runs on all processes that JAX has:
     this one, unless you called `jax.distributed.initialize`.
 
-    A worker's devices are its GPUs or TPUs, or else its first CPU device; a resolver's `num_accelerators`
-    can set another number (`{"CPU": 2}` for two virtual CPU devices).
+    A worker's devices are its GPUs or TPUs, or its first CPU device if it has none. A resolver's
+    `num_accelerators` can set another number (`{"CPU": 2}` for two virtual CPU devices).
 
     Args:
-        cluster_resolver: knows the tasks of the cluster and the task of this process. None reads TF_CONFIG,
-            or else asks `rx.cluster.detect_cluster`; a `TFConfigClusterResolver()` reads only TF_CONFIG.
+        cluster_resolver: knows the tasks of the cluster and which one this process is. None reads TF_CONFIG
+            if it is set, else calls `rx.cluster.detect_cluster`; a `TFConfigClusterResolver()` reads only
+            TF_CONFIG.
         communication_options: the default options of all collectives. Their `timeout_seconds` also limits
             how long the workers wait for each other here.
-        shard: "optimizer" or "all" divides optimizer state or all variables among the replicas of all
+        shard: "optimizer" or "all" shards optimizer state or all variables over the replicas of all
             workers, as `ShardedStrategy` does on one machine; None gives each replica a copy.
-        gather_again: whether replicas gather a divided parameter again for its gradient; see
+        gather_again: whether replicas gather a sharded parameter again in the backward pass; see
             `ShardedStrategy`.
-        min_shard_bytes: variables smaller than this are not divided.
-        logical_devices: the number of devices of each replica; see `MirroredStrategy`.
-        partition_rules: partitions of variables by name; see `MirroredStrategy`.
-        axis_name: the name of the replicas' axis in `jax.lax.pmean(x, axis_name)` and similar functions.
+        min_shard_bytes: variables smaller than this are not sharded.
+        logical_devices: the number of devices per replica; see `MirroredStrategy`.
+        partition_rules: partitions for variables by name; see `MirroredStrategy`.
+        axis_name: the name of the replica axis in `jax.lax.pmean(x, axis_name)` and similar functions.
         cluster_options: how long the workers wait for each other.
 
     Raises:
@@ -128,7 +129,7 @@ class MultiWorkerMirroredStrategy(Strategy):
 
 
 def _group_by_worker(devices: list[Device], logical_devices: int) -> list[tuple[Device, ...]]:
-    """The devices of each replica, all of one worker."""
+    """Group devices into replicas, each within one worker."""
     workers = itertools.groupby(devices, lambda device: device.process_index)
     return [row for _, own in workers for row in group_devices(list(own), logical_devices)]
 
@@ -158,13 +159,13 @@ def _own_devices(resolver: ClusterResolver) -> list[Device]:
     if not 1 <= wanted <= len(local):
         raise DeviceError(
             f"{type(resolver).__name__}.num_accelerators() gives this worker {wanted} {platform} "
-            f"device(s), but JAX runs on {platform} here and has {len(local)}."
+            f"device(s), but JAX has {len(local)} {platform} device(s) here."
         )
     return local[:wanted]
 
 
 def _devices_of_all(own: list[Device], timeout_seconds: float | None) -> list[Device]:
-    """The devices of all workers, in the order of the workers; each sends its own to the others."""
+    """The devices of all workers, in worker order; each worker sends its own to the others."""
     processes = range(jax.process_count())
     if len(processes) == 1:
         return own

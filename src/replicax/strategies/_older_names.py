@@ -6,7 +6,7 @@ from typing import Any
 
 __all__ = ["OLDER_NAMES", "refuse"]
 
-_VERSION_1 = "It is a method of version 1, `tf.compat.v1.distribute`."
+_VERSION_1 = "This is a method of version 1, `tf.compat.v1.distribute`."
 OLDER_NAMES = {
     "make_dataset_iterator": f"Write `iter(strategy.distribute_dataset(dataset))`. {_VERSION_1}",
     "make_input_fn_iterator": (

@@ -17,7 +17,7 @@ class OneDeviceStrategy(Strategy):
 
     Args:
         device: a name ("GPU:0", "/cpu:1") or a `jax.Device`.
-        axis_name: the name of the replicas' axis in `jax.lax.pmean(x, axis_name)` and similar functions.
+        axis_name: the name of the replica axis in `jax.lax.pmean(x, axis_name)` and similar functions.
 
     >>> strategy = rx.OneDeviceStrategy("CPU:1")
     >>> with strategy.scope():

@@ -14,8 +14,8 @@ class RunOptions:
     """How `strategy.run` treats shapes.
 
     Args:
-        experimental_enable_dynamic_batch_size: allow per-replica arguments whose shapes differ between
-            replicas. False makes them an error.
+        experimental_enable_dynamic_batch_size: whether to allow per-replica arguments whose shapes differ
+            between replicas, rather than raise an error.
         experimental_bucketizing_dynamic_shape: not supported; must be False.
         experimental_xla_options: not supported; must be None. Set XLA options for the process in the
             environment variable XLA_FLAGS.
@@ -33,8 +33,8 @@ class RunOptions:
         if self.experimental_bucketizing_dynamic_shape:
             raise ValueError(
                 "RunOptions(experimental_bucketizing_dynamic_shape=True) is not supported: arguments are "
-                "never padded implicitly. Different shapes compile different programs; pad the input to "
-                "have one shape, for example with InputOptions(partial_batch='pad')."
+                "never padded implicitly, and each shape compiles another program. Pad the input to one "
+                "shape, for example with InputOptions(partial_batch='pad')."
             )
         if self.experimental_xla_options is not None:
             raise ValueError(
@@ -46,7 +46,7 @@ class RunOptions:
 @final
 @dataclasses.dataclass(frozen=True)
 class ValueContext:
-    """The argument of a function that is passed to `distribute_values_from_function`.
+    """The argument of the function passed to `distribute_values_from_function`.
 
     >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
     >>> strategy.distribute_values_from_function(

@@ -1,4 +1,4 @@
-"""Synchronous training on the devices of one machine, with one part of the state on each."""
+"""Synchronous training on the devices of one machine, with state sharded over them."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ Setting = Literal["optimizer", "all"]
 
 
 class ShardedStrategy(Strategy):
-    """One replica on each device; large state is divided among the devices instead of copied to each.
+    """One replica on each device; large state is sharded over the devices instead of replicated.
 
-    The training loop is that of `MirroredStrategy`, and so are its results.
+    The training loop and its results are the same as with `MirroredStrategy`.
 
     Args:
         devices: names ("GPU:0", "/cpu:1") or `jax.Device`s; None takes all GPUs, or all TPUs, or all
             CPU devices.
-        shard: "optimizer" divides the slots of `rx.Optimizer` (ZeRO-1): each device updates its part of the
-            parameters. "all" divides the parameters too (ZeRO-3, FSDP): replicas gather a parameter where
-            they read it, and again for its gradient.
-        gather_again: with "all", whether replicas gather a parameter again for its gradient. False keeps it
-            from where it was read until its gradient is computed: fewer bytes are sent, but at the end of
-            the forward pass each device has all parameters.
-        min_shard_bytes: variables smaller than this are copied to each device.
-        logical_devices: the number of devices of each replica, its logical devices. Variables with a
-            partition are divided among them, and XLA divides the computation; see `rx.Variable`.
-        partition_rules: partitions of variables by name, for a whole model:
+        shard: "optimizer" shards the slots of `rx.Optimizer` (ZeRO-1): each device updates its part of the
+            parameters. "all" also shards the parameters (ZeRO-3, FSDP): replicas gather a parameter where
+            they read it, and again in the backward pass.
+        gather_again: with "all", whether replicas gather a parameter again in the backward pass. False
+            keeps it from the forward pass until its gradient is computed: fewer bytes are sent, but at the
+            end of the forward pass each device holds all parameters.
+        min_shard_bytes: variables smaller than this are replicated.
+        logical_devices: the number of devices per replica, its logical devices. Variables with a partition
+            are sharded over them, and XLA partitions the computation; see `rx.Variable`.
+        partition_rules: partitions for variables by name, for a whole model:
             `{"mlp/in/kernel": [1, 4], "mlp/out/kernel": [4, 1]}`. The keys are regular expressions that are
             searched for in the names of variables.
-        axis_name: the name of the replicas' axis in `jax.lax.pmean(x, axis_name)` and similar functions.
+        axis_name: the name of the replica axis in `jax.lax.pmean(x, axis_name)` and similar functions.
 
     >>> strategy = rx.ShardedStrategy(["CPU:0", "CPU:1"], shard="all")
     >>> with strategy.scope():
@@ -70,7 +70,7 @@ class ShardedStrategy(Strategy):
         partition_rules: Mapping[str, Sequence[int]] | None = None,
         axis_name: str = REPLICA_AXIS,
     ) -> None:
-        """Choose the devices and what is divided."""
+        """Choose the devices and what to shard."""
         grid = group_devices(resolve_devices(devices), logical_devices)
         communicator = Communicator(ReplicaMesh(grid, axis_name), DefaultAllReduce())
         rules = PartitionRules(partition_rules)
@@ -81,7 +81,7 @@ class ShardedStrategy(Strategy):
 
 
 def sharded_answers(communicator: Communicator, shards: ShardOptions, rules: PartitionRules) -> Answers:
-    """The answers of a strategy that divides what `shards` says among its replicas."""
+    """The answers of a strategy that shards what `shards` selects over its replicas."""
     choose_mirrored = mirrored_layouts(communicator)
     if shards.shard == "mirrored":
         return Answers(communicator, choose_mirrored, partition_rules=rules, shards=shards)
@@ -100,9 +100,9 @@ def sharded_answers(communicator: Communicator, shards: ShardOptions, rules: Par
 def _shard_finder(
     communicator: Communicator, shards: ShardOptions
 ) -> Callable[[VariableSpec], Sharded | None]:
-    """A function that returns how a variable is divided among replicas.
+    """A function that returns how a variable is sharded over the replicas.
 
-    None if the part of a device would be too small, or if the variable's partition divides every axis.
+    It returns None if a device's part would be too small, or if a partition already splits every axis.
     """
     layout = functools.cache(functools.partial(Sharded, communicator, gather_again=shards.gather_again))
     count = communicator.num_replicas

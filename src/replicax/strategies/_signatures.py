@@ -1,9 +1,9 @@
 """The types in the signatures of `Strategy`.
 
-If a replica function returns one array or number, `run` returns a `PerReplica` of it. A structure keeps
-its type, since Python has no type for "the same structure with other leaves": its leaves are per-replica
-values, and the type is exact again for what `reduce`, `gather` and `local_results` return. Types do not
-depend on the number of replicas, so code that works with one replica only is an error.
+If a replica function returns one array or number, `run` returns a `PerReplica` of it. A structure keeps its
+type, although its leaves are now per-replica values, because Python has no type for "the same structure
+with other leaves". The type is exact again for what `reduce`, `gather` and `local_results` return. Types do
+not depend on the number of replicas, so code that works only with one replica does not type-check.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ Strategies differ only in a few answers (see `Answers`):
     how a variable is laid out                  choose_layout
     where single-copy state is placed           parameter_device
 
-Everything else is shared. This file runs the replicas and combines their results; the methods for input are
-in `_distribute`, those for replicas with several devices in `_logical`, the creation of variables in
+Everything else is shared. This file runs the replicas and combines their results. The input methods are in
+`_distribute`, the methods for replicas with several devices in `_logical`, the creation of variables in
 `_creation` and the lower-level API in `_extended`. `Strategy` adds to `StrategyBase` the methods that
 version 1 of `tf.distribute` defines differently (see `compat.v1`).
 """
@@ -56,17 +56,17 @@ class StrategyBase(abc.ABC):
     mesh: ReplicaMesh
     """The devices, by replica."""
     parameter_device: Any
-    """The device of state that has one copy; None if each replica has a copy."""
+    """The device of state with a single copy; None if each replica has a copy."""
     places_values: bool
-    """Whether values are placed on this strategy's devices, rather than wherever JAX puts them."""
+    """Whether values are placed on this strategy's devices, rather than wherever JAX places them."""
     store: Store
     """The arrays of this strategy's variables."""
     compiled_runs: weakref.WeakKeyDictionary[Any, Any]
-    """The steps "run this function in every replica", by function; see `execution.in_replicas`."""
+    """Compiled steps that run a function in every replica, by function; see `execution.in_replicas`."""
 
     def __init__(self, answers: Answers) -> None:
         self._give(answers)
-        # Processes must agree on the order of variables, but collect garbage at different times.
+        # Processes must agree on the order of variables, but they collect garbage at different times.
         self.store = Store(reuse_places=self.mesh.is_local)
         self.compiled_runs: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
@@ -76,7 +76,7 @@ class StrategyBase(abc.ABC):
             raise refuse(self, name)
 
     def _give(self, answers: Answers) -> None:
-        """Give these answers from now on. After creation, only `rx.explain` calls it, during a trace."""
+        """Give these answers from now on. Later, only `rx.explain` calls it, during a trace."""
         self.answers = answers
         self.communicator = answers.communicator
         self.mesh = answers.communicator.mesh
@@ -121,7 +121,7 @@ class StrategyBase(abc.ABC):
     @property
     @final
     def axis_name(self) -> str:
-        """The name of the replicas' axis, for JAX's collectives and layers that take an `axis_name`.
+        """The name of the replica axis, for JAX's collectives and layers that take an `axis_name`.
 
         >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
         >>> x = strategy.distribute_values_from_function(lambda ctx: ctx.replica_id_in_sync_group * 4.0)
@@ -134,12 +134,12 @@ class StrategyBase(abc.ABC):
     @property
     @final
     def cluster_resolver(self) -> Any:
-        """The resolver that found the cluster; None for strategies of one machine."""
+        """The resolver that found the cluster; None for single-machine strategies."""
         return self.answers.cluster_resolver
 
     @property
     def replica_ids(self) -> tuple[jax.Array, ...]:
-        """The ids of this process's replicas, each an array on its replica's device."""
+        """The ids of this process's replicas, each as an array on the replica's device."""
         return self._replica_ids
 
     @cached_property
@@ -151,7 +151,7 @@ class StrategyBase(abc.ABC):
             return tuple(self.mesh.place(replica_id, i) for i, replica_id in enumerate(ids))
 
     def scope(self) -> AbstractContextManager[Self]:
-        """A `with` block that uses this strategy: it places the variables that are created there.
+        """A `with` block in which this strategy is in use and places new variables.
 
         >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
         >>> with strategy.scope():
@@ -203,14 +203,14 @@ class StrategyBase(abc.ABC):
         Args:
             fn: the replica function. In it, `rx.get_replica_context()` returns the replica's id and the
                 collectives.
-            args: positional arguments. Each replica gets its part of per-replica values, in structures
-                too, and the whole of everything else.
+            args: positional arguments. Each replica gets its part of per-replica values, also inside
+                structures, and the whole of everything else.
             kwargs: keyword arguments, treated in the same way.
             options: a `RunOptions`.
 
         Returns:
             The replicas' results merged into one structure. Its leaves are `PerReplica`, except where all
-            replicas returned the same object. With one replica: its result.
+            replicas returned the same object. With one replica, its result.
 
         Raises:
             ContextError: inside another replica function, or under another strategy.
@@ -240,14 +240,15 @@ class StrategyBase(abc.ABC):
         has, needs = value.num_components, len(self.mesh.local_replica_ids)
         if has is not None and has < needs and value.mesh in (None, self.mesh):
             raise IndexError(
-                f"strategy.run got a PerReplica value with {has} components for {needs} replicas."
+                f"strategy.run got a PerReplica value with {has} components, but has {needs} replicas."
             )
         value.on(self.mesh)
         dynamic = options is None or options.experimental_enable_dynamic_batch_size
         if not dynamic and value.uniform is None:
             raise ValueError(
                 "strategy.run got a per-replica argument whose shapes differ between replicas, which "
-                "RunOptions(experimental_enable_dynamic_batch_size=False) rules out."
+                "RunOptions(experimental_enable_dynamic_batch_size=False) does not allow. Use a batch size "
+                "that the number of replicas divides, or leave out the option."
             )
 
     def _reduce(self, reduce_op: ReduceOpLike, value: Any, axis: Any, example_mask: Any = FIND) -> Any:
@@ -265,13 +266,13 @@ class StrategyBase(abc.ABC):
     def gather(self, value: Structure, axis: int, *, example_mask: Any = ...) -> Structure: ...
     @final
     def gather(self, value: Any, axis: int, *, example_mask: Any = FIND) -> Any:
-        """Join the replicas' values along `axis`, in replica order.
+        """Concatenate the replicas' values along `axis`, in replica order.
 
         Args:
             value: a per-replica value or a structure of them; the sizes along `axis` may differ.
-            axis: which axis to join along; negative counts from the end.
-            example_mask: which rows are examples: the `example_mask` of a padded batch, or None for all of
-                them. By default the mask of the padded batch that the value has the rows of.
+            axis: the axis to concatenate along; negative counts from the end.
+            example_mask: which rows are examples: the `example_mask` of a padded batch, or None for all
+                rows. By default, the mask of the padded batch that the value was computed from.
 
         >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
         >>> ids = strategy.run(lambda: rx.get_replica_context().replica_id_in_sync_group[None])
@@ -297,7 +298,7 @@ class StrategyBase(abc.ABC):
 
         Args:
             value: what `run` returned, a variable, or a structure of such values. Anything else is
-                returned as a tuple of one element.
+                returned in a tuple of one element.
 
         >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
         >>> strategy.local_results(strategy.run(lambda: jnp.ones(2)))
@@ -328,7 +329,7 @@ class StrategyBase(abc.ABC):
     def _host_batches(self) -> HostBatches:
         return HostBatches(self._input_target)
 
-    # Methods that are defined, as functions of the strategy, in files of their own.
+    # Methods that are defined in their own files, as functions of the strategy.
     create_variable = _creation.create_variable
     distribute_dataset = _distribute.distribute_dataset
     distribute_datasets_from_function = _distribute.distribute_datasets_from_function
@@ -386,13 +387,13 @@ class Strategy(StrategyBase):
         Args:
             reduce_op: "SUM" or "MEAN".
             value: what `run` returned, or a structure of such values. A value that is the same for all
-                replicas counts once for each of them.
+                replicas counts once per replica.
             axis: None combines element by element. An int or a tuple of ints also reduces over those axes
                 of each replica's value; MEAN then divides by the total number of elements, so it is
                 correct for replicas with different batch sizes.
             example_mask: which rows are examples, for a reduction over axis 0: the `example_mask` of a
-                padded batch, or None for all of them. By default the mask of the padded batch that the
-                value has the rows of.
+                padded batch, or None for all rows. By default, the mask of the padded batch that the value
+                was computed from.
 
         >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
         >>> def losses():

@@ -1,4 +1,4 @@
-"""Synchronous training on the cores of a TPU, with one or several cores for each replica."""
+"""Synchronous training on the cores of a TPU, with one or several cores per replica."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ class TPUStrategy(Strategy):
     """A replica on each core of a TPU, or on each group of cores, with a copy of every variable.
 
     With a `DeviceAssignment`, a replica has several cores, its *logical devices*. Its variables are
-    replicated on them, unless they have a partition; use that or `split_to_logical_devices` to divide a
-    computation between them.
+    replicated over them unless they have a partition; use a partition or `split_to_logical_devices` to
+    spread a computation over the cores.
 
-    If JAX has no TPU, its other devices are used in place of the cores, with a warning in the log
-    `replicax`. So this is also the strategy for replicas with several GPUs.
+    If JAX has no TPU, its other devices are used in place of the cores, with a warning in the `replicax`
+    log. So this is also a strategy for replicas with several GPUs.
 
     Args:
-        tpu_cluster_resolver: a `TPUClusterResolver`; None: the TPU of this process.
-        experimental_device_assignment: the cores of each replica; None: one core for each replica.
+        tpu_cluster_resolver: a `TPUClusterResolver`; by default, this process's TPU.
+        experimental_device_assignment: the cores of each replica; by default, one core per replica.
         experimental_spmd_xla_partitioning: XLA partitions the programs of replicas with several cores in
             either case. True also makes `assign_to_logical_device` an error, as TensorFlow's flag does.
-        partition_rules: partitions of variables by name; see `MirroredStrategy`.
-        axis_name: the name of the replicas' axis in `jax.lax.pmean(x, axis_name)` and similar functions.
+        partition_rules: partitions for variables by name; see `MirroredStrategy`.
+        axis_name: the name of the replica axis in `jax.lax.pmean(x, axis_name)` and similar functions.
 
     Raises:
         DeviceError: a replica has cores of several processes.
@@ -85,7 +85,7 @@ class TPUStrategy(Strategy):
         for i, row in enumerate(replicas):
             if len({device.process_index for device in row}) > 1:
                 raise DeviceError(
-                    f"TPUStrategy: replica {i} would have cores of several processes, {row}. Choose a "
+                    f"TPUStrategy: replica {i} would have cores of several processes: {row}. Choose a "
                     "smaller computation_shape, so that each replica fits on one host."
                 )
         warn_of_stand_ins(replicas[0])
