@@ -315,4 +315,4 @@ def test_changes_of_what_a_function_refers_to_are_noticed(strategy, where, caplo
 
     expected = [(step + 1) * sum(range(4 * step, 4 * step + 4)) for step in range(6)]
     assert epoch(distributed(strategy, count=24)) == expected
-    assert "refers to something different each time" in caplog.text
+    assert "refers to something different in each step" in caplog.text

@@ -1,4 +1,4 @@
-"""How replica functions run: eagerly, taking turns, or compiled into one program."""
+"""How replica functions run: eagerly, one at a time, or compiled into one program."""
 
 from replicax.execution._between_processes import BetweenProcesses
 from replicax.execution._compiled import CompiledStep

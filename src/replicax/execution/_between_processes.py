@@ -1,9 +1,9 @@
 """Compiled steps that communicate with other processes.
 
 The processes start such steps in the same order, and compare them before they first run (see
-`collectives/_order.py`). What they compare is the function, the arguments and the collectives of the
-program: their kinds, dtypes and shapes, in order. Everything else may differ between processes. A program
-without collectives needs no order, and a process may run it alone.
+`collectives/_order.py`). They compare the function, the arguments and the program's collectives: their
+kinds, dtypes and shapes, in order. Everything else may differ between processes. A program without
+collectives needs no order, so one process may run it alone.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _HLO = re.compile(rf"= (\S+|\([^=]*?\)) ({'|'.join(_KINDS)})(?:-start)?\(")
 
 @final
 class BetweenProcesses:
-    """The place of one compiled step in the order of collectives.
+    """Runs one compiled step in its turn in the order of collectives.
 
     Args:
-        mesh: the devices of the step, including those of other processes.
+        mesh: the step's devices, including those of other processes.
         fn: the function that was compiled.
     """
 
@@ -50,7 +50,7 @@ class BetweenProcesses:
         self._collective: Collective | None = None
 
     def compile(self, lowered: jax.stages.Lowered) -> jax.stages.Compiled:
-        """Compile the step, find out how it communicates, and compare it with the other processes'.
+        """Compile the step, find its collectives, and compare it with the other processes' step.
 
         The first run must follow without an interrupt in between, so any waiting happens here.
         """
@@ -67,7 +67,7 @@ class BetweenProcesses:
         return compiled
 
     def ordered(self, run: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
-        """`run`, when its turn comes."""
+        """`run` wrapped so that it waits for its turn."""
         order, batch_in = self._order, self._order.log.batch_in
 
         def run_in_order(leaves: list[Any]) -> Any:
@@ -93,7 +93,7 @@ def _some_array(result: Any) -> Any:
 
 
 def _collectives_of(lowered: jax.stages.Lowered) -> list[str]:
-    """The collectives that the step's own code has, "all_reduce:tensor<4xf32>"."""
+    """The collectives in the step's own code, as "all_reduce:tensor<4xf32>"."""
     return [
         f"{name.removeprefix('stablehlo.')}:{','.join(types)}"
         for name, types in operations_of(lowered, _MLIR_NAMES)
@@ -101,5 +101,5 @@ def _collectives_of(lowered: jax.stages.Lowered) -> list[str]:
 
 
 def _collectives_in(program: str) -> list[str]:
-    """Those that XLA has added, because the step computes with arrays that are split over processes."""
+    """The collectives that XLA added because the step computes with arrays sharded over processes."""
     return [f"{kind}:{shape}" for shape, kind in _HLO.findall(program)]

@@ -1,8 +1,8 @@
 """Compiled steps under `jax_debug_nans` and `jax_debug_infs`.
 
 JAX's own check runs after the arrays were donated, and then calls the function again, operation by
-operation, which fails for a step on several devices. So steps do the check themselves, on results that were
-computed without donation: if it fails, the variables are unchanged.
+operation, which fails for a step on several devices. So steps check their results themselves, without
+donating arrays: if the check fails, the variables are unchanged.
 """
 
 from __future__ import annotations

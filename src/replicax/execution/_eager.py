@@ -1,4 +1,4 @@
-"""Eager replicas: ordinary Python, taking turns in one thread.
+"""Eager replicas: ordinary Python functions that take turns in one thread.
 
 A replica is a greenlet. It runs until it returns or reaches a `merge_call`; then the next one runs. When
 all replicas wait at the same merge_call, its function is called once, in the cross-replica context, and
@@ -48,7 +48,7 @@ def run_replicas(
     padding: Padding | None = None,
     traced: bool = False,
 ) -> Any:
-    """Call `fn` once for each replica, taking turns; return the merged results.
+    """Call `fn` once per replica, taking turns; return the merged results.
 
     `padding` has the masks of padded arguments. If `traced`, the results are tracers of a compiled step.
     """
@@ -84,14 +84,14 @@ def _unequal(team: list[_Replica], waiting: list[_Replica]) -> str:
     at = ", ".join(str(replica.local_index) for replica in waiting)
     done = ", ".join(str(r.local_index) for r in team if r not in waiting)
     return (
-        f"Replicas made different numbers of merge_calls: replica {at} waits in one, but replica {done} "
-        "has returned. all_reduce, all_gather and writing a variable with an aggregation are merge_calls "
-        "too; every replica must make the same ones, in the same order."
+        f"Replicas made different numbers of merge_calls: replica {at} is waiting in one, but replica "
+        f"{done} has returned. all_reduce, all_gather and writing a variable with an aggregation are "
+        "merge_calls too; every replica must make the same ones, in the same order."
     )
 
 
 def _merge(strategy: StrategyProtocol, team: list[_Replica], merge: _Regroup) -> list[Any]:
-    """Call the function of the merge_call; returns a value, or an exception, for each replica."""
+    """Call the merge function; returns a value, or an exception, for each replica."""
     requests = [replica.take_request() for replica in team]
     merge_fn = requests[0][0]
     try:
@@ -107,20 +107,21 @@ def _merge(strategy: StrategyProtocol, team: list[_Replica], merge: _Regroup) ->
 def _check_same_place(merge_fns: list[Callable[..., Any]]) -> None:
     """Raise if one replica reduces while another gathers, or if they write different variables.
 
-    The user's own merge functions may differ: then that of the first replica is called, as in TensorFlow.
+    The user's own merge functions may differ: then the first replica's is called, as in TensorFlow.
     """
     places = [_place(merge_fn) for merge_fn in merge_fns]
     for replica, place in enumerate(places):
         if place is not places[0]:
             raise ContextError(
-                f"The replicas meet in different places: replica 0 is in {_describe(places[0])}, replica "
-                f"{replica} in {_describe(place)}. Every replica must make the same all_reduce, all_gather "
-                "and merge_call calls, and writes of variables with an aggregation, in the same order."
+                f"The replicas wait for each other in different calls: replica 0 is in "
+                f"{_describe(places[0])}, replica {replica} in {_describe(place)}. Every replica must make "
+                "the same all_reduce, all_gather and merge_call calls, and writes of variables with an "
+                "aggregation, in the same order."
             )
 
 
 def _place(merge_fn: Callable[..., Any]) -> Any:
-    """What a merge_call of Replicax does: the variable that it writes, or its kind of collective."""
+    """What one of Replicax's own merge_calls does: the variable that it writes, or the collective."""
     owner = getattr(merge_fn, "__self__", None)
     if isinstance(owner, Exchange):
         return type(owner)
@@ -134,18 +135,18 @@ def _describe(place: Any) -> str:
 
 
 def _check_not_recorded(structure: Any) -> None:
-    """Raise if an open tape follows one of the values."""
+    """Raise if an open tape records one of the values."""
     if any(isinstance(followed(leaf), Recorded) for leaf in flatten(structure)[0]):
         raise TracingError(
             "merge_call in the block of a GradientTape got a value that the tape records, in an eager "
-            "replica: gradients do not pass through a merge_call. all_reduce and all_gather may be "
-            "differentiated; for the rest, call it after the block, or compile the step with `rx.function`."
+            "replica: gradients do not pass through a merge_call. all_reduce and all_gather are "
+            "differentiable. Otherwise call it after the block, or compile the step with `rx.function`."
         )
 
 
 @final
 class _Failure:
-    """An exception to raise in the replicas, where a `try` around the merge_call may catch it."""
+    """An exception to raise in the replicas, so that a `try` around the merge_call can catch it."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
@@ -153,7 +154,7 @@ class _Failure:
 
 @final
 class _Base:
-    """What the replicas of one run share: settings at the start, padding, and the variables they create."""
+    """What the replicas of one run share: initial settings, padding, and the variables they create."""
 
     def __init__(self, padding: Padding | None, traced: bool) -> None:
         self.padding, self.traced = padding, traced
@@ -199,7 +200,7 @@ class _Replica:
     def _place(self) -> tuple[tuple[str, ...], Any]:
         """The names of the replica's devices, and the device for eager code.
 
-        A program has the replicas of all processes; those of another process are traced on a local device.
+        A program contains the replicas of all processes; other processes' are traced on a local device.
         """
         mesh, index = self._strategy.mesh, self.local_index
         replica = index if self._base.traced else mesh.local_replica_ids[index]
@@ -221,14 +222,14 @@ class _Replica:
         return request
 
     def cancel(self, cause: BaseException) -> None:
-        """Stop a replica that waits, because of `cause`; its `finally` blocks run."""
+        """Stop a waiting replica because of `cause`; its `finally` blocks run."""
         self._cancelled = True
         try:
             if self._greenlet and not self._greenlet.dead:
                 self._greenlet.throw()
         except Exception as error:
             cause.add_note(
-                f"Replica {self.local_index} raised {error!r} when it was stopped because of this."
+                f"Replica {self.local_index} raised {error!r} when it was stopped because of this error."
             )
 
     # The merge point.
@@ -236,7 +237,9 @@ class _Replica:
     def merge_call(self, merge_fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Wait until all replicas have reached this merge_call."""
         if self._cancelled:
-            raise ContextError("merge_call in a replica that is being stopped, since another one failed.")
+            raise ContextError(
+                "merge_call was called in a replica that is being stopped, because another replica failed."
+            )
         if greenlet.getcurrent() is not self._greenlet:
             raise ContextError(
                 f"The ReplicaContext of replica {self.local_index} was used outside of that replica: after "
@@ -246,10 +249,10 @@ class _Replica:
             )
         if innermost_but_recordings() is not self.base_trace:
             raise TracingError(
-                "merge_call (or writing a variable with an aggregation) inside a function that JAX "
-                "differentiates, maps or compiles, in an eager replica: the replicas can't meet in the "
-                "middle of a trace. all_reduce and all_gather may be differentiated; for the rest, call "
-                "it outside of jax.grad, or compile the step with `rx.function`."
+                "merge_call (or writing a variable with an aggregation) was called inside a function that "
+                "JAX differentiates, maps or compiles, in an eager replica: replicas can't wait for each "
+                "other in the middle of a trace. all_reduce and all_gather are differentiable. Otherwise "
+                "call it outside of jax.grad, or compile the step with `rx.function`."
             )
         _check_not_recorded((args, kwargs))
         settings = ThreadSettings()
@@ -267,7 +270,7 @@ class _Replica:
         return parent
 
     def create(self, make: Callable[[], Any]) -> Any:
-        """Create a variable, once for all replicas: their n-th variables are the same."""
+        """Create a variable once for all replicas: their n-th variables are the same."""
         created, index = self._base.created, self._num_created
         self._num_created += 1
         if index == len(created):

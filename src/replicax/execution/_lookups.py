@@ -1,9 +1,8 @@
 """Which rows a compiled step looks up in variables on parameter servers.
 
-A step that only looks up rows of a variable does not need the whole variable. Before the step runs, the
-part of its program that the row numbers depend on computes them. They may depend on arguments of the step,
-but not on variables, whose values have not been fetched yet. The rows are then fetched and passed to the
-step.
+A step that only looks up rows of a variable does not need the whole variable. So the part of its program
+that computes the row numbers runs first, then the rows are fetched and passed to the step. The row numbers
+may depend on the step's arguments, but not on variables, whose values have not been fetched yet.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ _logger = logging.getLogger("replicax")
 
 @final
 class Lookups:
-    """The variables that a step gets only some rows of.
+    """The variables of which a step gets only some rows.
 
     Args:
         variables: the variables.
-        traced: the program from the arguments of the step to the row numbers of each lookup.
+        traced: the program that computes the row numbers of each lookup from the step's arguments.
         lookups: the variable and the abstract row numbers of each lookup.
     """
 
@@ -58,39 +57,39 @@ class Lookups:
 
     @property
     def num_arrays(self) -> int:
-        """How many arguments the step has for them."""
+        """How many extra arguments the step has for the rows."""
         return 2 * len(self.variables)
 
     def numbers(self, arguments: list[Any]) -> list[np.ndarray]:
-        """For each variable the numbers of the rows that a call with these arguments looks up."""
+        """For each variable, the row numbers that a call with these arguments looks up."""
         return [np.asarray(numbers) for numbers in self._numbers(arguments)]
 
     def arrays(self, found: Iterable[tuple[np.ndarray, np.ndarray]]) -> list[Any]:
-        """The arguments of the step, from the numbers and the rows that were fetched."""
+        """The step's extra arguments, from the row numbers and rows that were fetched."""
         assert self.mesh is not None
         both = zip(found, self._sizes, self.variables, strict=True)
         padded = [padded_rows(*rows, size, v.shape[0]) for rows, size, v in both]
         return [self.mesh.replicate(array) for pair in padded for array in pair]
 
     def empty(self) -> list[Any]:
-        """Arguments of the step without values, to compile it."""
+        """Extra arguments without rows, to compile the step with."""
         none = [(np.zeros(0, np.int32), np.zeros((0, *v.shape[1:]), v.dtype)) for v in self.variables]
         return self.arrays(none)
 
     def tables(self, arrays: Sequence[Any]) -> dict[Any, Table]:
-        """The tables that a step has, given the tracers of its arguments."""
+        """The step's tables, from the tracers of its extra arguments."""
         pairs = zip(arrays[::2], arrays[1::2], self.variables, strict=True)
         return {v.ref(): Table(numbers, rows, v.shape) for numbers, rows, v in pairs}
 
 
 def looked_up(frame: ProgramFrame) -> list[Variable]:
-    """The variables on servers that a step has looked up rows in."""
+    """The variables on servers in which a step has looked up rows."""
     found = [*(variable for variable, _ in frame.lookups), *frame.hidden_lookups]
     return list({variable.ref(): variable for variable in found}.values())
 
 
 def obstacles(variables: Sequence[Variable], frame: ProgramFrame, traced: Any) -> dict[Any, str]:
-    """Why some variables must be fetched whole, by the reference of the variable."""
+    """The variables that must be fetched in full, by reference, and why."""
     found: dict[Any, str] = {}
     for variable in variables:
         own = [v is variable for v, _ in frame.lookups]
@@ -98,7 +97,7 @@ def obstacles(variables: Sequence[Variable], frame: ProgramFrame, traced: Any) -
             found[variable.ref()] = "the step also reads or writes it as a whole"
         elif any(v is variable for v in frame.hidden_lookups):
             found[variable.ref()] = (
-                "the row numbers are computed inside a function that JAX traces by itself (scan, vmap, "
+                "the row numbers are computed inside a function that JAX traces separately (scan, vmap, "
                 "jit, ...); look the rows up outside of it"
             )
         elif program_of(traced, own) is None:
@@ -112,13 +111,13 @@ _warned: set[tuple[str, str]] = set()
 
 
 def warn_of_whole_tables(reasons: Mapping[Any, str]) -> None:
-    """Log once for each variable why it is fetched whole."""
+    """Log once per variable why it is fetched in full."""
     for ref, reason in reasons.items():
         name = ref.deref().name
         if (name, reason) not in _warned:
             _warned.add((name, reason))
             _logger.warning(
-                "Every step fetches all of the variable %r from the parameter servers, not only the rows "
+                "Every step fetches all of the variable %r from the parameter servers, not just the rows "
                 "that it looks up: %s.",
                 name,
                 reason,

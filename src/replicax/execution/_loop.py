@@ -1,8 +1,8 @@
 """A function that loops over a distributed dataset in Python and runs compiled replica functions.
 
 A compiled program can't read a dataset, so such a function is not traced. It runs as plain Python, and each
-`strategy.run` in it is compiled. A function that is defined inside the loop is a new object in each
-iteration; its compiled form is reused as long as its code and everything it refers to are the same.
+`strategy.run` in it is compiled. A function defined inside the loop is a new object in each iteration; its
+compiled form is reused as long as its code and everything it refers to stay the same.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Loop:
 
     @contextlib.contextmanager
     def compiling(self, fn: Callable[..., Any]) -> Iterator[Any]:
-        """A `with` block for a call of a replica function; gives its compiled form, or None."""
+        """A `with` block for a call of a replica function; yields its compiled form, or None."""
         found = self._find(fn)
         yield None if found is None else found.compiled
         if found is not None:
@@ -74,8 +74,8 @@ class Loop:
     def _warn(self, fn: Any, version: int) -> None:
         if version == _MOST_VERSIONS + 1:
             _logger.warning(
-                "%s runs %r, which refers to something different each time, so it now runs eagerly. "
-                "Pass what changes from step to step with `args`.",
+                "%s runs %r, which refers to something different in each step, so it now runs eagerly. "
+                "Pass what changes from step to step in `args`.",
                 self._name,
                 getattr(fn, "__qualname__", fn),
             )
@@ -83,7 +83,7 @@ class Loop:
 
 @final
 class _Newest:
-    """The newest version of a replica function, which is used if it is traced again."""
+    """Calls the newest version of a replica function, in case it is traced again."""
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         functools.update_wrapper(self, fn)
@@ -94,7 +94,7 @@ class _Newest:
 
 
 class _Known(NamedTuple):
-    """A compiled replica function, and the objects whose `id` is in its key, so that no other gets it."""
+    """A compiled replica function, and the objects whose `id`s are in its key: they must not be reused."""
 
     newest: _Newest
     compiled: Any
@@ -102,7 +102,7 @@ class _Known(NamedTuple):
 
 
 def _code(fn: Any) -> Any:
-    """The code, which all versions of a function share."""
+    """The code object, which all versions of a function share."""
     while isinstance(fn, functools.partial):
         fn = fn.func
     return getattr(fn, "__code__", type(fn))
@@ -111,7 +111,7 @@ def _code(fn: Any) -> Any:
 def _identity(thing: Any, seen: frozenset[int], alive: list[Any]) -> Any:
     """A key that is equal for functions with the same code that refer to the same things.
 
-    Numbers and strings are compared by value, also in lists, tuples, sets and dicts. Everything else is
+    Numbers and strings are compared by value, even in lists, tuples, sets and dicts. Everything else is
     compared by `id`; the objects are added to `alive`, so that no other object gets the same `id`.
     """
     if id(thing) in seen:

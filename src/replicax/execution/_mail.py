@@ -1,4 +1,4 @@
-"""What a compiled step exchanges with parameter servers: values before it runs, writes after it."""
+"""What a compiled step exchanges with parameter servers: values before it runs, writes afterwards."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ __all__ = ["Mail", "fetcher"]
 
 @final
 class Mail:
-    """The parcels that a step sends to servers when it has run."""
+    """The parcels that a step sends to servers after it has run."""
 
     def __init__(self) -> None:
         self.num_arrays = 0
         self._parcels: list[tuple[Servers, Any, int]] = []
 
     def pack(self, sendings: Sequence[Sending]) -> list[Any]:
-        """The arrays that the program returns for the servers; traced with the step."""
+        """The arrays that the program returns for the servers; called while the step is traced."""
         self._parcels, packed = [], list[Any]()
         for servers in dict.fromkeys(sending.servers for sending in sendings):
             own = [sending for sending in sendings if sending.servers is servers]
@@ -31,7 +31,7 @@ class Mail:
         return packed
 
     def sending(self, rebuild: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
-        """`rebuild`, the function that makes a step's result, which also sends the parcels."""
+        """`rebuild`, which builds a step's result, extended to send the parcels too."""
         if not self._parcels:
             return rebuild
         parcels, count = self._parcels, self.num_arrays
@@ -51,8 +51,8 @@ def fetcher(
 ) -> Callable[[list[Any]], list[Any]] | None:
     """A function that fetches what a step needs from servers; None if it needs nothing.
 
-    The function takes the arguments of the step, stores the values of `variables` that are on servers, and
-    returns further arguments: the rows that the step looks up.
+    The function takes the step's arguments, stores the fetched values of `variables`, and returns more
+    arguments: the rows that the step looks up.
     """
     away: dict[Servers, list[Variable]] = {}
     tables = [] if lookups is None else lookups.variables

@@ -1,4 +1,4 @@
-"""The memory that a compiled step needs on each device, and the errors if a device does not have it."""
+"""The memory that a compiled step needs per device, and the errors if a device has too little."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class StepMemory:
     """The memory of one compiled step.
 
     Args:
-        name: of the step.
-        state: its variables, each with the shape and placement of its array.
+        name: the step's name.
+        state: its variables, each with the shape and sharding of its array.
         mesh: its devices; None if JAX chooses.
         compiled: the program.
         arguments: the arrays that it is called with, or their shapes.
@@ -48,12 +48,12 @@ class StepMemory:
 
     @property
     def sizes(self) -> list[tuple[Variable, int]]:
-        """The variables of the step, each with its bytes on a device."""
+        """The variables of the step, each with its bytes per device."""
         return [(variable, bytes_on_device(shape)) for variable, shape in self._state]
 
     @functools.cached_property
     def memory(self) -> Memory:
-        """What the step needs on each device; temporaries and results are those that XLA reports."""
+        """What the step needs on each device; XLA reports the temporaries and results."""
         stats: Any = self._compiled.memory_analysis()
         new = max(0, stats.output_size_in_bytes - stats.alias_size_in_bytes)
         return Memory.of_variables(
@@ -65,7 +65,7 @@ class StepMemory:
         return jax.local_devices()[:1] if self._mesh is None else self._mesh.mesh.local_devices
 
     def refuse_too_large(self) -> None:
-        """Raise if the step can't fit on a device: once it runs, the arrays donated to it may be lost."""
+        """Raise if the step can't fit on a device: once it has started, donated arrays may be lost."""
         limit = memory_limit(self._devices)
         if limit is None or (self._fits_into(limit) and self._fits_into_block()):
             return
@@ -82,22 +82,22 @@ class StepMemory:
         return self.memory.peak + self._others() <= limit
 
     def _fits_into_block(self) -> bool:
-        """Whether the temporaries, which are one block, fit into the largest free block."""
+        """Whether the temporaries, which XLA allocates as one block, fit into the largest free block."""
         block = largest_free_block(self._devices)
         return block is None or self.memory.temporaries <= block
 
     def _others(self) -> int:
-        """The bytes on a device that are not the step's own; 0 if the platform does not say."""
+        """The bytes per device that other arrays take; 0 if the platform does not report it."""
         memory = self.memory
         return max(0, memory_in_use(self._devices) - memory.state - memory.arguments)
 
     @property
     def may_run_out(self) -> bool:
-        """Whether the devices have their own memory, which a step may exhaust while it runs."""
+        """Whether the step may run out of memory while it runs: devices with their own memory may."""
         return self._devices[0].platform != "cpu"
 
     def explain(self, error: BaseException) -> None:
-        """If memory was the reason for `error`, raise an error with the consumers and with advice."""
+        """If `error` is about memory, raise an error that lists what takes memory and what would help."""
         if is_out_of_memory(error):
             raise self._error(was_run=True) from error
 
@@ -108,7 +108,7 @@ class StepMemory:
 
 
 def _settle() -> None:
-    """Free memory that nothing refers to, and wait for steps that still use some."""
+    """Collect garbage, and wait for steps that are still running."""
     gc.collect()
     for array in jax.live_arrays():
         with contextlib.suppress(Exception):  # the program that computes it has failed

@@ -1,7 +1,7 @@
 """Calling a replica function with abstract values and more rows of its padded batches.
 
-This shows which values have the rows of a batch (`contexts/_examples.py`). The call changes nothing: its
-frame is discarded, it creates no variables, and `print` and `breakpoint` do nothing.
+This shows which values have one row per row of a batch (`contexts/_examples.py`). The call has no side
+effects: its frame is discarded, it creates no variables, and `print` and `breakpoint` do nothing.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class _Argument:
         return self._constant, tuple((shape.shape, shape.dtype) for shape in self._shapes)
 
     def arrays(self, times: int) -> list[jax.ShapeDtypeStruct]:
-        """The abstract arrays, with `times` as many rows."""
+        """The abstract arrays, with `times` times as many rows."""
         if times == 1:
             return self._shapes
         return [jax.ShapeDtypeStruct((times * s.shape[0], *s.shape[1:]), s.dtype) for s in self._shapes]
@@ -151,7 +151,7 @@ _known: weakref.WeakKeyDictionary[Any, dict[Any, Record]] = weakref.WeakKeyDicti
 
 
 def _records_of(fn: Any) -> dict[Any, Record] | None:
-    """The records of a function that were made before; methods are new objects each time."""
+    """The cached records of a function. Methods are new objects each time, so look at the function."""
     return _known.setdefault(fn, {}) if isinstance(fn, type(_records_of)) else None
 
 

@@ -1,9 +1,10 @@
-"""Value numbering: finds what several programs compute in common.
+"""Value numbering: finds the computations that several programs have in common.
 
 The programs are traces of one replica function for different numbers of rows. A value has the same name in
-two programs if both compute it with the same operation from values of the same names: what depends on the
-rows differs, and what depends only on variables, constants and results of collectives does not. The k-th
-collective is the same one in all programs, since the replicas meet there, whatever they contribute.
+two programs if both compute it with the same operation from values of the same names. So values that depend
+on the rows have different names, and values that depend only on variables, constants and the results of
+collectives have the same. The k-th collective is the same one in all programs, whatever the replicas
+contribute, because they wait for each other there.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ from replicax._jax import (
 __all__ = ["CannotWeave", "Name", "Numbering", "Operation", "Program"]
 
 Name = Any
-"""Of a value; hashable."""
+"""The name of a value; hashable."""
 
 _MAX_COMPARED = 4096
 """Constants of up to this many bytes are compared by content, larger ones by identity."""
 
 
 class CannotWeave(BaseException):
-    """One program can't serve replicas of different shapes; the text says why.
+    """One program can't serve replicas of different shapes; the message says why.
 
     Not an `Exception`, so that user code does not catch it.
     """
@@ -47,7 +48,7 @@ class Operation(NamedTuple):
     """An operation of a program."""
 
     number: int
-    """The same in all programs that have this operation."""
+    """Its number, the same in all programs that have this operation."""
     inputs: tuple[Name, ...]
     outputs: tuple[Name, ...]
     section: int
@@ -60,7 +61,7 @@ class Operation(NamedTuple):
 
 
 class Program(NamedTuple):
-    """A program as a list of operations, without those that it makes twice."""
+    """A program as a list of operations, without duplicates."""
 
     operations: list[Operation]
     results: list[Name]
@@ -101,7 +102,7 @@ class Numbering:
 
 @final
 class _Reading:
-    """Lists the operations of one program, with those of the functions that it calls."""
+    """Lists the operations of one program, including those of the functions that it calls."""
 
     def __init__(self, numbering: Numbering) -> None:
         self.operations: list[Operation] = []
@@ -153,7 +154,7 @@ class _Reading:
 
     def _key(self, equation: Any, inputs: list[Name]) -> Any:
         if has_effect(equation):
-            return object()  # it must happen as often as the program says
+            return object()  # side effects must happen as often as in the program, so it is never shared
         what = (equation.primitive, _frozen(equation.params))
         if not is_collective(equation):
             return (*what, *inputs)
@@ -168,7 +169,7 @@ class _Reading:
 
 
 def _content(value: Any, type_: Any) -> Any:
-    """What equal constants have in common."""
+    """A key that is equal for equal constants."""
     is_key = jnp.issubdtype(type_.dtype, jax.dtypes.extended)
     if is_tracer(value) or is_key or type_.size * type_.dtype.itemsize > _MAX_COMPARED:
         return id(value)
@@ -178,7 +179,7 @@ def _content(value: Any, type_: Any) -> Any:
 
 
 def _frozen(value: Any) -> Any:
-    """Something hashable that is equal for equal parameters of operations."""
+    """A hashable key that is equal for equal parameters of operations."""
     if hasattr(value, "jaxpr") and hasattr(value, "consts"):
         consts = zip(value.consts, value.jaxpr.constvars, strict=True)
         return _frozen_program(value.jaxpr), tuple(_content(x, v.aval) for x, v in consts)
@@ -200,7 +201,7 @@ def _frozen(value: Any) -> Any:
 
 
 def _frozen_program(jaxpr: Any) -> Any:
-    """The program of a loop, branch or similar, with numbers in place of variables."""
+    """A hashable form of the jaxpr of a loop or a branch, with numbers in place of variables."""
     numbers: dict[Any, int] = {}
 
     def atom(x: Any) -> Any:

@@ -1,7 +1,8 @@
 """Frames of a step that is being traced: the variables that it uses, and their tracers.
 
-`ProgramFrame` is for the step as a whole, where values are global arrays. `ReplicaFrame` is for the inside
-of a `strategy.run` in it, which is traced once for all replicas; values there are replica-local.
+`ProgramFrame` is for the step as a whole, where values are global arrays. `ReplicaFrame` is for the replica
+function of a `strategy.run` in the step, which is traced once for all replicas; values there are local to a
+replica.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ __all__ = ["EagerCallNeeded", "FreshTraceNeeded", "ProgramFrame", "ReplicaFrame"
 class FreshTraceNeeded(BaseException):
     """A variable, or a replica's id or mask, is read inside `scan`, `jit` or a similar function.
 
-    JAX caches their traces by function, and a cached trace would contain what it read. So the step must be
-    traced under `fresh_traces`, with a new token after each write. JAX offers no other way to leave its
-    tracing of such a function. Not an `Exception`, so that user code does not catch it.
+    JAX caches traces of such functions, and a cached trace would contain the value that was read. So the
+    step must be traced again under `fresh_traces`, with a new token after each write. An exception is the
+    only way out of such a trace. Not an `Exception`, so that user code does not catch it.
     """
 
 
@@ -45,9 +46,9 @@ def _check_program(frame_program: Any, fresh: bool) -> None:
 def _check_trace(trace: Any, variable: Variable) -> None:
     if current_trace() is not trace:
         raise TracingError(
-            f"The variable {variable.name!r} is written inside a function that JAX traces by itself "
+            f"The variable {variable.name!r} is written inside a function that JAX traces separately "
             "(grad, scan, cond, while_loop, vmap, ...), so the new value would be lost. Differentiate with "
-            "`rx.value_and_grad(fn, variables)`, in which `fn` may write variables and update metrics; or "
+            "`rx.value_and_grad(fn, variables)`, where `fn` may write variables and update metrics; or "
             "return the value from that function and assign it afterwards."
         )
 
@@ -68,12 +69,12 @@ class ProgramFrame(Frame):
     ) -> None:
         """Trace with `inputs`, the tracers of the variables; None to find the variables first.
 
-        `tables` has the variables that the step needs only rows of; None for those whose rows are not known
-        yet.
+        `tables` has the variables of which the step needs only rows; None for those whose rows are not
+        known yet.
 
         `origins` is what earlier traces of the step found out about padded batches. A scratch frame is for
-        a trace that only determines shapes: it must not create variables. Traces of inner functions are
-        reused between steps with an equal `tag`.
+        a trace that only determines shapes: it must not create variables. Cached traces of inner functions
+        are reused between steps with an equal `tag`.
         """
         self._inputs = inputs
         self._is_scratch = is_scratch
@@ -88,12 +89,12 @@ class ProgramFrame(Frame):
         self.created: list[Variable] = []
         self.mesh: ReplicaMesh | None = None
         self.sendings: list[Sending] = []
-        """What is sent to servers when the step has run."""
+        """What is sent to servers after the step has run."""
         self._tables = dict(tables or {})
         self.lookups: list[tuple[Variable, Any]] = []
-        """The row numbers of each lookup in a variable on servers, as one list, if this is a discovery."""
+        """For each lookup in a variable on servers, the row numbers; only in a discovery trace."""
         self.hidden_lookups: list[Variable] = []
-        """Variables whose row numbers exist only inside a function that JAX traces by itself."""
+        """Variables whose row numbers exist only inside a function that JAX traces separately."""
         self._runs_on: ReplicaMesh | None = None
         self.on_write: Callable[[], Any] = lambda: None
 
@@ -103,9 +104,9 @@ class ProgramFrame(Frame):
         return self._inputs is None
 
     def origins_of(self, signature: Any, find: Callable[[], Origins]) -> Origins:
-        """Which values of the next `strategy.run` with padded batches have their rows.
+        """The origins of values in the next `strategy.run` with padded batches.
 
-        All traces of a step make the same runs, so this is determined only once.
+        All traces of a step make the same runs, so they are determined only once.
         """
         key = (self._num_padded_runs, signature)
         self._num_padded_runs += 1
@@ -117,7 +118,7 @@ class ProgramFrame(Frame):
         return self._origins[key]
 
     def use_mesh(self, mesh: ReplicaMesh | None) -> None:
-        """Run the step on `mesh`, unless it has replicas or also uses a larger mesh."""
+        """Run the step on `mesh`, unless it has replicas or already uses a larger mesh."""
         if self._runs_on is not None or mesh is None:
             return
         if self.mesh is None or mesh.mesh.size > self.mesh.mesh.size:
@@ -130,13 +131,13 @@ class ProgramFrame(Frame):
         self.mesh = self._runs_on
         if self._runs_on.mesh.devices.tolist() != mesh.mesh.devices.tolist():
             raise TracingError(
-                f"A compiled step runs on the devices of one strategy, and this one has a strategy.run on "
+                f"A compiled step runs on the devices of one strategy, but this one has a strategy.run on "
                 f"{self._runs_on} and another on {mesh}. Write a separate step for each strategy."
             )
 
     @contextlib.contextmanager
     def attempt(self) -> Iterator[None]:
-        """A `with` block that leaves nothing behind in this frame if it ends with `CannotWeave`."""
+        """A `with` block that restores this frame if it ends with `CannotWeave`."""
         before = dict(self._cells), dict(self._tables), list(self.lookups), list(self.hidden_lookups)
         try:
             yield
@@ -155,7 +156,7 @@ class ProgramFrame(Frame):
         return self.cell(variable)
 
     def cell(self, variable: Variable) -> Cell:
-        """The current cell of `variable`, which becomes a variable of the step."""
+        """The current cell of `variable`, which is added to the step's variables."""
         ref = variable.ref()
         if ref not in self._cells:
             self._cells[ref] = variable.layout.wrap(self._input(variable), not variable.shape)
@@ -165,13 +166,13 @@ class ProgramFrame(Frame):
     def _input(self, variable: Variable) -> Any:
         if self._inputs is None:
             self.use_mesh(variable.mesh)
-            with at_trace(self._trace):  # it may be used outside of the replicas that read it first
+            with at_trace(self._trace):  # code outside of the replica that reads it first may use it
                 return unknown(variable.layout.array_shape(variable._spec), variable.dtype)
         if variable.ref() not in self._inputs:
             raise TracingError(
                 f"The step used the variable {variable.name!r} when it was traced for compilation, but not "
-                "in the first trace, with the same arguments. Replicax traces a step more than once: which "
-                "variables it uses must not depend on anything that changes."
+                "in its first trace with the same arguments. Replicax traces a step more than once, so the "
+                "variables that it uses must not depend on Python state that changes between the traces."
             )
         return self._inputs[variable.ref()]
 
@@ -193,7 +194,7 @@ class ProgramFrame(Frame):
         return found
 
     def table_anywhere(self, variable: Variable) -> Table | None:
-        """The rows that the step has of `variable`, also for its replicas."""
+        """The rows of `variable` that the step has, in and outside of its replicas."""
         ref = variable.ref()
         if ref in self._tables and self._tables[ref] is None:
             self._tables[ref] = self._unknown_table(variable)
@@ -221,7 +222,7 @@ class ProgramFrame(Frame):
                 "create variables only once: store it, and create it only if it does not exist yet, "
                 "`if self.v is None: self.v = rx.Variable(...)`."
             )
-        if not variable._spec.is_slot:  # which the optimizer keeps, so that the next call finds it
+        if not variable._spec.is_slot:  # the optimizer keeps slots, so the next call finds them
             self.created.append(variable)
 
     def creating(self) -> contextlib.AbstractContextManager[None]:
@@ -242,20 +243,20 @@ class ProgramFrame(Frame):
 
 @final
 class ReplicaFrame(Frame):
-    """The inside of a replica function in a step, traced once for all replicas."""
+    """The frame of a replica function in a step, traced once for all replicas."""
 
     is_one_replica = True
 
     def __init__(
         self, outer: ProgramFrame, mesh: ReplicaMesh, cells: Mapping[Any, Cell], *, alike: bool = True
     ) -> None:
-        """A frame inside `outer`; `cells` are those of variables that differ between replicas.
+        """A frame inside `outer`; `cells` has the variables that differ between replicas.
 
-        `alike`: whether the replicas have the same shapes, so that this is the trace of all of them.
+        `alike`: whether the replicas have the same shapes, so that this one trace serves all of them.
         """
         self.alike = alike
         self.merged: list[Any] = []
-        """What merge functions have returned, if the replicas are not alike."""
+        """What merge functions returned, if the replicas are not alike."""
         self.outer = outer
         self._mesh = mesh
         self._trace, self._program = current_trace(), current_program()
@@ -270,7 +271,7 @@ class ReplicaFrame(Frame):
         self.outer.renew_traces()
 
     def note_merged(self, leaves: list[Any]) -> None:
-        """Note what a merge function has returned: it must be the same in the traces of all replicas."""
+        """Note what a merge function returned: it must be the same in the traces of all replicas."""
         for leaf in leaves:
             value = leaf.whole if isinstance(leaf, Mirrored) else leaf
             if not is_number(value):
@@ -284,7 +285,7 @@ class ReplicaFrame(Frame):
         return True
 
     def send(self, sending: Sending) -> None:
-        """Arrays leave the replicas as equal copies, and leave the step when all replicas have finished."""
+        """Return the arrays from the replicas as equal copies; the step sends them after the replicas."""
 
         def send_from_step(arrays: list[Any]) -> None:
             self.outer.send(sending._replace(arrays=arrays))
@@ -335,14 +336,14 @@ class ReplicaFrame(Frame):
         return self._cells[ref]
 
     def _enter(self, variable: Variable) -> Cell:
-        """The cell inside the replica: the outer one if replicas agree, otherwise this replica's part."""
+        """The cell inside the replica: the outer one if replicas agree, else this replica's part."""
         cell = self.outer.cell(variable)
         if not variable.layout.is_split or (variable.mesh != self._mesh and not variable.layout.differs):
             return variable.layout.replica_cell(cell) if variable.mesh == self._mesh else cell
         if variable.mesh != self._mesh:
             raise ContextError(
                 f"The ON_READ variable {variable.name!r} has a part on each replica of "
-                f"{variable.distribute_strategy!r}, and is read in a compiled replica of another strategy. "
+                f"{variable.distribute_strategy!r}, but is read in a compiled replica of another strategy. "
                 "Read it outside of the step, and pass the value as an argument."
             )
         if not self.outer.is_discovery:

@@ -1,4 +1,4 @@
-"""Many calls of a step as a loop in one program."""
+"""Many calls of a step as one program, in a `lax.scan`."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ __all__ = ["scan_calls"]
 def scan_calls(
     step: Callable[[Any, Any], tuple[Any, Any]], state: Any, calls: Sequence[Any]
 ) -> tuple[list[Any], Any]:
-    """Call a step with the arguments of one call after the other, in a loop of the program.
+    """Call a step once for each element of `calls`, in a loop inside the program.
 
     Args:
         step: takes the state and the arguments of a call; returns its results and the new state.
-        state: the first state.
+        state: the initial state.
         calls: the arguments of each call, with the same structure, shapes and dtypes.
 
     Returns:
-        The results of each call, and the last state.
+        The results of each call, and the final state.
     """
 
     def body(state: Any, arguments: Any) -> tuple[Any, Any]:

@@ -31,9 +31,9 @@ _logger = logging.getLogger("replicax")
 def run(
     strategy: StrategyProtocol, fn: Callable[..., Any], args: Any, kwargs: Any, *, padded: bool = False
 ) -> Any:
-    """Call `fn` once for each replica of `strategy`, in replica context; return the merged results.
+    """Call `fn` once per replica of `strategy`, in replica context; return the merged results.
 
-    `padded`: some argument has a mask, or is in doubt.
+    `padded`: whether some argument has a mask, or may have one.
     """
     frame = current().frame
     if isinstance(frame, ProgramFrame):
@@ -93,8 +93,8 @@ def _run(
         return run_replicas(strategy, fn, args, kwargs, ids, padding=padding, traced=True)
     if isinstance(frame, RecordingFrame):
         raise TracingError(
-            "strategy.run was called in a function that rx.value_and_grad differentiates. Differentiate "
-            "inside the replica function, and reduce its gradients."
+            "strategy.run was called in a function that rx.value_and_grad differentiates. Call "
+            "rx.value_and_grad inside the replica function instead, and reduce its gradients."
         )
     if trace_state.trace is not eval_trace:
         raise TracingError(
@@ -109,9 +109,9 @@ def _run(
 @functools.cache
 def _warn_once(reason: str) -> None:
     _logger.warning(
-        "A compiled step got different numbers of rows on the replicas, and every device computes those of "
-        "all replicas, because %s. That is slow if most batches are like that: use a batch size that the "
-        "number of replicas divides, or partial_batch='pad'.",
+        "A compiled step got different numbers of rows on the replicas, and every device computes the rows "
+        "of all replicas, because %s. That is slow if most batches are like that: use a batch size that "
+        "the number of replicas divides, or partial_batch='pad'.",
         reason,
     )
 

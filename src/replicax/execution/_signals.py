@@ -1,6 +1,6 @@
-"""Deferring signal handlers while an exception from one would lose arrays.
+"""Deferring signal handlers while an exception from one of them would lose arrays.
 
-JAX's first call of a program runs Python code after the arrays were donated and before the new ones are
+JAX's first call of a program runs Python code after the arrays are donated and before the new ones are
 returned. Later calls do not.
 """
 
@@ -40,7 +40,7 @@ def signals_deferred() -> Iterator[None]:
             signal.signal(number, receive)
         yield
     finally:
-        # From here on a restored handler may raise. `receive` calls those that are not yet restored.
+        # From here on a restored handler may raise. `receive` calls the ones that are not restored yet.
         deferring = False
         for number, handler in handlers.items():
             signal.signal(number, handler)

@@ -1,4 +1,4 @@
-"""Running the replica of a strategy with only one: a plain call."""
+"""Running the only replica of a strategy: a plain call."""
 
 from __future__ import annotations
 
@@ -66,6 +66,6 @@ def run_single(
 
 
 def _own_traces(mesh: ReplicaMesh) -> contextlib.AbstractContextManager[None]:
-    """Keep traces of functions that reduce over the axis of the only replica out of other replicas."""
-    inside = current_program() is not None  # where `Frame.require_own_trace` does it
+    """A `with` block that keeps traces over this replica's axis out of JAX's cache for other replicas."""
+    inside = current_program() is not None  # there `Frame.require_own_trace` does this
     return contextlib.nullcontext() if inside else traces_of("replica", 1, mesh.axis_name)

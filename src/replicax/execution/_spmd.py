@@ -1,8 +1,8 @@
 """Compiled replicas: the replica function is traced once, and the program runs on every replica.
 
-`strategy.run` inside `rx.function` becomes a `shard_map` over the axis of the replicas. Per-replica
-arguments are its sharded inputs; everything else is closed over. One trace serves all replicas, so the
-function of a `merge_call` is called inline, with per-replica values that wrap replica-local tracers.
+`strategy.run` inside `rx.function` becomes a `shard_map` over the replica axis. Per-replica arguments are
+its sharded inputs; everything else is closed over. One trace serves all replicas, so the function of a
+`merge_call` is called inline, with per-replica values that wrap replica-local tracers.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def run_spmd(
 
 @final
 class ReplicaRun:
-    """A `strategy.run` in a step: traces its replicas, and maps them over the devices."""
+    """A `strategy.run` in a step: traces the replica function, and maps it over the devices."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class ReplicaRun:
     def trace(
         self, traced: Traced, arrays: list[Any], cells: list[Any], masks: list[Any], *, alike: bool = True
     ) -> Any:
-        """Call the replica function with this replica's `arrays`, the parts of variables and the masks.
+        """Call the replica function with this replica's `arrays`, parts of variables and masks.
 
         `alike`: whether the replicas have the same shapes.
         """
@@ -108,7 +108,7 @@ class ReplicaRun:
         return traced.outputs(result, replica, early)
 
     def map(self, body: Callable[..., Any], arrays: list[Any]) -> Any:
-        """Map `body(arrays, parts of variables, masks)` over the replicas; returns what `Traced` stores."""
+        """Map `body(arrays, parts of variables, masks)` over the replicas with `shard_map`."""
         mesh, masks = self.mesh, self._padding.masks if self._padding else []
         split, whole = _splits(mesh), PartitionSpec()
         outputs = jax.shard_map(
@@ -153,7 +153,7 @@ def _call(
 _NO_VALUES = (
     "A compiled replica function used a traced value as a Python number (in `if`, `int()`, `range()`, an "
     "index of a list, ...). One program serves all replicas, so the replica id and everything computed "
-    "from arguments has no value yet. Choose with `jnp.where` or `jax.lax.cond`, pass what differs between "
+    "from arguments has no value yet. Use `jnp.where` or `jax.lax.cond`, pass what differs between "
     "replicas as an argument made by `strategy.distribute_values_from_function`, or leave out "
     "`rx.function` to run eagerly."
 )
@@ -181,7 +181,7 @@ def _as_values(structure: Any, mesh: Any, *, alike: bool = True) -> Any:
             return leaf.container
         if not is_array(leaf):
             return leaf
-        # Constants may differ between replicas that are not alike, so JAX must not see that they are some.
+        # If the replicas are not alike, constants may differ, so hide from JAX that they are constants.
         return PerReplica.from_local(jnp.asarray(leaf) if alike else staged(leaf), mesh)
 
     return map_leaves(wrap, structure)
@@ -213,16 +213,16 @@ class _SpmdReplica:
 
 
 def _splits(mesh: ReplicaMesh) -> tuple[PartitionSpec, ...]:
-    """For each axis, the spec of an array that is split along it."""
+    """For each axis, the spec of an array that is sharded along it."""
     return tuple(PartitionSpec(*[None] * axis, mesh.axis_name) for axis in range(MAX_SPLIT_AXES))
 
 
 @final
 class _State:
-    """Arrays that leave the replicas as equal copies, or as parts that are split along some axis.
+    """Arrays that the replicas return as equal copies, or as parts sharded along some axis.
 
-    `shard_map` must know how its outputs are split before it traces the replicas, so there is one list for
-    each split.
+    `shard_map` must know the specs of its outputs before it traces the replicas, so there is one list for
+    each spec.
     """
 
     def __init__(self) -> None:
@@ -233,7 +233,7 @@ class _State:
         )
 
     def add(self, array: Any, layout: Layout | None) -> None:
-        """Add a part if `layout` is split or the value is per-replica, else an equal copy."""
+        """Add a part, if `layout` is split or the value is per-replica, or an equal copy."""
         whole, parts = self.arrays
         chosen = parts[layout.split_axis] if layout is not None and layout.is_split else whole
         if isinstance(array, PerReplica):
@@ -249,7 +249,7 @@ class _State:
 
 
 def _outside(inside: Any, layout: Layout | None, array: Any) -> Any:
-    """The whole contribution to a deferred update, from the `array` that the replicas returned."""
+    """The full contribution to a deferred update, from the `array` that the replicas returned."""
     if isinstance(inside, PerReplica):
         return PerReplica.from_global(array, inside.mesh, scalar=jnp.ndim(inside.select(0)) == 0)
     if layout is None:
@@ -271,10 +271,10 @@ class Traced:
         self._deferred: list[Deferred] = []
         self._state = _State()
         self.merged: list[Any] = []
-        """What merge functions have returned, equal on all replicas; only noted if these are not alike."""
+        """What merge functions returned, equal on all replicas; noted only if replicas are not alike."""
 
     def outputs(self, result: Any, replica: ReplicaFrame, early: EarlySums) -> tuple[Any, Any, Any]:
-        """The outputs of `shard_map`: results, known sums of them, the state."""
+        """The outputs of `shard_map`: the results, early sums of them, and the state."""
         self._leaves, self._treedef = flatten(result)
         arrays, sums = [], {}
         for i, leaf in enumerate(self._leaves):
@@ -297,7 +297,7 @@ class Traced:
         return arrays, sums, self._state.arrays
 
     def is_like(self, other: Traced) -> bool:
-        """Whether the replica returns the same structure, and writes the same variables."""
+        """Whether both traces return the same structure and write the same variables."""
         return (
             (self._treedef, self._scalars) == (other._treedef, other._scalars)
             and list(map(id, self._written)) == list(map(id, other._written))
@@ -306,7 +306,7 @@ class Traced:
         )
 
     def store(self, state: Any, frame: ProgramFrame) -> None:
-        """Store the variables that the replicas have written, and make the updates that they deferred."""
+        """Store the variables that the replicas wrote, and make the updates that they deferred."""
         arrays = self._state.in_order(state)
         for variable in self._written:
             frame.store(variable, variable.layout.wrap(next(arrays), not variable.shape))
@@ -317,7 +317,7 @@ class Traced:
     def result(self, arrays: Any, sums: dict[int, Any], mesh: Any, shapes: Any = None) -> Any:
         """The result of the replica function, as per-replica values.
 
-        `shapes` has a shape for each array and replica, if these are not alike.
+        `shapes` has a shape for each array and replica, if the replicas are not alike.
         """
         leaves = list(self._leaves)
         for n, ((i, scalar), array) in enumerate(zip(self._scalars.items(), arrays, strict=True)):

@@ -1,9 +1,9 @@
-"""The arrays of a compiled step, between the stores of variables and the program.
+"""Moving arrays between the variables' stores and the program of a compiled step.
 
 Nearly every step uses the variables of one strategy, which are adjacent in its store. Then one list slice
 takes hundreds of arrays, and another stores the new ones. Two other cases are handled here: variables of
 several strategies, and variables that are not placed on the step's devices (in central storage, or created
-without a strategy), which are copied to these devices for the step and back afterwards.
+without a strategy). The latter are copied to the step's devices and back afterwards.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["StepState", "in_store_order"]
 
 
 def in_store_order(variables: Iterable[Variable]) -> list[Variable]:
-    """Sort variables by their place in the store, so that adjacent arrays form a slice."""
+    """Sort variables by their index in the store, so that adjacent arrays form a slice."""
     return sorted(variables, key=lambda v: (v._store.number, v._place))
 
 
@@ -60,12 +60,12 @@ class StepState:
             if self.read[i].layout.differs and self._is_elsewhere(self.read[i]):
                 raise ContextError(
                     f"The ON_READ variable {self.read[i].name!r} has a part on each replica of "
-                    f"{self.read[i].distribute_strategy!r}, and was read in a step on {self._mesh}. "
+                    f"{self.read[i].distribute_strategy!r}, but was read in a step on {self._mesh}. "
                     "Read it outside of the step, and pass the value as an argument."
                 )
 
     def _is_elsewhere(self, variable: Variable) -> bool:
-        """Whether a variable with a mesh is on other devices than the step."""
+        """Whether a variable with a mesh is placed on devices that the step does not use."""
         own = variable.mesh
         assert own is not None
         assert self._mesh is not None
@@ -73,7 +73,7 @@ class StepState:
 
     @property
     def only(self) -> tuple[Store, slice, slice] | None:
-        """The store and the slices that are read and written; None if that is not the whole state."""
+        """The store and the slices to read and write, if they are the whole state; else None."""
         if len(self.stores) != 1 or self._read_away or self._written_away:
             return None
         read = self._read[0][1].only if self._read else slice(0)
@@ -82,11 +82,11 @@ class StepState:
 
     @property
     def places_written(self) -> frozenset[int]:
-        """The places in the `only` store whose arrays are donated."""
+        """The indices in the `only` store whose arrays are donated."""
         return self._written[0][1].indices if self._written else frozenset()
 
     def take(self) -> tuple[list[Any], list[Any]]:
-        """The arrays to read and those to write, which may be donated. The caller holds the lock."""
+        """The arrays to read, and those to write, which may be donated. The caller holds the lock."""
         for store in self.stores:
             if store.unfinished is not None:
                 store.unfinished()
@@ -103,7 +103,7 @@ class StepState:
         return arrays
 
     def shape_of(self, variable: Variable) -> jax.ShapeDtypeStruct:
-        """The shape, dtype and placement of a variable's array in the step."""
+        """The shape, dtype and sharding of a variable's array in the step."""
         layout, mesh = variable.layout, self._mesh
         shape = layout.array_shape(variable._spec)
         if mesh is None:
@@ -112,7 +112,7 @@ class StepState:
         return jax.ShapeDtypeStruct(shape, variable.dtype, sharding=sharding)
 
     def announce(self, finish: Callable[[], None] | None) -> None:
-        """Register what completes this call if it is interrupted; None when it is complete."""
+        """Register a function that completes this call if it is interrupted; None when it is complete."""
         for store, _ in self._written:
             store.unfinished = finish
 
@@ -128,13 +128,13 @@ class StepState:
             start = stop
 
     def add_note_of_losses(self, error: BaseException) -> None:
-        """Add to `error` which variables lost their values, because their arrays were donated."""
+        """Add a note to `error` about variables that lost their values because they were donated."""
         arrays = [array for store, places in self._written for array in places.take(store.arrays)]
         lost = [v.name for v, array in zip(self.written, arrays, strict=True) if array.is_deleted()]
         if lost:
             error.add_note(
-                f"The step failed after the arrays of {', '.join(lost)} were donated to it; their values "
-                "are lost. Assign them, or restore a checkpoint, before the next step."
+                f"The step failed after the arrays of {', '.join(lost)} were donated to it, so their "
+                "values are lost. Assign them, or restore a checkpoint, before the next step."
             )
 
 
@@ -143,7 +143,7 @@ def _in_order(stores: Iterable[Store]) -> list[Store]:
 
 
 def _by_store(variables: Sequence[Variable]) -> list[tuple[Store, Places]]:
-    """The places of `variables`, which are in store order, by store."""
+    """The indices of `variables`, which are in store order, by store."""
     stores = _in_order({v._store for v in variables})
     return [(store, Places([v._place for v in variables if v._store is store])) for store in stores]
 

@@ -33,8 +33,8 @@ def explain_leaks() -> Iterator[None]:
     except jax.errors.UnexpectedTracerError as error:
         raise TracingError(
             "A traced value was used outside of the function that it was traced in. If a `jax.custom_vjp` "
-            "function, or one of its rules, reads a variable that is being differentiated: JAX does not "
-            "let such functions refer to values from outside, so pass the variable's value as an argument, "
-            "`f(x, w.value)`, and return its gradient from the rule. Otherwise look for a value that a "
-            f"function stored in a list or an attribute. JAX says: {str(error).splitlines()[0]}"
+            "function, or one of its rules, reads a variable that is being differentiated: such functions "
+            "can't close over traced values, so pass the variable's value as an argument, `f(x, w.value)`, "
+            "and return its gradient from the rule. Otherwise look for a value that a function stored in a "
+            f"list or an attribute. JAX says: {str(error).splitlines()[0]}"
         ) from error

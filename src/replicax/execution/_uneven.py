@@ -1,10 +1,10 @@
-"""Compiled replicas with different numbers of rows, where each device computes only its own.
+"""Compiled replicas with different numbers of rows, where each device computes only its own rows.
 
-The replica function is traced once for each combination of shapes, as if all replicas had those, and the
-traces are woven into one program (`_weaving.py`). So a trace must not rely on all replicas being alike:
-constants are reduced like other values (`ReplicaFrame.alike`), and what is equal on all replicas must be
-computed in the same way in all traces. Otherwise `CannotWeave` is raised, and the replicas are traced one
-after the other.
+The replica function is traced once for each combination of shapes, as if all replicas had those shapes, and
+the traces are woven into one program (`_weaving.py`). So a trace must not assume that all replicas are
+alike: constants are reduced like other values (`ReplicaFrame.alike`), and what is equal on all replicas
+must be computed in the same way in all traces. Otherwise `CannotWeave` is raised, and the replicas are
+traced one after the other.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def run_uneven(
 
 
 def _joined(value: PerReplica, run: ReplicaRun) -> Any:
-    """The values of all replicas as one array, each filled up to the largest."""
+    """The values of all replicas as one array, each padded to the largest."""
     array = value.to_global(run.mesh)[0] if value.uniform is not None else value.filled_up()
     if array is None:
         raise CannotWeave("their arguments have different dtypes or numbers of axes, or are not all arrays")
@@ -75,17 +75,17 @@ def _shapes(value: PerReplica) -> list[tuple[int, ...]]:
 
 
 class _Trace(NamedTuple):
-    """The trace of a replica with some shapes."""
+    """The trace of a replica for one combination of shapes."""
 
     traced: Traced
     shapes: _Shapes
     program: Any
     results: Any
-    """The abstract results: what `ReplicaRun.trace` returns, and what merge functions have returned."""
+    """The abstract results: what `ReplicaRun.trace` and the merge functions returned."""
 
     @property
     def result_shapes(self) -> list[tuple[int, ...]]:
-        """The shapes of what the replica function returns."""
+        """The shapes of the replica function's results."""
         return [result.shape for result in self.results[0]]
 
     @property
@@ -99,9 +99,9 @@ class _Trace(NamedTuple):
 def _trace(
     run: ReplicaRun, frame: ProgramFrame, shapes: _Shapes, arrays: list[Any], cells: list[Any]
 ) -> _Trace:
-    """Trace a replica whose arguments have these shapes, from arrays that are filled up."""
+    """Trace a replica whose arguments have these shapes, taking padded arrays."""
     traced = Traced()
-    frame.on_write()  # reuse no trace of an inner function that another trace of the replica has made
+    frame.on_write()  # do not reuse cached inner traces from another trace of the replica
 
     def replica(arrays: list[Any], cells: list[Any]) -> Any:
         return *run.trace(traced, arrays, cells, [], alike=False), traced.merged
@@ -155,5 +155,5 @@ def _check_equal(equal: Sequence[bool], programs: Sequence[Program]) -> None:
     names = zip(*(program.results for program in programs), strict=True)
     if any(mark and len(set(slot)) > 1 for mark, slot in zip(equal, names, strict=True)):
         raise CannotWeave(
-            "what they write, or get from a merge_call, should be equal and depends on the number of rows"
+            "what they write, or get from a merge_call, should be equal but depends on the number of rows"
         )

@@ -1,4 +1,4 @@
-"""Calls an update function once for each copy of a variable."""
+"""`extended.update`: calls an update function once for each copy of a variable."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ def update_copies(
 
     Args:
         strategy: the strategy whose devices hold the copies.
-        variable: the variable to update; its copy is the first argument of `fn`. None: only `args`.
+        variable: the variable to update; its copy is the first argument of `fn`. With None, `fn` gets only
+            `args`.
         fn: the update.
         args: its arguments; each call gets the copy's part of mirrored values.
         kwargs: its keyword arguments.
@@ -69,9 +70,9 @@ def _refuse_per_replica(structure: Any) -> None:
     for leaf in flatten(structure)[0]:
         if isinstance(leaf, PerReplica):
             raise VariableError(
-                "extended.update got a PerReplica argument: the copies of the variable would "
-                "differ. Reduce it first, `strategy.extended.reduce_to(op, value, variable)`, or with "
-                "`all_reduce` in the replica. What a replica then computes from a reduced value is "
+                "extended.update got a PerReplica argument, so the copies of the variable would "
+                "differ. Reduce it first with `strategy.extended.reduce_to(op, value, variable)`, or with "
+                "`all_reduce` in the replica. What a replica then computes from the reduced value is "
                 "per-replica again: compute it in the update function."
             )
 

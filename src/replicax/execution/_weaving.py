@@ -1,14 +1,14 @@
 """Weaves programs for different shapes into one, in which each device takes the branch of its own shapes.
 
-A device must not leave the others alone in a collective, so the program can't be one `lax.switch`. It is
-a sequence of sections between collectives:
+All devices must take part in every collective, so the program can't be a single `lax.switch`. It is a
+sequence of sections, separated by collectives:
 
-* what all programs compute alike, such as the update of an optimizer, is computed once, for all devices;
-* the rest of a section is a `lax.switch` with a branch for each program;
+* what all programs compute alike, such as an optimizer's update, is computed once, for all devices;
+* the rest of a section is a `lax.switch` with one branch per program;
 * collectives come between the switches. Their operands have the same shapes in all programs.
 
-The branches of a `lax.switch` have results of the same shapes, so values that leave a section are filled up
-to the largest shape, and the next section cuts them again.
+The branches of a `lax.switch` return the same shapes, so values that leave a section are padded to the
+largest shape, and the next section slices them again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from replicax.values import filled_up
 __all__ = ["weave"]
 
 _Slot = tuple[Name | None, ...]
-"""One value with a name in each program, or None in one that has no such value."""
+"""A value's name in each program, or None in programs without such a value."""
 
 
 def weave(
@@ -39,17 +39,17 @@ def weave(
     shared: dict[Name, Any],
     own: Sequence[dict[Name, Any]],
 ) -> list[Any]:
-    """The results of `programs[index]`, each filled up to the largest of its shapes in all programs.
+    """The results of `programs[index]`, each padded to the largest of its shapes in all programs.
 
     Args:
-        programs: what the devices compute; read by one `numbering`.
+        programs: what the devices compute, all read by `numbering`.
         numbering: knows the types of their values, and the constants.
-        index: which program this device computes; traced.
+        index: the program that this device computes; traced.
         shared: the inputs that are the same in all programs.
-        own: for each program its other inputs, which may be filled up.
+        own: for each program, its other inputs, which may be padded.
 
     Raises:
-        CannotWeave: the programs do not make the same collectives.
+        CannotWeave: the programs do not have the same collectives.
     """
     _check(programs)
     woven = _Woven(programs, numbering, index, {**numbering.constants, **shared}, own)
@@ -76,7 +76,7 @@ def _needed(programs: Sequence[Program]) -> set[Name]:
     """The values that the results depend on."""
     needed = {name for program in programs for name in program.results}
     before = -1
-    while len(needed) > before:  # the results of a collective depend on the operands of all programs
+    while len(needed) > before:  # a collective's results depend on its operands in all programs
         before = len(needed)
         for operation in (op for program in programs for op in reversed(program.operations)):
             if operation.has_effect or not needed.isdisjoint(operation.outputs):
@@ -129,7 +129,7 @@ class _Woven:
         self._values = values
         """Values that are the same in all programs."""
         self._own = [dict(inputs) for inputs in own]
-        """For each program, values from before this section, filled up."""
+        """For each program, padded values from before this section."""
         self._chosen: dict[_Slot, Any] = {}
         """Operands of collectives, and results, that differ between programs."""
 
@@ -198,7 +198,7 @@ class _Woven:
     # The values that leave a section.
 
     def _slots(self, wanted: Sequence[_Slot]) -> dict[int, list[_Slot]]:
-        """For each section the values that its branches return: those `wanted`, and those needed later."""
+        """For each section, the values that its branches return: `wanted` ones and those needed later."""
         slots: dict[int, list[_Slot]] = collections.defaultdict(list)
         for slot in dict.fromkeys(wanted):
             slots[self._section_of(slot)].append(slot)
@@ -225,7 +225,7 @@ class _Woven:
         return [name for name in made if name in crossing]
 
     def _paired(self, names: Sequence[Sequence[Name]]) -> Iterator[_Slot]:
-        """Values of all programs, put together by dtype and number of axes."""
+        """Values of all programs, paired by dtype and number of axes."""
         groups: dict[Any, list[list[Name]]] = {}
         for number, own in enumerate(names):
             for name in own:
