@@ -235,6 +235,21 @@ def test_values_of_every_kind_pass_a_collective(replicated_work):
     assert not replicated_work
 
 
+def test_some_replicas_compute_the_same_value_in_different_sections(replicated_work):
+    """Two rows: before the collective. One row: after it. No rows: not at all."""
+
+    def replica_fn(x):
+        fives, total = jnp.full(x.shape[0], 5.0), all_reduce(x.sum())
+        return fives + x.sum(), jnp.full(2 * x.shape[0], 5.0) * total
+
+    strategy = mirrored(3)
+    x = each(strategy, lambda i: np.ones(2 - i, np.float32))
+    first, second = rx.function(lambda x: strategy.run(replica_fn, args=(x,)))(x)
+    close(list(strategy.local_results(first)), [np.full(2, 7.0), np.full(1, 6.0), np.zeros(0)])
+    close(list(strategy.local_results(second)), [np.full(4, 15.0), np.full(2, 15.0), np.zeros(0)])
+    assert not replicated_work
+
+
 @pytest.mark.parametrize("wrap", [jax.jit, jax.checkpoint], ids=["jit", "checkpoint"])
 def test_collectives_in_functions_that_jax_traces(wrap, replicated_work):
     def replica_fn(x):

@@ -152,7 +152,7 @@ class _Woven:
     def _compute_common(self, section: int) -> None:
         values = self._values
         for operation in self._common:
-            if self._sections[operation.outputs[0]] == section:
+            if self._sections[0][operation.outputs[0]] == section:
                 results = operation.run([values[name] for name in operation.inputs])
                 values.update(zip(operation.outputs, results, strict=True))
 
@@ -206,21 +206,22 @@ class _Woven:
         for section in range(self._num_sections):
             known = [{slot[number] for slot in slots[section]} for number in range(len(self._apart))]
             left = [
-                [name for name in names if self._sections[name] == section and name not in returned]
-                for names, returned in zip(later, known, strict=True)
+                [name for name in names if sections[name] == section and name not in returned]
+                for names, sections, returned in zip(later, self._sections, known, strict=True)
             ]
             slots[section] += self._paired(left)
         return slots
 
     def _section_of(self, slot: _Slot) -> int:
         """The section after which all programs have their value."""
-        return max(self._sections.get(name, 0) for name in slot)
+        return max(own.get(name, 0) for own, name in zip(self._sections, slot, strict=True))
 
     def _needed_later(self, number: int, wanted: Sequence[_Slot]) -> list[Name]:
         """The values of one program that a later section needs, in the order of its operations."""
+        known = self._sections[number]
         uses = [(name, op.section) for op in self._apart[number] for name in op.inputs]
         uses += [(slot[number], self._section_of(slot)) for slot in wanted]
-        crossing = {name for name, section in uses if self._sections.get(name, section) < section}
+        crossing = {name for name, section in uses if known.get(name, section) < section}
         made = (name for operation in self._apart[number] for name in operation.outputs)
         return [name for name in made if name in crossing]
 
@@ -251,11 +252,15 @@ def _operands(operations: Sequence[Operation]) -> Iterator[_Slot]:
     return zip(*(operation.inputs for operation in operations), strict=True)
 
 
-def _sections_of(programs: Sequence[Sequence[Operation]]) -> dict[Name, int]:
-    """The first section in which each value is known."""
-    sections: dict[Name, int] = {}
-    for operation in itertools.chain(*programs):
-        section = operation.section + operation.is_collective
-        for name in operation.outputs:
-            sections[name] = min(section, sections.get(name, section))
-    return sections
+def _sections_of(programs: Sequence[Sequence[Operation]]) -> list[dict[Name, int]]:
+    """For each program, the first section in which each of its values is known.
+
+    What all programs have is computed once, in the section of the first program that has it.
+    """
+    own = [
+        {name: op.section + op.is_collective for op in operations for name in op.outputs}
+        for operations in programs
+    ]
+    common = set.intersection(*map(set, own))
+    earliest = {name: min(sections[name] for sections in own) for name in common}
+    return [sections | earliest for sections in own]
