@@ -500,12 +500,12 @@ def test_a_coordination_service_in_another_process():
 import json, os, socket, jax
 from replicax import _jax
 from replicax.cluster import ClusterOptions
-from replicax.cluster._coordinator import Meeting, start_coordinator
+from replicax.cluster._coordinator import Rendezvous, start_coordinator
 with socket.socket() as free:
     free.bind(("localhost", 0))
     address = f"localhost:{free.getsockname()[1]}"
 start_coordinator(address, ["only"], ClusterOptions())
-connection, service = Meeting(address, 0, ["only"], 60.0).join()
+connection, service = Rendezvous(address, 0, ["only"], 60.0).join()
 _jax.connect_to_service(service, 1, 0, 100.0)
 assert jax.distributed.is_initialized()
 assert (jax.process_index(), jax.process_count()) == (0, 1)
@@ -750,6 +750,36 @@ def test_an_array_without_a_value():
     shape = jax.eval_shape(lambda x: x + _jax.unknown((2, 3), np.dtype("float32")).sum(), jnp.float32(1))
     assert shape.shape == ()
     assert jax.eval_shape(lambda: _jax.unknown((2, 3), np.dtype("int8"))).dtype == jnp.int8
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_values_that_were_unknown_become_inputs(mesh, dtype):
+    three = jnp.full(2, 3.0, dtype)
+    traces = []
+
+    def step(x):
+        traces.append(x)
+        weights, _ = (_jax.unknown((2,), np.dtype(dtype), key) for key in (7, 8))
+        total = jax.shard_map(
+            lambda x: jax.lax.psum(x * weights, "axis"),
+            mesh=mesh,
+            in_specs=PartitionSpec("axis"),
+            out_specs=PartitionSpec(),
+            check_vma=False,
+        )
+        return total(x) + three, weights, x
+
+    keys, program = _jax.inputs_of(jax.make_jaxpr(step)(jnp.ones(4, dtype)))
+    run = jax.jit(lambda values: program(values), donate_argnums=0)
+    values = [jnp.arange(size, dtype=dtype) for size in (2, 2, 4)]
+    lowered = run.lower(values)
+    total, weights, x = run(values)
+    assert keys == [7, 8]
+    np.testing.assert_array_equal(total, [3, 4 + 3])
+    np.testing.assert_array_equal(weights, [0, 1])
+    np.testing.assert_array_equal(x, [0, 1, 2, 3])
+    assert len(traces) == 1
+    assert "call @" in lowered.as_text()
 
 
 def test_planned_devices_are_devices_to_compile_for():

@@ -1,30 +1,30 @@
-"""Parts of JAX without a stability promise, which only this module and `_recording.py` use.
+"""The private parts of JAX that Replicax uses, all in this module and `_recording.py`.
 
-The rest of Replicax uses JAX's public API. What is here, and what we need it for:
+Everything else in Replicax uses JAX's public API. What is here, and what we need it for:
 
-* whether a backend has started: virtual CPU devices must be requested before;
+* whether a backend has started: virtual CPU devices must be requested before that;
 * which trace is current: a `Variable` must know whether `jax.jit` would bake its value into a program;
-* JAX's thread-local settings: eager replicas share one thread and must not see each other's. One of them is
-  our own and keeps cached traces apart;
+* JAX's thread-local settings: eager replicas share one thread and must not see each other's settings. One
+  of the settings is our own, and keeps cached traces apart;
 * a view of a device buffer as an *uncommitted* array, which JAX combines with arrays on any device;
-* an array assembled from host memory without validating everything twice, in a fifth of the time that
+* assembling an array from host memory without validating everything twice, in a fifth of the time that
   `jax.device_put` takes for a small batch;
-* a traced array whose type does not name the mesh that it came from, and one that has no value;
-* the operations of a traced program, which of them are collectives, and running one: programs for replicas
-  of different shapes are woven into one;
-* the functions of `jax.lax` that take the name of an axis: eager replicas answer them, and `psum` of a
-  concrete array reaches no primitive that could;
-* discarding a profile that could not be written, without which JAX refuses to start another;
+* a traced array whose type does not name the mesh that it came from, and one without a value;
+* the equations of a jaxpr, which of them are collectives, and evaluating one: programs for replicas of
+  different shapes are woven into one;
+* the functions of `jax.lax` that take an axis name: eager replicas replace them, because `psum` of a
+  concrete array binds no primitive that could be intercepted;
+* discarding a profile that could not be written: until then, JAX refuses to start another;
 * the operations of a lowered program: processes compare the collectives of their programs;
-* devices to compile for that this machine does not have, and the lines of code in a compiled program:
+* devices to compile for that this machine does not have, and source lines in a compiled program:
   `rx.explain` shows both;
-* the network address where Gloo listens, which JAX leaves to Gloo;
+* the network address that Gloo listens on, which JAX leaves to Gloo;
 * the key-value store of `jax.distributed`: its messages need no collective and so no fixed order;
 * JAX's detection of Open MPI and Kubernetes, which its public function combines with connecting;
-* connecting to a coordination service that runs in another process than the first worker's;
-* the trace in which `jax.vjp` runs a function, and running backwards what it noted: `_recording.py`.
+* connecting to a coordination service that does not run in the first worker's process;
+* the trace in which `jax.vjp` runs a function, and transposing what it recorded: `_recording.py`.
 
-Nothing here has a silent fallback: if JAX renames a part, importing or first using it raises
+There are no silent fallbacks: if JAX renames a part, importing or first using it raises
 `UnsupportedJaxError`. `tests/test_jax_internals.py` has a test for each part.
 """
 
@@ -54,14 +54,14 @@ def _unsupported(what: str) -> UnsupportedJaxError:
 
 
 def _private(module: str, name: str) -> Any:
-    """A private part of JAX, by its module in `jax._src` and its name."""
+    """The attribute `name` of the module `jax._src.MODULE`."""
     try:
         return operator.attrgetter(name)(importlib.import_module(f"jax._src.{module}"))
     except (ImportError, AttributeError) as error:
         raise _unsupported(f"jax._src.{module}.{name}") from error
 
 
-# Public as jax.extend.core.Primitive, whose import takes as long as all of Replicax.
+# Public as jax.extend.core.Primitive, but importing that takes as long as importing all of Replicax.
 Primitive = _private("core", "Primitive")
 _eval_jaxpr = _private("core", "eval_jaxpr")
 _jaxprs_in = _private("core", "jaxprs_in_params")
@@ -70,12 +70,12 @@ _ShapedArray = _private("core", "ShapedArray")
 _Tracer = _private("core", "Tracer")
 _set_current_trace = _private("core", "set_current_trace")
 trace_state, eval_trace = _private("core", "trace_ctx"), _private("core", "eval_trace")
-"""`trace_state.trace is eval_trace` where operations are run rather than traced."""
+"""`trace_state.trace is eval_trace` where operations are executed rather than traced."""
 
 _without_dead_code = _private("interpreters.partial_eval", "dce_jaxpr")
 _JaxprTrace = _private("interpreters.partial_eval", "DynamicJaxprTrace")
 _BatchTrace = _private("interpreters.batching", "BatchTrace")
-# Their operations run at once, so no other trace encloses them.
+# These traces execute operations at once, so no other trace encloses them.
 _OUTERMOST_TRACES = (_private("core", "EvalTrace"), _private("shard_map", "ShardMapTrace"))
 
 ArrayImpl = _private("array", "ArrayImpl")
@@ -85,9 +85,9 @@ _array_result_handler = _private("lib", "_jax.array_result_handler")
 debug_nans = _private("config", "debug_nans")
 debug_infs = _private("config", "debug_infs")
 disable_jit = _private("config", "disable_jit")
-"""JAX's settings of these names: `.value` is what holds in this thread."""
+"""JAX's config options of these names; `.value` is the value in this thread."""
 
-# JAX 0.10 checks the buffers unless told not to; 0.11 never does.
+# JAX 0.10 validates the buffers unless told not to; 0.11 never does.
 _unchecked = {"_skip_checks": True} if "_skip_checks" in str(_array_result_handler.__doc__) else {}
 
 _source_context = _private("source_info_util", "user_context")
@@ -121,6 +121,7 @@ __all__ = [
     "fresh_traces",
     "has_effect",
     "hides_collectives",
+    "inputs_of",
     "is_array_type",
     "is_axis_bound",
     "is_collective",
@@ -167,14 +168,15 @@ def distributed_client() -> Any:
 
 
 def open_mpi_coordinator() -> str:
-    """'host:port' of the process that all connect to, from the variables that Open MPI 4 sets."""
+    """'host:port' of the coordinator, from the environment variables that Open MPI 4 sets."""
     return _OmpiCluster.get_coordinator_address(timeout_secs=None, override_coordinator_port=None)
 
 
 def detect_kubernetes_job(port: int) -> tuple[str, int] | None:
-    """'host:port' of the first pod of this pod's Job, and the number of pods; asks the Kubernetes API.
+    """'host:port' of the first pod of this pod's Job, and the number of pods, from the Kubernetes API.
 
-    None without the package `kubernetes`. Raises `RuntimeError` if the API refuses or there is no Job.
+    None if the package `kubernetes` is not installed. Raises `RuntimeError` if the API refuses the request
+    or this pod does not belong to a Job.
     """
     if importlib.util.find_spec("kubernetes") is None or not _K8sCluster.is_env_present():
         return None
@@ -217,9 +219,9 @@ def operations_of(lowered: jax.stages.Lowered, names: Collection[str]) -> list[t
 
 
 def use_gloo_at(host: str) -> None:
-    """Let Gloo in this process listen at `host`; call it before JAX starts.
+    """Make Gloo listen on `host` in this process; call it before JAX starts.
 
-    By default Gloo listens at the address that the name of the machine resolves to.
+    By default Gloo listens on the address that the machine's host name resolves to.
     """
     make_cpu_client = _private("xla_bridge", "make_cpu_client")
     make_collectives = _private("lib", "_jax.make_gloo_tcp_collectives")
@@ -235,7 +237,7 @@ def use_gloo_at(host: str) -> None:
 
 
 def forget_profile() -> None:
-    """Discard a recording of the profiler that could not be written."""
+    """Discard a profile that could not be written."""
     state = _private("profiler", "_profile_state")  # imported here: few programs make profiles
     with state.lock:
         state.reset()
@@ -246,7 +248,7 @@ def put_parts(
 ) -> jax.Array:
     """The array with this shape and sharding that has `parts[i]` on `devices[i]`.
 
-    Parts are NumPy arrays of a dtype that JAX has. They may be aliased: do not change them afterwards.
+    Parts are NumPy arrays with a dtype that JAX supports. JAX may alias them, so do not change them later.
     """
     return _batched_device_put(_abstract_array(shape, parts[0].dtype), sharding, parts, devices)
 
@@ -257,7 +259,7 @@ def _abstract_array(shape: tuple[int, ...], dtype: Any) -> Any:
 
 
 def run_equation(jaxpr: Any, equation: Any, inputs: Sequence[Any]) -> list[Any]:
-    """The results of one equation of `jaxpr`."""
+    """Evaluate one equation of `jaxpr`."""
     values = {v: x for v, x in zip(equation.invars, inputs, strict=True) if not hasattr(v, "val")}
     alone = jaxpr.replace(
         constvars=[],
@@ -275,13 +277,13 @@ _CALLS = {
     "custom_jvp_call": "call_jaxpr",
     "custom_vjp_call": "call_jaxpr",
 }
-"""Operations that call a function, once their derivatives are known: the parameter that has its program."""
+"""Maps primitives that call a function, once derivatives are taken, to the parameter with its jaxpr."""
 
 
 def called_program(equation: Any) -> tuple[Any, Sequence[Any]] | None:
-    """The program of the function that an equation calls, and its constants; None if it calls none.
+    """The jaxpr of the function that an equation calls, and its constants; None if it calls none.
 
-    `jax.checkpoint` only counts as a call if it has collectives, which must not be hidden in it.
+    `jax.checkpoint` counts as a call only if collectives would be hidden in it.
     """
     name, parameters = equation.primitive.name, equation.params
     if name in _CALLS:
@@ -295,13 +297,13 @@ def called_program(equation: Any) -> tuple[Any, Sequence[Any]] | None:
 
 
 def is_collective(equation: Any) -> bool:
-    """Whether an equation communicates along the axis of a mesh."""
+    """Whether an equation communicates along a mesh axis."""
     is_function = next(iter(_jaxprs_in(equation.params)), None) is not None
     return _uses_axis(equation) and not is_function and equation.primitive.name != "axis_index"
 
 
 def hides_collectives(equation: Any) -> bool:
-    """Whether an equation is a loop, a branch or a similar function with collectives in it."""
+    """Whether an equation is a loop, a branch or another function that contains collectives."""
     inside = (inner for body in _jaxprs_in(equation.params) for inner in body.eqns)
     return _uses_axis(equation) and any(is_collective(e) or hides_collectives(e) for e in inside)
 
@@ -311,22 +313,22 @@ def _uses_axis(equation: Any) -> bool:
 
 
 def has_effect(equation: Any) -> bool:
-    """Whether an equation does more than compute its results, such as a callback."""
+    """Whether an equation has side effects, as a callback does."""
     return any(not isinstance(effect, _NamedAxisEffect) for effect in equation.effects)
 
 
 def is_array_type(type_: Any) -> bool:
-    """Whether the type of a traced value is that of an array, rather than of something mutable."""
+    """Whether the type of a traced value is an array type, rather than a mutable reference."""
     return isinstance(type_, _ShapedArray)
 
 
 def staged(value: Any) -> Any:
-    """`value` as a traced array, also if it is a constant; call it in a trace."""
+    """`value` as a traced array, even if it is a constant; call it in a trace."""
     return value if is_tracer(value) else jax.lax.optimization_barrier(value)
 
 
 def run_collective(equation: Any, inputs: Sequence[Any]) -> list[Any]:
-    """The results of a collective for other `inputs`, also in place of constants."""
+    """Evaluate a collective for other `inputs`, which may replace constants."""
     with at_source_of(equation):
         results = equation.primitive.bind(*inputs, **equation.params)
     return results if equation.primitive.multiple_results else [results]
@@ -354,14 +356,14 @@ def planned_cpu_devices(count: int) -> tuple[Any, ...]:
 
 
 def run_program(jaxpr: Any, inputs: Sequence[Any]) -> list[Any]:
-    """The results of a program without constants."""
+    """Evaluate a jaxpr without constants."""
     return _eval_jaxpr(jaxpr, (), *inputs)
 
 
 def program_of(traced: Any, results: Sequence[bool]) -> Callable[..., list[Any]] | None:
-    """The part of a traced program (`jax.make_jaxpr`) that computes some of its results.
+    """The part of a traced program (`jax.make_jaxpr`) that computes the selected results.
 
-    None if these depend on a value that is `unknown`.
+    None if they depend on a value that is `unknown`.
     """
     jaxpr = traced.jaxpr
     pure = jaxpr.replace(eqns=[equation for equation in jaxpr.eqns if equation.outvars])
@@ -372,7 +374,7 @@ def program_of(traced: Any, results: Sequence[bool]) -> Callable[..., list[Any]]
 
 
 def num_consts_and_carry(scan_params: dict[str, Any]) -> tuple[int, int]:
-    """How many inputs of a scan are constants of its loop, and how many are carried."""
+    """How many of a scan's inputs are constants, and how many are carried."""
     if "num_consts" in scan_params:  # JAX 0.10
         return scan_params["num_consts"], scan_params["num_carry"]
     try:
@@ -388,17 +390,17 @@ def current_trace() -> Any:
 
 
 def mend_trace() -> None:
-    """Repair what Ctrl-C can leave behind in JAX 0.11.
+    """Restore the thread's trace if Ctrl-C has removed it in JAX 0.11.
 
-    While an operation runs, the thread has no trace. Interrupted at the wrong instant, JAX does not restore
-    it, and every later operation of the thread fails.
+    While an operation runs, JAX clears the thread's current trace. If it is interrupted at the wrong
+    instant, JAX does not set it again, and every later operation of the thread fails.
     """
     if trace_state.trace is None:
         trace_state.set_trace(eval_trace)
 
 
 def _enclosing_traces() -> Iterator[Any]:
-    """The current trace and those around it, the innermost first."""
+    """The current trace and its enclosing ones, innermost first."""
     trace = trace_state.trace
     while trace is not None:
         yield trace
@@ -415,7 +417,7 @@ def _parent(trace: Any) -> Any:
 
 
 def is_tracer(value: Any) -> bool:
-    """Whether `value` is a tracer: an array that JAX is tracing rather than computing."""
+    """Whether `value` is a tracer."""
     return isinstance(value, _Tracer)
 
 
@@ -440,7 +442,7 @@ def current_program() -> Any:
 
 
 def is_mapped_over(axis_name: str) -> bool:
-    """Whether a `vmap` with this axis name is active, which hides an outer axis of the same name."""
+    """Whether a `vmap` with this axis name is active; it would shadow an outer axis of the same name."""
     return any(_axis_name(t) == axis_name for t in _enclosing_traces() if isinstance(t, _BatchTrace))
 
 
@@ -459,8 +461,8 @@ _COLLECTIVES = (
 
 
 def wrap_collectives(wrap: FunctionType) -> None:
-    """Replace the collectives `jax.lax.NAME` by `wrap(NAME, collective)`."""
-    # JAX names the line that called the collective, in errors and profiles, not one of the wrapper.
+    """Replace the collectives `jax.lax.NAME` with `wrap(NAME, collective)`."""
+    # Errors and profiles should name the line that called the collective, not one in the wrapper.
     _private("source_info_util", "register_exclusion")(wrap.__code__.co_filename)
     psum, parallel = _private("lax.parallel", "psum"), importlib.import_module("jax._src.lax.parallel")
     _private("lax.parallel", "_axis_size")
@@ -474,7 +476,7 @@ def wrap_collectives(wrap: FunctionType) -> None:
         add = psum if all(map(is_axis_bound, names)) else parallel.psum
         return add(1, axis_name, axis_index_groups=axis_index_groups)
 
-    # JAX's own collectives add up ones to get the size of an axis, which must stay a Python number.
+    # JAX's own collectives compute an axis size as a psum of ones, which must stay a Python number.
     parallel._axis_size = axis_size  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -491,7 +493,7 @@ def is_staging() -> bool:
 
 
 def staged_for() -> str:
-    """What the innermost program being traced belongs to: "jit", "scan", "cond", ..."""
+    """What the innermost program is being traced for: "jit", "scan", "cond", ..."""
     program = current_program()
     if program is None:
         return "nothing"
@@ -507,7 +509,7 @@ def uncommitted(array: Any) -> jax.Array:
 
 
 class FirstReplicaViews:
-    """Makes `uncommitted` views of the first local copy of arrays; caches a constructor for each index."""
+    """Makes `uncommitted` views of arrays' first local copies; caches a constructor for each index."""
 
     __slots__ = ("_handlers", "_several_devices")
 
@@ -518,7 +520,7 @@ class FirstReplicaViews:
     def __call__(self, index: int, array: Any) -> jax.Array:
         """A view of output `index` of a program, which always has the same shape, dtype and sharding."""
         if not isinstance(array, ArrayImpl):
-            return array  # JAX combines typed random keys with arrays on any device anyway
+            return array  # JAX already combines typed random keys with arrays on any device
         handler = self._handlers.get(index)
         if handler is None:
             first = array.addressable_data(0)
@@ -529,12 +531,45 @@ class FirstReplicaViews:
 
 
 _unknown_p = Primitive("replicax_unknown")
-_unknown_p.def_abstract_eval(lambda *, shape, dtype: _ShapedArray(shape, dtype))
+_unknown_p.def_abstract_eval(lambda *, shape, dtype, key: _ShapedArray(shape, dtype))
 
 
-def unknown(shape: tuple[int, ...], dtype: Any) -> Any:
-    """An array without a value, for a trace that is never run; `jnp.zeros` takes ten times as long."""
-    return _unknown_p.bind(shape=shape, dtype=dtype)
+def unknown(shape: tuple[int, ...], dtype: Any, key: int | None = None) -> Any:
+    """An array without a value, for a trace that is never run; `jnp.zeros` takes ten times as long.
+
+    `inputs_of` can make it an input of the traced program, identified by `key`.
+    """
+    return _unknown_p.bind(shape=shape, dtype=dtype, key=key)
+
+
+def inputs_of(traced: Any) -> tuple[list[int], Callable[[Sequence[Any]], list[Any]]]:
+    """The keys of the `unknown` values in a traced program (`jax.make_jaxpr`), and a function that runs it.
+
+    The function takes a list of the unknown values and then the program's own arguments. In another trace
+    it adds one call of the program, instead of tracing its operations again.
+    """
+    jaxpr = traced.jaxpr
+    equations = [equation for equation in jaxpr.eqns if equation.primitive is _unknown_p]
+    inputs = [equation.outvars[0] for equation in equations]
+    program = jaxpr.replace(
+        constvars=[],
+        invars=[*jaxpr.constvars, *inputs, *jaxpr.invars],
+        eqns=[equation for equation in jaxpr.eqns if equation.primitive is not _unknown_p],
+        debug_info=jaxpr.debug_info.with_unknown_names(),
+    )
+    closed = type(traced)(program, [])
+    keys = [equation.params["key"] for equation in equations]
+    return keys, lambda values: _call_program(closed, [*traced.consts, *values])
+
+
+def _call_program(closed: Any, operands: Sequence[Any]) -> list[Any]:
+    """Stage a call of a program, as a nested `jax.jit` does once it has traced its function."""
+
+    def with_as_many_results(*_: Any) -> list[int]:
+        return [0] * len(closed.out_avals)
+
+    (call,) = jax.make_jaxpr(jax.jit(with_as_many_results))(*[0] * len(operands)).jaxpr.eqns
+    return call.primitive.bind(*operands, **{**call.params, "jaxpr": closed})
 
 
 _plain_p = Primitive("replicax_plain")
@@ -561,7 +596,7 @@ _tokens = itertools.count()
 
 
 def fresh_traces() -> Any:
-    """A `with` block in which JAX reuses no cached trace from outside of it."""
+    """A `with` block in which JAX does not reuse cached traces from outside the block."""
     return _trace_token(next(_tokens))
 
 
@@ -590,7 +625,7 @@ def _thread_settings() -> tuple[Any, ...]:
 
 
 class _SourceInfo:
-    """The user's line that JAX records in operations, with the interface of a setting."""
+    """The user's source line that JAX records in operations, with the interface of a setting."""
 
     def __init__(self) -> None:
         self._thread_local = _private("source_info_util", "_source_info_context")
@@ -610,7 +645,7 @@ thread_settings = _thread_settings()
 
 @contextlib.contextmanager
 def outside_of_traces() -> Iterator[None]:
-    """A `with` block in which operations run at once, as in a new thread, even while JAX is tracing."""
+    """A `with` block in which operations are executed at once, as in a new thread, even during a trace."""
     unset = _private("config", "config_ext.unset")
     before = [state.get_local() for state in thread_settings]
     try:
@@ -624,7 +659,7 @@ def outside_of_traces() -> Iterator[None]:
 
 
 def add_array_method(name: str, method: Any, doc: str) -> None:
-    """Give JAX's arrays a method, for a namespace whose arrays are expected to have it."""
+    """Add a method to JAX's arrays, for a namespace whose arrays are expected to have it."""
 
     def added(self: Any) -> Any:
         return method(self)
@@ -634,7 +669,7 @@ def add_array_method(name: str, method: Any, doc: str) -> None:
 
 
 def has_tpu() -> bool:
-    """Whether this process can use a TPU; before JAX has started, whether there is one."""
+    """Whether this process can use a TPU; before JAX has started, whether the machine has one."""
     if backends_are_initialized():
         return any(device.platform == "tpu" for device in jax.local_devices())
     wanted = jax.config.values.get("jax_platforms") or "tpu"

@@ -1,8 +1,9 @@
 """A step compiled for one kind of arguments.
 
-The step is traced twice. The first trace, with abstract values, finds the variables that the step uses. The
-second makes a pure function from (arrays that are only read, arrays that are written, arguments) to
-(results, new arrays); the arrays that are written are donated.
+A trace of the step finds the variables that it uses, and becomes a pure function from (arrays that are only
+read, arrays that are written, arguments) to (results, new arrays); the arrays that are written are donated.
+Replicas get their own parts of sharded and per-replica variables as inputs, which must be known before the
+replicas are traced: a step with such variables is traced a second time.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from replicax.execution._memory import StepMemory
 from replicax.execution._outputs import Outputs, distributed_in, mask_leaves, shared_masks
 from replicax.execution._program import EagerCallNeeded, FreshTraceNeeded, ProgramFrame
 from replicax.execution._repeated import scan_calls
+from replicax.execution._staged import StagedStep
 from replicax.execution._state import StepState, in_store_order
 from replicax.execution._traced_values import explain_traced_values
 from replicax.topology import ReplicaMesh
@@ -86,10 +88,12 @@ class CompiledStep:
         self._same = dict(zip(self.masks, shared_masks(self.masks, leaves), strict=True))
         self._apart = self._components_apart()
         self._lookups: Lookups | None = None
+        self._staged: StagedStep | None = None
         found = self._discover(leaves)
         for node in (*distributed_in(treedef), *distributed_in(self._outputs.treedef)):
             found.use_mesh(node.mesh)
-        self._mesh = self._outputs.mesh = found.mesh
+        self._mesh = found.mesh
+        self._make_rebuilder()
         read = [v for ref, v in found.touched.items() if ref not in found.written]
         self._state = StepState(in_store_order(read), in_store_order(found.written.values()), found.mesh)
         distributed = {i for node in distributed_in(treedef) for i in jax.tree.leaves(node)}
@@ -122,8 +126,10 @@ class CompiledStep:
 
     def _discover(self, leaves: list[Any]) -> ProgramFrame:
         """Trace the step to find the variables that it uses; new ones are created here."""
-        frame, _ = self._trace_until_complete(leaves, [])
+        frame, traced = self._trace_until_complete(leaves, [])
         tables = looked_up(frame)
+        if not tables and not frame.needs_parts:
+            self._staged = StagedStep(traced, frame)
         while tables:
             frame, traced = self._trace_until_complete(leaves, tables)
             reasons = obstacles(tables, frame, traced)
@@ -163,16 +169,21 @@ class CompiledStep:
         )
 
     def _trace_abstractly(self, arrays: list[Any], tables: list[Variable]) -> tuple[ProgramFrame, Any]:
-        """The frame of a trace that looks rows up in `tables`, and the program that finds their numbers."""
+        """The frame of a trace, and the traced program.
+
+        That is the whole step, or if the step looks up rows in `tables`, what computes their numbers.
+        """
         frames: list[ProgramFrame] = []
 
         def trace(*arrays: Any) -> Any:
             frame = self._frame(None, dict.fromkeys(table.ref() for table in tables))
             frames.append(frame)
             results = self._call(frame, list(arrays))
-            return [numbers for _, numbers in frame.lookups] if tables else results
+            if tables:
+                return [numbers for _, numbers in frame.lookups]
+            return results, list(map(frame.array, frame.written.values()))
 
-        traced = jax.make_jaxpr(trace)(*arrays) if tables else jax.eval_shape(trace, *arrays)
+        traced = jax.make_jaxpr(trace)(*arrays)
         return frames[-1], traced
 
     def _frame(self, inputs: Any, tables: Any) -> ProgramFrame:
@@ -181,12 +192,16 @@ class CompiledStep:
     def _step(self, read: list[Any], written: list[Any], arrays: list[Any]) -> Any:
         variables = (*self._state.read, *self._state.written)
         values = (*read, *written)
+        if self._staged is not None:
+            inputs = {v.ref(): x for v, x in zip(variables, values, strict=True)}
+            return self._staged(inputs, arrays, self._state.written)
         inputs = {v.ref(): plain(x) for v, x in zip(variables, values, strict=True)}
         fetched = list(map(plain, arrays[self._num_arguments :]))
         tables = self._lookups and self._lookups.tables(fetched)
         frame = self._frame(inputs, tables)
         results = self._call(frame, arrays)
-        return results, [frame.array(variable) for variable in self._state.written]
+        self._make_rebuilder()
+        return results, list(map(frame.array, self._state.written))
 
     def _steps(self, read: list[Any], written: list[Any], calls: list[list[Any]]) -> Any:
         """Call the step with the arguments of one call after the other."""
@@ -209,8 +224,10 @@ class CompiledStep:
                 result = self._fn(*args, **kwargs)
             results = self._outputs.take(result)
             for_servers = self._mail.pack(frame.sendings)
-            self._outputs.rebuild = self._mail.sending(self._outputs.rebuild)
             return [*results, *for_servers]
+
+    def _make_rebuilder(self) -> None:
+        self._outputs.rebuild = self._mail.sending(self._outputs.rebuilder(self._mesh))
 
     # Placement.
 

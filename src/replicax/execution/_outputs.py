@@ -84,7 +84,6 @@ class Outputs:
     plain: list[int] = dataclasses.field(default_factory=list)
     same: dict[int, int] = dataclasses.field(default_factory=dict)
     """For masks that are one array in the program, the first of them: values of the same batch."""
-    mesh: ReplicaMesh | None = None
     rebuild: Callable[[list[Any]], Any] = lambda arrays: arrays
     """Builds the result of a run from its arrays."""
 
@@ -101,7 +100,6 @@ class Outputs:
         for leaf in self.leaves:
             _check_constant(leaf)
         self._sort()
-        self.rebuild = self._make_rebuilder(self.mesh)
         return arrays
 
     def _sort(self) -> None:
@@ -120,7 +118,8 @@ class Outputs:
         special = shards | mirrored | set(apart)
         self.plain = [n for n, i in enumerate(self.dynamic) if i not in special]
 
-    def _make_rebuilder(self, mesh: ReplicaMesh | None) -> Callable[[list[Any]], Any]:
+    def rebuilder(self, mesh: ReplicaMesh | None) -> Callable[[list[Any]], Any]:
+        """The function that builds a result, for a step on `mesh`."""
         rebuild, same = self._make_plain_rebuilder(mesh), self.same
         if all(i == first for i, first in same.items()):
             return rebuild

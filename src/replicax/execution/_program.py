@@ -95,12 +95,16 @@ class ProgramFrame(Frame):
         """For each lookup in a variable on servers, the row numbers; only in a discovery trace."""
         self.hidden_lookups: list[Variable] = []
         """Variables whose row numbers exist only inside a function that JAX traces separately."""
+        self.placeholders: list[Any] = []
+        """The variables whose arrays are `unknown` in this trace, by the key of the placeholder."""
+        self.needs_parts = False
+        """Whether replicas use variables that differ between them: these must be inputs of `shard_map`."""
         self._runs_on: ReplicaMesh | None = None
         self.on_write: Callable[[], Any] = lambda: None
 
     @property
     def is_discovery(self) -> bool:
-        """Whether this trace only finds the variables of the step."""
+        """Whether this trace finds the variables of the step."""
         return self._inputs is None
 
     def origins_of(self, signature: Any, find: Callable[[], Origins]) -> Origins:
@@ -167,7 +171,9 @@ class ProgramFrame(Frame):
         if self._inputs is None:
             self.use_mesh(variable.mesh)
             with at_trace(self._trace):  # code outside of the replica that reads it first may use it
-                return unknown(variable.layout.array_shape(variable._spec), variable.dtype)
+                shape = variable.layout.array_shape(variable._spec)
+                self.placeholders.append(variable.ref())
+                return unknown(shape, variable.dtype, len(self.placeholders) - 1)
         if variable.ref() not in self._inputs:
             raise TracingError(
                 f"The step used the variable {variable.name!r} when it was traced for compilation, but not "
@@ -348,6 +354,7 @@ class ReplicaFrame(Frame):
             )
         if not self.outer.is_discovery:
             raise TracingError(f"The variable {variable.name!r} was not found by the first trace.")
+        self.outer.needs_parts = True
         spec = variable._spec
         return variable.layout.part_cell(jnp.zeros(variable.layout.part_shape(spec), spec.dtype), spec)
 

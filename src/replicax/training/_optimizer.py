@@ -1,4 +1,4 @@
-"""`rx.Optimizer`: an optax transformation whose state is variables and whose gradients come from replicas.
+"""`rx.Optimizer`: an optax transformation with its state in variables and gradients from all replicas.
 
 An update happens once for all replicas, in the cross-replica context: gradients are reduced together, in
 packs, and optax computes new values from arrays that are equal everywhere. So the copies of variables and
@@ -50,7 +50,7 @@ class Optimizer:
     """Applies gradients to variables with an optax transformation.
 
     Args:
-        transformation: an optax transformation such as `optax.adam(1e-3)`; schedules are part of it.
+        transformation: an optax transformation such as `optax.adam(1e-3)`, including any schedules.
         reduce: "SUM" adds the replicas' gradients, as `tf.distribute` does (divide the loss by the global
             batch size, `rx.compute_average_loss`); "MEAN" averages them.
         reduce_dtype: the dtype in which gradients are reduced. By default float32 for smaller floats, and
@@ -85,10 +85,11 @@ class Optimizer:
         loss_scale: DynamicLossScale | None = None,
         name: str = "optimizer",
     ) -> None:
-        """Slots are created once the variables are known: by `build`, or by the first `apply_gradients`."""
+        """Slots are created later, by `build` or the first `apply_gradients`."""
         if not hasattr(transformation, "init") or not hasattr(transformation, "update"):
             raise TypeError(
-                f"rx.Optimizer takes an optax transformation, `optax.adam(1e-3)`, got {transformation!r}."
+                f"rx.Optimizer takes an optax transformation such as `optax.adam(1e-3)`, got "
+                f"{transformation!r}."
             )
         if loss_scale is not None and not isinstance(loss_scale, DynamicLossScale):
             raise TypeError(f"rx.Optimizer(loss_scale={loss_scale!r}): pass an `rx.DynamicLossScale()`.")
@@ -96,8 +97,8 @@ class Optimizer:
             raise TypeError(f"rx.Optimizer(options={options!r}): pass an `rx.CommunicationOptions(...)`.")
         if reduce_dtype is not None and not jnp.issubdtype(reduce_dtype, jnp.inexact):
             raise ValueError(
-                f"rx.Optimizer(reduce_dtype={reduce_dtype!r}): gradients are not integers; choose "
-                "jnp.float32 or jnp.bfloat16."
+                f"rx.Optimizer(reduce_dtype={reduce_dtype!r}): gradients need a floating-point dtype, such "
+                "as jnp.float32 or jnp.bfloat16."
             )
         dtype = None if reduce_dtype is None else jnp.dtype(reduce_dtype)
         self._transformation = transformation
@@ -114,7 +115,7 @@ class Optimizer:
         self.slots: list[Variable] = []
         self._update: Update | None = None
 
-    # On parameter servers: a worker has a reference to the optimizer of the coordinator.
+    # On parameter servers: a worker has a reference to the coordinator's optimizer.
 
     def __reduce__(self) -> Any:
         servers: Any = self.iterations.layout.servers
@@ -127,13 +128,13 @@ class Optimizer:
 
     @property
     def _built_for(self) -> Any:
-        """The variables that it has slots for, in their structure; None if it is not built."""
+        """The structure of variables that it has slots for; None if it is not built."""
         parameters = self._parameters
         return None if parameters is None else parameters.structure.unflatten(parameters.variables)
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """What `attached` needs."""
+        """The arguments of `attached`."""
         return {
             "transformation": self._transformation,
             "reduction": self._reduction,
@@ -143,7 +144,7 @@ class Optimizer:
 
     @classmethod
     def attached(cls, transformation: Any, reduction: Any, name: str, iterations: Variable) -> Optimizer:
-        """An optimizer whose state another process has created, on parameter servers."""
+        """An optimizer whose state another process created on parameter servers."""
         self = cls.__new__(cls)
         self._transformation, self._reduction, self._name = transformation, reduction, name
         self.iterations, self.loss_scale, self.slots = iterations, None, []
@@ -151,7 +152,7 @@ class Optimizer:
         return self
 
     def attach(self, variables: Any) -> None:
-        """Another process has created the slots for these variables."""
+        """Use slots that another process created for these variables."""
         if self._parameters is None:
             self._parameters = Parameters.of(variables, "build")
 
@@ -164,7 +165,7 @@ class Optimizer:
         message = f"rx.Optimizer has no attribute {name!r}."
         if name in ("init", "update"):
             message = (
-                f"rx.Optimizer has no method {name!r}: it is not an optax transformation, but keeps the "
+                f"rx.Optimizer has no method {name!r}: it is not an optax transformation, but holds the "
                 "state of one in variables. Write `optimizer.build(variables)` to create that state, and "
                 "`optimizer.apply_gradients(gradients, variables)` to update the state and the variables."
             )
@@ -172,19 +173,19 @@ class Optimizer:
 
     @property
     def variables(self) -> list[Variable]:
-        """The optimizer's own variables: the number of updates, the slots, the loss scale."""
+        """The optimizer's own variables: the number of updates, the slots and the loss scale."""
         scale = self.loss_scale.variables if self.loss_scale is not None else []
         return [self.iterations, *self.slots, *scale]
 
     def checkpoint_items(self) -> dict[str, Any]:
-        """What a checkpoint contains of it."""
+        """What a checkpoint saves."""
         slots = {checkpoint_key(slot.name.removesuffix(":0")): slot for slot in self.slots}
         return {"iterations": self.iterations, "slots": slots, "loss_scale": self.loss_scale}
 
     # Creating slots.
 
     def build(self, variables: Any) -> None:
-        """Create the slots for `variables`, the ones that every later `apply_gradients` updates.
+        """Create the slots for `variables`; every later `apply_gradients` must update the same ones.
 
         Args:
             variables: the variables to update: a dict, a list, or any other pytree of them. Optax sees the
@@ -226,10 +227,10 @@ class Optimizer:
                 strategy,
                 leaf,
                 f"{self._name}/{name}",
-                slot_partition(path, getattr(leaf, "shape", ()), given),
+                slot_partition(leaf, owner),
                 given.variables if owner is None else (owner,),
             )
-            for (path, leaf), name, owner in zip(state, names, owners, strict=True)
+            for (_, leaf), name, owner in zip(state, names, owners, strict=True)
         ]
         constraints = [variable.constraint for variable in given.variables]
         computation = Transformation(self._transformation, given.structure, structure, constraints)
@@ -265,7 +266,7 @@ class Optimizer:
             new = sorted(v.name for v in given.variables if v.ref() not in known)
             missing = sorted(v.name for v in own.variables if v.ref() not in now)
             raise VariableError(
-                f"{self!r} has slots for the variables of its first update. Now it got other variables: "
+                f"{self!r} has slots for the variables of its first update, but now got different ones: "
                 f"new are {new}, missing are {missing}. Pass the same ones, or create another optimizer."
             )
 
@@ -281,7 +282,7 @@ class Optimizer:
         """Update the variables.
 
         In a replica function the replicas' gradients are reduced first, and every replica must make this
-        call. Outside, a per-replica gradient is reduced, and any other is used unchanged.
+        call. Outside, per-replica gradients are reduced, and all others are used unchanged.
 
         Args:
             grads_and_vars: the gradients, in the structure of `variables`; or, without `variables`,
@@ -289,8 +290,8 @@ class Optimizer:
                 sees as a list. A gradient is an array or an `IndexedSlices`.
             variables: the variables, in any structure; each gets the gradient at its own path, so the order
                 of dict keys does not matter.
-            return_norm: return the global norm of the reduced gradients, before the transformation clips or
-                scales them and without the loss scale.
+            return_norm: whether to return the global norm of the reduced gradients, before the
+                transformation clips or scales them and without the loss scale.
 
         Returns:
             With `return_norm`, a float32 scalar that is the same on all replicas; otherwise None.
@@ -315,8 +316,9 @@ class Optimizer:
         distributed = [variable.name for gradient, variable in named if is_distributed(gradient)]
         if here.replica is not None and has_strategy() and distributed:
             raise VariableError(
-                f"The gradients of {', '.join(distributed)} are those of all replicas, but a replica "
-                "function applies its own. Pass them as arguments of `strategy.run`, or apply them outside."
+                f"A replica function applies its own gradients, but got per-replica values with the "
+                f"gradients of all replicas for {', '.join(distributed)}. Pass them as arguments of "
+                "`strategy.run`, or apply them outside."
             )
         if here.replica is not None and not distributed:
             gradients = [self._reduction.cast(gradient) for gradient in gradients]
@@ -339,7 +341,7 @@ class Optimizer:
             loss_fn: a function without arguments that returns a scalar. With a loss scale, this method
                 scales the loss and unscales the gradients.
             variables: the variables to update, in any structure.
-            return_norm: return `(loss, norm)`, with the norm that `apply_gradients` returns.
+            return_norm: whether to return `(loss, norm)`, with the norm that `apply_gradients` returns.
 
         >>> import optax
         >>> w = rx.Variable(4.0)
@@ -373,7 +375,7 @@ class Optimizer:
         return scaled
 
     def scale_loss(self, loss: Any) -> jax.Array:
-        """`loss` times the loss scale, to be differentiated; `apply_gradients` divides the gradients again.
+        """`loss` times the loss scale, to be differentiated; `apply_gradients` unscales the gradients.
 
         >>> import optax
         >>> optimizer = rx.Optimizer(optax.sgd(0.1), loss_scale=rx.DynamicLossScale(initial_scale=8.0))
@@ -420,7 +422,7 @@ class Optimizer:
     def _update_later(
         self, parameters: Parameters, strategy: StrategyProtocol, gradients: list[Any], *, return_norm: bool
     ) -> Any:
-        """Reduce the gradients to shards; update when the replicas have finished, where optax sees all."""
+        """Reduce the gradients to shards, and defer the update until optax can see the global arrays."""
         variables = parameters.variables
         layouts = _reduced_layouts(gradients, variables, strategy.find_shards)
         arrays = self._reduction.reduce_to_shards(strategy, gradients, variables, layouts)
@@ -460,33 +462,34 @@ class Optimizer:
         return _mirrored(variables[0], new.norm) if return_norm and on_mesh else new.norm
 
     def _explain(self, error: Exception, parameters: Parameters) -> None:
-        """If optax fails, add to the error what it was given."""
+        """If optax fails, add a note about what it was given."""
         if isinstance(error, TracingError):
             error.add_note(
-                "The optax transformation (a schedule, for example) uses that variable. It may read one in "
-                "a compiled step. `optax.inject_hyperparams` makes numbers changeable everywhere."
+                "The optax transformation (a schedule, for example) uses that variable. It can read "
+                "variables only in a compiled step. `optax.inject_hyperparams` makes hyperparameters "
+                "changeable everywhere."
             )
         elif isinstance(error, TypeError) and "argument" in str(error):
             error.add_note(
-                f"{self!r} passes gradients, state and parameters to its transformation. One that needs "
-                "more, such as the value of the loss, can't be used with it."
+                f"{self!r} passes gradients, state and parameters to its transformation. A transformation "
+                "that needs more, such as the value of the loss, can't be used with it."
             )
         else:
             _explain_structure(error, parameters)
 
     @property
     def computation(self) -> Transformation:
-        """What optax computes, as a function of arrays; the optimizer is built."""
+        """What optax computes, as a function of arrays; the optimizer must be built."""
         assert self._update is not None
         return self._update.transformation
 
 
 def _explain_structure(error: Exception, parameters: Parameters) -> None:
-    """If optax fails, add the structure that it was given: masks or labels may have another one."""
+    """If optax fails, add a note about the structure it was given: masks or labels may not match."""
     if isinstance(error, ValueError | TypeError | KeyError | AttributeError):
         error.add_note(
             f"The transformation sees the parameters as {parameters.description}. Masks and labels must "
-            "have that structure. If they go by name, pass the variables by name: "
+            "have that structure. If they use names, pass the variables by name too: "
             "`optimizer.build(variables)` or `optimizer.apply_gradients(gradients, variables)` with dicts, "
             "instead of a list or pairs."
         )
@@ -495,7 +498,7 @@ def _explain_structure(error: Exception, parameters: Parameters) -> None:
 def _reduced_layouts(
     gradients: list[Any], variables: list[Variable], find_shards: Callable[[Any], Any] | None = None
 ) -> list[Divided | None]:
-    """How each reduced gradient is divided: among the replicas, among the devices of a replica, or not."""
+    """How each reduced gradient is sharded: over the replicas, over a replica's devices, or not at all."""
 
     def layout(variable: Variable) -> Divided | None:
         found = find_shards(variable._spec) if find_shards is not None else None

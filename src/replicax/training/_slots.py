@@ -1,7 +1,7 @@
-"""The state of an optax transformation as variables: its initial values, and what the variables are called.
+"""The state of an optax transformation as variables: initial values and names.
 
-A slot that belongs to one parameter is named after that parameter's variable, wherever optax puts it in its
-state. So the names are the same whether optax sees a list or a dict, and checkpoints fit both.
+A slot that belongs to one parameter is named after that parameter's variable, wherever it is in optax's
+state. So the names are the same whether optax sees a list or a dict, and checkpoints match both.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = [
 
 
 def initial_state(transformation: Any, parameters: Parameters, values: list[Any]) -> tuple[list[Any], Any]:
-    """The leaves of optax's first state, each with its path, and the structure."""
+    """The leaves of optax's initial state, each with its path, and the treedef."""
 
     def init(values: list[Any]) -> Any:
         return transformation.init(parameters.structure.unflatten(values))
@@ -43,17 +43,17 @@ def initial_state(transformation: Any, parameters: Parameters, values: list[Any]
 
 
 def initial_values(init: Any, values: list[Any]) -> Any:
-    """What `init(values)` returns, for new variables: with a program in place of each array.
+    """What `init(values)` returns, with a program in place of each array, to create variables from.
 
-    So each device computes its shard of a variable, outside of the trace of a step. Arrays that depend on
-    values of that trace are tracers.
+    So each device computes its own shard of a variable, even if a step is being traced. Arrays that depend
+    on values of that trace are tracers.
     """
     programs = _programs_of(init, values)
     return init(values) if any(map(_holds_tracers, jax.tree.leaves(programs))) else programs
 
 
 def _programs_of(init: Any, values: list[Any]) -> Any:
-    """What `init(values)` returns, with a program for each array that has to be computed."""
+    """What `init(values)` returns, with a program in place of each array that has to be computed."""
     shapes = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in values]
     program, state = jax.make_jaxpr(init, return_shape=True)(shapes)
     return jax.tree.unflatten(jax.tree.structure(state), traced_results(program, values))
@@ -64,7 +64,7 @@ def _holds_tracers(value: Any) -> bool:
 
 
 def slot_names(paths: Sequence[Any], parameters: Parameters) -> list[str]:
-    """A name for each slot from its path in optax's state, no two the same in a checkpoint."""
+    """A name for each slot, made from its path in optax's state and unique in a checkpoint."""
     names = _distinct([variable.name.removesuffix(":0") for variable in parameters.variables])
     own = {
         tuple(map(_token, path)): name for path, name in zip(parameters.paths, names, strict=True) if path
@@ -73,19 +73,13 @@ def slot_names(paths: Sequence[Any], parameters: Parameters) -> list[str]:
     return _distinct([_slot_name(tuple(map(_token, path)), own, depths) for path in paths])
 
 
-def slot_partition(path: Any, shape: tuple[int, ...], parameters: Parameters) -> tuple[int, ...] | None:
-    """The partition of a slot: that of the parameter it belongs to, if it has the same shape."""
-    tokens, best, found = tuple(map(_token, path)), -1, None
-    for variable, own in zip(parameters.variables, parameters.paths, strict=True):
-        end = tuple(map(_token, own))
-        belongs = variable.shape == shape and tokens[len(tokens) - len(end) :] == end
-        if belongs and len(end) > best:
-            best, found = len(end), variable.partition
-    return found
+def slot_partition(slot: Any, owner: Variable | None) -> tuple[int, ...] | None:
+    """The partition of a slot: that of the variable it belongs to, if it has the same shape."""
+    return None if owner is None or getattr(slot, "shape", ()) != owner.shape else owner.partition
 
 
 def slot_owners(state: Sequence[tuple[Any, Any]], parameters: Parameters) -> list[Variable | None]:
-    """For each slot the variable that it belongs to; None for state that all of them share."""
+    """The variable that each slot belongs to; None for state that all variables share."""
     variables = parameters.variables
     own = {tuple(map(_token, p)): v for p, v in zip(parameters.paths, variables, strict=True)}
     if () in own:  # a single variable, without a structure: a slot of its shape is its own
@@ -96,13 +90,13 @@ def slot_owners(state: Sequence[tuple[Any, Any]], parameters: Parameters) -> lis
 
 
 def _own_end(path: tuple[str, ...], own: Container[tuple[str, ...]], depths: list[int]) -> Any:
-    """The end of a slot's path that is the path of a variable; None if there is none."""
+    """The suffix of a slot's path that is the path of a variable; None if there is none."""
     ends = (path[-depth:] for depth in depths if len(path) > depth)
     return next((end for end in ends if end in own), None)
 
 
 def _slot_name(path: tuple[str, ...], own: dict[tuple[str, ...], str], depths: list[int]) -> str:
-    """A slot's path, with the variable's name for an end that is the path of a variable."""
+    """A slot's path as a name, with a suffix that is the path of a variable replaced by its name."""
     name: tuple[str, ...] = ()
     end = _own_end(path, own, depths)
     if end is not None:
@@ -111,14 +105,14 @@ def _slot_name(path: tuple[str, ...], own: dict[tuple[str, ...], str], depths: l
 
 
 def _token(key: Any) -> str:
-    """A step of a path; a field, unlike an entry of a dict or list, begins with a dot."""
+    """One key of a path as text; a field, unlike a key of a dict or list, begins with a dot."""
     if hasattr(key, "name"):
         return f".{key.name}"
     return str(getattr(key, "idx", getattr(key, "key", key)))
 
 
 def _distinct(names: Sequence[str]) -> list[str]:
-    """`names`, with a number after those that a checkpoint could not tell from an earlier one."""
+    """`names`, with a number appended where a checkpoint could not tell one from an earlier one."""
     found: list[str] = []
     taken: set[str] = set()
     for original in names:

@@ -18,6 +18,7 @@ from replicax._jax import is_tracer, run_program
 from replicax.topology import ReplicaMesh
 from replicax.variables._divided import Divided
 from replicax.variables._layout import Layout
+from replicax.variables._replicated import Replicated
 
 __all__ = ["TracedValue", "trace_value", "traced_results"]
 
@@ -46,20 +47,22 @@ class TracedValue:
 
     def placed(self, layout: Layout) -> Any:
         """The array of a variable with this layout; if it is sharded, each device computes its part."""
-        if not isinstance(layout, Divided):
+        if not isinstance(layout, Divided | Replicated):
             return jnp.copy(layout.place(self.computed()))
         mesh = layout.mesh
         return self.program(layout)([x if _is_on(mesh, x) else mesh.replicate(x) for x in self.args])
 
-    def program(self, layout: Divided) -> Any:
-        """The compiled function that computes the parts from `args`."""
+    def program(self, layout: Divided | Replicated) -> Any:
+        """The compiled function that computes the array from `args`, on every device or in parts."""
         compiled, key = _programs.setdefault(layout, {}), str(self._jaxpr)
         if key not in compiled:
-            jaxpr, padded = self._jaxpr, layout.padded
-            compiled[key] = jax.jit(
-                lambda args: padded(run_program(jaxpr, args)[0]),
-                out_shardings=layout.sharding(layout.mesh),
-            )
+            jaxpr, pad = self._jaxpr, layout.padded if isinstance(layout, Divided) else None
+
+            def compute(args: list[Any]) -> Any:
+                (value,) = run_program(jaxpr, args)
+                return value if pad is None else pad(value)
+
+            compiled[key] = jax.jit(compute, out_shardings=layout.sharding(layout.mesh))
         return compiled[key]
 
 
@@ -92,29 +95,37 @@ def traced_results(program: Any, args: Sequence[Any]) -> list[Any]:
     """Each result of a traced program (`jax.make_jaxpr`) as a separate value."""
     jaxpr = program.jaxpr
     given = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*program.consts, *args), strict=True))
+    made_by = {v: number for number, equation in enumerate(jaxpr.eqns) for v in equation.outvars}
 
     def result(variable: Any) -> Any:
         if hasattr(variable, "val"):
             return np.asarray(variable.val, variable.aval.dtype)
         if variable in given:
             return given[variable]
-        alone = _only(jaxpr, variable)
+        alone = _only(jaxpr, variable, made_by)
         return TracedValue(alone, [given[v] for v in alone.invars])
 
     return list(map(result, jaxpr.outvars))
 
 
-def _only(jaxpr: Any, result: Any) -> Any:
-    """The part of a program that one result depends on; constants become arguments."""
-    needed, equations = {result}, []
-    for equation in reversed(jaxpr.eqns):
-        if needed.intersection(equation.outvars):
-            equations.append(equation)
-            needed.update(v for v in equation.invars if not hasattr(v, "val"))
+def _only(jaxpr: Any, result: Any, made_by: dict[Any, int]) -> Any:
+    """The part of a program that one result depends on; constants become arguments.
+
+    `made_by` has the index of the equation that computes each value.
+    """
+    needed, equations, open_ends = {result}, set[int](), [result]
+    while open_ends:
+        number = made_by.get(open_ends.pop())
+        if number is None or number in equations:
+            continue
+        equations.add(number)
+        inputs = [v for v in jaxpr.eqns[number].invars if not hasattr(v, "val")]
+        needed.update(inputs)
+        open_ends += inputs
     return jaxpr.replace(
         constvars=[],
         invars=[v for v in (*jaxpr.constvars, *jaxpr.invars) if v in needed],
         outvars=[result],
-        eqns=equations[::-1],
+        eqns=[jaxpr.eqns[number] for number in sorted(equations)],
         debug_info=jaxpr.debug_info.with_unknown_names(),
     )
