@@ -699,7 +699,7 @@ def test_slots_of_variables_called_alike_have_places_of_their_own(names):
         ({"loss_scale": "dynamic"}, "DynamicLossScale"),
         ({"loss_scale": 128.0}, "DynamicLossScale"),
         ({"options": {"bytes_per_pack": 1}}, "CommunicationOptions"),
-        ({"reduce_dtype": jnp.int32}, "not integers"),
+        ({"reduce_dtype": jnp.int32}, "floating-point dtype"),
         ({"reduce": "MAX"}, "ReduceOp"),
     ],
 )

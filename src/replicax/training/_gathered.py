@@ -1,14 +1,16 @@
 """Gradients with respect to sharded variables, in compiled replicas.
 
-No whole variable should exist for longer than the operation that uses it. So the loss function is traced
-with whole values as inputs, and then evaluated operation by operation; see `_gathering.py`.
+A gathered variable should exist only as long as the operation that uses it. So the loss function is traced
+with full values as inputs, and then evaluated operation by operation; see `_gathering.py`.
 
-JAX differentiates with respect to a *probe* of the variable's shape, which is never computed. Its gradient
-is the replica's own gradient with respect to the whole value, as for any other variable.
+JAX differentiates with respect to a *probe* with the shape of the full variable, which is never
+materialized. Its gradient is the replica's own gradient with respect to the full value, as for any other
+variable.
 
-A variable that a scan goes through has a second probe, of the shard's shape. Its gradient is the sum of the
-replicas' gradients, reduced to shards within the loop. If the optimizer gets the gradients unchanged, it
-uses that sum, and XLA removes the stack of own gradients, which would take as much memory as the variable.
+A variable that a scan iterates over has a second probe, with the shape of the shard. Its gradient is the
+sum of the replicas' gradients, reduced to shards within the loop. If the optimizer gets the gradients
+unchanged, it uses that sum, and XLA eliminates the replica's own stacked gradients, which would take as
+much memory as the variable.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ __all__ = ["GatheredValues"]
 
 
 class GatheredValues:
-    """What a loss function is differentiated with respect to: values of variables, or probes of them.
+    """What a loss function is differentiated with respect to: the values of variables, or probes.
 
     For a variable in which the step only looks up rows, it is those rows.
     """
@@ -46,7 +48,7 @@ class GatheredValues:
         self._summed: set[int] = set()
 
     def gathering(self, fn: Callable[[list[Any]], tuple[Any, Any]]) -> Callable[[Any], Any]:
-        """A function like `fn(values) -> (loss, aux)`, of inputs that may be probes."""
+        """A function like `fn(values) -> (loss, aux)` whose inputs may be probes."""
         if not any(self._shards):
             return lambda inputs: fn(inputs[0])
 
@@ -80,7 +82,7 @@ class GatheredValues:
         ]
 
     def gradients(self, gradients: tuple[list[Any], list[Any]]) -> list[Any]:
-        """The replica's own gradients, from those with respect to `inputs`."""
+        """The replica's own gradients, from the gradients with respect to `inputs`."""
         own, sums = gradients
         for i in self._summed:
             offer_sum_in_shards(own[i], sums[i])

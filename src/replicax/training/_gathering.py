@@ -1,10 +1,10 @@
-"""Evaluates a program whose sharded arguments are gathered where they are used.
+"""Evaluates a jaxpr, gathering sharded arguments where they are used.
 
 An operation that uses a variable, such as a matrix product, gathers the shards first. For the backward pass
-JAX keeps only the shards, and the gradient of the operation gathers them again, unless the layout says to
-keep the whole value. Operations that only rearrange a variable (a transpose, a cast) become part of the
-operation that uses the result. A scan over the first axis of a variable, such as a stack of layers, gathers
-one slice in each iteration.
+JAX saves only the shards, and the operation's gradient gathers them again, unless the layout asks to keep
+the full value. Operations that only rearrange a variable (a transpose, a cast) become part of the operation
+that uses the result. A scan over the first axis of a variable, such as a stack of layers, gathers one slice
+per iteration.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ _Operation = Callable[[list[Any]], Sequence[Any]]
 
 _ELEMENTWISE = frozenset(("convert_element_type", "copy"))
 _REARRANGING = _ELEMENTWISE | {"slice", "reshape", "transpose", "squeeze", "broadcast_in_dim"}
-"""Operations on a gathered value that are cheaper to repeat than to store the result of."""
+"""Operations on a gathered value that are cheaper to recompute than to store."""
 
 
 class Source(NamedTuple):
-    """A sharded variable: its number, its shard in this replica, and what JAX differentiates instead."""
+    """A sharded variable: its number, its shard in this replica, and the probes that JAX differentiates."""
 
     number: int
     shard: Shard
     probe: Any
-    """Its gradient is the replica's own, of the whole value."""
+    """Its gradient is the replica's own, with respect to the full value."""
     sum_probe: Any
-    """Its gradient is this replica's shard of the sum of all gradients; only computed in loops."""
+    """Its gradient is this replica's shard of the sum of all gradients; computed only in loops."""
 
 
 class Whole(NamedTuple):
-    """A value that is computed from gathered variables alone, when it is used."""
+    """A value computed only from gathered variables, at the point where it is used."""
 
     sources: tuple[Source, ...]
     compute: Callable[[Sequence[Any]], Any]
     """Computes it from the gathered values of `sources`."""
     elementwise: bool
-    """Whether `compute` treats each element alike, so that it may be given slices."""
+    """Whether `compute` is elementwise, so that it can be applied to slices."""
 
     @classmethod
     def gathered(cls, source: Source) -> Whole:
@@ -71,11 +71,11 @@ class Whole(NamedTuple):
 
 
 class Evaluation:
-    """Evaluates a program, some of whose arguments are `Whole`.
+    """Evaluates a jaxpr with arguments that may be `Whole`.
 
     Args:
-        ready: gather nothing before these arrays have been computed.
-        in_loop: evaluate the body of a loop.
+        ready: arrays that must be computed before anything is gathered.
+        in_loop: whether the jaxpr is the body of a loop.
     """
 
     def __init__(self, ready: Sequence[Any] = (), *, in_loop: bool = False) -> None:
@@ -85,11 +85,11 @@ class Evaluation:
 
     @property
     def only_in_loops(self) -> set[int]:
-        """The numbers of the variables that are only used by loops, slice by slice."""
+        """The numbers of the variables that are used only in loops, slice by slice."""
         return {number for number in self._loops if not self._uses[number]}
 
     def results(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
-        """The results of a program; they may be `Whole`, as the arguments may."""
+        """Evaluate a jaxpr; arguments and results may be `Whole`."""
         variables = (*jaxpr.constvars, *jaxpr.invars)
         values: dict[Any, Any] = dict(zip(variables, (*consts, *args), strict=True))
 
@@ -98,7 +98,7 @@ class Evaluation:
 
         for equation in jaxpr.eqns:
             run = functools.partial(run_equation, jaxpr, equation)
-            with at_source_of(equation):  # which line of the loss function gathers
+            with at_source_of(equation):  # attribute the gather to the line of the loss function
                 results = self._apply(equation, run, list(map(read, equation.invars)))
             values.update(zip(equation.outvars, results, strict=True))
         return list(map(read, jaxpr.outvars))
@@ -122,7 +122,7 @@ class Evaluation:
         return self._use(lambda inputs: inputs, [value])[0] if isinstance(value, Whole) else value
 
     def _use(self, operation: _Operation, inputs: list[Any]) -> Sequence[Any]:
-        """The results of an operation; some of its `inputs` are `Whole`."""
+        """Evaluate an operation, some of whose `inputs` are `Whole`."""
         sources = [source for x in inputs if isinstance(x, Whole) for source in x.sources]
         others = [None if isinstance(x, Whole) else x for x in inputs]
 
@@ -146,7 +146,7 @@ class Evaluation:
         return _using_gathered(step, ready, shards, probes, sum_probes, others)
 
     def _scan(self, params: dict[str, Any], run: _Operation, inputs: list[Any]) -> Sequence[Any]:
-        """A scan, which gathers a slice of a variable in each iteration if it goes through the variable."""
+        """Evaluate a scan; if it iterates over a variable, gather one slice per iteration."""
         num_consts, num_carry = num_consts_and_carry(params)
         first = num_consts + num_carry
         stacks = {i: x for i, x in enumerate(inputs[first:]) if isinstance(x, Whole) and x.has_slices}
@@ -171,7 +171,7 @@ class Evaluation:
 
 
 def _parts_of(stack: Whole) -> tuple[Any, Any, Any]:
-    """What a scan goes through instead of a variable."""
+    """What a scan iterates over in place of a variable."""
     (source,) = stack.sources
     return source.shard.array, source.probe, source.sum_probe
 
@@ -198,9 +198,9 @@ class _Step(NamedTuple):
         return self.layouts[0].gather_again
 
     def gathered(self, shards: list[Any], ready: Any) -> list[Any]:
-        """The whole values, which XLA does not gather before it has computed `ready`.
+        """The full values, which XLA must not gather before it has computed `ready`.
 
-        XLA may gather for one operation ahead, but not for all at once, nor keep what it has gathered for
+        XLA may prefetch for one operation, but not gather everything at once, nor keep values gathered in
         the forward pass.
         """
         ready = [x for x in jax.tree.leaves(ready) if x.size and x.dtype != jax.dtypes.float0]
@@ -213,7 +213,7 @@ class _Step(NamedTuple):
         pairs = zip(self.layouts, shards, strict=True)
         if not ready or not in_branches or self.in_loop:
             return [layout.gathered(x) for layout, x in pairs]
-        # On CPU XLA removes barriers, gathers early and merges equal gathers, but not those in a branch. It
+        # On CPU XLA removes barriers, hoists gathers and merges equal ones, but not those in a branch. It
         # can't know that this condition is always false.
         first = [jnp.ravel(x)[0] for x in ready]
         never = functools.reduce(jnp.logical_or, [jnp.logical_and(x != x, x == x) for x in first])

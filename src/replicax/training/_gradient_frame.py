@@ -1,8 +1,9 @@
 """The frame that is current while JAX differentiates a loss function.
 
-Reading a bound variable gives the array that JAX differentiates with respect to. Writes can't happen inside
-the differentiated function, because their operands exist only there. The frame records them, their operands
-leave the function as auxiliary outputs, and they are applied in order when it returns.
+Reading a bound variable returns the array that JAX differentiates with respect to. Writes can't happen
+inside the differentiated function, because their operands exist only in its trace. So the frame records
+them, the function returns their operands as auxiliary outputs, and they are applied in order when it
+returns.
 """
 
 from __future__ import annotations
@@ -26,17 +27,17 @@ __all__ = ["FreshTracesNeeded", "GradientFrame"]
 
 
 class FreshTracesNeeded(BaseException):
-    """A bound variable, or something of this replica, is read inside `scan`, `jit` or a similar function.
+    """A bound variable, or a replica's id or mask, is read inside `scan`, `jit` or a similar function.
 
-    JAX caches traces by function, so the next call would reuse a trace with the array that the variable is
-    bound to now. The loss function is therefore differentiated again under `fresh_traces`. Not an
-    `Exception`: user code should not catch it.
+    JAX caches such traces by function, so the next call would reuse a trace with the array that the
+    variable is bound to now. The loss function is therefore differentiated again under `fresh_traces`. Not
+    an `Exception`, so that user code does not catch it.
     """
 
 
 @final
 class GradientFrame(RecordingFrame):
-    """Reads give bound values, writes are recorded, and everything else goes to the frame outside."""
+    """Reads return bound values, writes are recorded, and everything else goes to the outer frame."""
 
     def __init__(
         self, outer: Frame, variables: Sequence[Variable], values: Sequence[Any], *, fresh: bool
@@ -60,8 +61,8 @@ class GradientFrame(RecordingFrame):
         if ref in self._unknown:
             raise TracingError(
                 f"The variable {variable.name!r} is read after {self._unknown[ref]} in a function that "
-                "rx.value_and_grad differentiates. What other replicas write to it is known only when the "
-                "function has returned. Read it before, or use the value that you wrote."
+                "rx.value_and_grad differentiates. What other replicas write to it is known only after the "
+                "function has returned. Read it before the write, or use the value that you wrote."
             )
         if ref not in self._cells:
             return self._outer.load(variable)
@@ -92,9 +93,9 @@ class GradientFrame(RecordingFrame):
         what = write.name
         if current_program() is not self._program:
             raise TracingError(
-                f"{what} of the variable {variable.name!r} inside a function that JAX traces by itself "
-                "(scan, cond, jit, ...): the new value would exist only there. Return the value from that "
-                "function and assign it afterwards."
+                f"{what} of the variable {variable.name!r} inside a function that JAX traces separately "
+                "(scan, cond, jit, ...): the new value would exist only in that trace. Return the value "
+                "from that function and assign it afterwards."
             )
         if current().replica is not self._replica:
             raise TracingError(
@@ -146,9 +147,9 @@ class GradientFrame(RecordingFrame):
 
 
 def _unless(skip: Any, variable: Variable, operand: Any, what: str) -> Any:
-    """The operand of a write, replaced by one that changes nothing where `skip` is true.
+    """The operand of a write, replaced by one that has no effect where `skip` is true.
 
-    The mean of a part that contains only padding is NaN, and would stay in a moving average forever.
+    The mean over rows that are all padding is NaN, which would stay in a moving average forever.
     """
     if isinstance(operand, IndexedSlices):
         unchanged: Any = _UNCHANGED.get(what)
@@ -160,8 +161,8 @@ def _unless(skip: Any, variable: Variable, operand: Any, what: str) -> Any:
     unchanged = _UNCHANGED.get(what)
     if what == "assign of a slice":
         raise NotImplementedError(
-            f"{what} of the variable {variable.name!r} where a batch is padded: the rows that are padding "
-            "must not be written. Use `v.assign(v.read_value().at[index].set(x))`."
+            f"{what} of the variable {variable.name!r} with a padded batch: padding must not be written. "
+            "Use `v.assign(v.read_value().at[index].set(x))`."
         )
     if unchanged is None:
         unchanged = variable.read_value()
@@ -183,17 +184,17 @@ _UNCHANGED = {
     "scatter_mul": 1,
     "scatter_div": 1,
 }
-"""Operands that do not change a variable. For other writes, that is the variable's own value."""
+"""Operands that leave a variable unchanged. For all other writes, that is the variable's own value."""
 
 
 def _as_cell(variable: Variable, value: Any) -> Cell:
-    """The cell of a variable that has `value` in this replica."""
+    """The cell of a variable whose value in this replica is `value`."""
     here = current()
     if variable.layout.differs and (
         here.replica is None or here.strategy is not variable.distribute_strategy
     ):
         raise VariableError(
-            f"The ON_READ variable {variable.name!r} has a part on each replica: differentiate with "
-            "respect to it in a replica function."
+            f"The ON_READ variable {variable.name!r} has a part on each replica, so it can be "
+            "differentiated with respect to only in a replica function."
         )
     return variable.layout.local_cell(value)

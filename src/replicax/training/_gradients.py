@@ -1,7 +1,7 @@
 """Gradients with respect to variables: `rx.value_and_grad` and `rx.grad`.
 
-JAX differentiates functions of arrays. So during a call the variables are *bound*: reading one gives the
-array that JAX differentiates with respect to. Writes, for example of a moving average, are held back while
+JAX differentiates functions of arrays. So during a call the variables are *bound*: reading one returns the
+array that JAX differentiates with respect to. Writes, for example to a moving average, are held back while
 the loss function runs and applied in order when it returns; see `_gradient_frame.py`.
 """
 
@@ -84,7 +84,7 @@ def value_and_grad(
     microbatches: int = 1,
     precision: MixedPrecision | None = None,
 ) -> Callable[..., Any]:
-    """A function that calls `fn` and returns the result and its gradients with respect to variables.
+    """Make a function that calls `fn` and returns its value and its gradients with respect to variables.
 
     In a replica function these are the gradients of the replica's own loss: combine them with
     `rx.Optimizer` or `ctx.all_reduce`. `fn` may read any variable, and write variables that it does not
@@ -93,21 +93,21 @@ def value_and_grad(
     Args:
         fn: returns a scalar, the loss.
         variables: what to differentiate with respect to: a variable, or a structure of variables.
-        has_aux: `fn` returns a pair, of the loss and anything else.
-        microbatches: for less memory, call `fn` with this many parts of its array arguments, one after the
-            other, and return the mean of losses and gradients. They are those of the whole batch if the
-            loss is a mean over rows, or is computed by `rx.compute_average_loss` or
+        has_aux: whether `fn` returns a pair of the loss and auxiliary data.
+        microbatches: to save memory, split the array arguments into this many parts, call `fn` with one
+            part after the other, and return the mean of the losses and gradients. The result is that of
+            the whole batch if the loss is a mean over rows, or is computed by `rx.compute_average_loss` or
             `rx.compute_weighted_loss`. There are fewer parts if a replica has fewer rows. The auxiliary
-            result is a list, one for each part.
+            data is a list with one entry per part.
         precision: a `MixedPrecision`: `fn` sees these variables and its floating-point arguments in a
             smaller dtype, while gradients have the dtype of their variable.
 
     Returns:
-        A function like `fn` that returns `(loss, gradients)`, or `((loss, aux), gradients)` with `has_aux`;
-        the gradients have the structure of `variables`, and the order of its dicts.
+        A function like `fn` that returns `(loss, gradients)`, or `((loss, aux), gradients)` with `has_aux`.
+        The gradients have the structure of `variables`, including the order of dict keys.
 
     Raises:
-        VariableError: `variables` contains something else, or a variable of integers.
+        VariableError: `variables` contains something else, or an integer variable.
 
     >>> w, b = rx.Variable([1.0, 2.0]), rx.Variable(0.5)
     >>> def loss(x):
@@ -196,13 +196,13 @@ def _flatten_variables(variables: Any) -> tuple[list[Variable], Any]:
     names = repeated_names(leaves)
     if names:
         raise VariableError(
-            f"value_and_grad got {', '.join(names)} more than once. Pass every variable once: its gradient "
+            f"value_and_grad got {', '.join(names)} more than once. Pass each variable once: its gradient "
             "covers all its uses."
         )
     if not leaves:
         raise VariableError(
-            "value_and_grad got no variables to differentiate with respect to. A model whose layers are "
-            "created by its first call has none before: build it first (with Keras, `keras.Input` or "
+            "value_and_grad got no variables to differentiate with respect to. A model that creates its "
+            "layers in its first call has none before that: build it first (with Keras, `keras.Input` or "
             "`model.build(shape)`)."
         )
     return leaves, treedef
@@ -223,7 +223,7 @@ class _LossCall:
         self._outer = current_frame()
 
     def differentiate(self, args: Any, kwargs: Any) -> tuple[tuple[Any, Any], list[Any]]:
-        """The loss, the auxiliary result and the gradients; then make the writes that `fn` asked for."""
+        """Compute the loss, the auxiliary data and the gradients, then apply the writes of `fn`."""
         if self._precision is not None:
             args, kwargs = self._precision.cast((args, kwargs))
         frames: list[GradientFrame] = []
@@ -250,7 +250,7 @@ class _LossCall:
         return (loss, aux), values.gradients(gradients)
 
     def probe(self, args: Any, kwargs: Any) -> None:
-        """Call `fn` without gradients, and drop its writes."""
+        """Call `fn` without gradients, and discard its writes."""
         if self._precision is not None:
             args, kwargs = self._precision.cast((args, kwargs))
         self._call([variable.read_value() for variable in self._variables], args, kwargs, fresh=True)

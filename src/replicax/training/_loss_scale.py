@@ -1,4 +1,4 @@
-"""A dynamic loss scale for float16. It looks at the reduced gradients, so all replicas agree."""
+"""A dynamic loss scale for float16, which depends on the reduced gradients, so all replicas agree."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ __all__ = ["DynamicLossScale"]
 
 @final
 class DynamicLossScale:
-    """Multiplies the loss so that small gradients do not vanish in float16, and adapts the factor.
+    """Scales the loss so that small gradients do not underflow in float16, and adapts the scale.
 
-    Pass it to an `rx.Optimizer`, and differentiate `optimizer.scale_loss(loss)`. An update whose reduced
-    gradients are not finite is skipped on all replicas, and the scale is halved. After enough updates in a
-    row with finite gradients it is doubled.
+    Pass it to an `rx.Optimizer`, and differentiate `optimizer.scale_loss(loss)`. If the reduced gradients
+    are not finite, the update is skipped on all replicas and the scale is halved. After enough consecutive
+    updates with finite gradients it is doubled.
 
     Args:
-        initial_scale: the first scale.
-        growth_interval: the number of updates in a row after which the scale is doubled.
+        initial_scale: the initial scale.
+        growth_interval: the number of consecutive finite updates after which the scale is doubled.
         smallest: the scale never falls below this.
 
     >>> import optax
@@ -57,7 +57,7 @@ class DynamicLossScale:
 
     @property
     def variables(self) -> list[Variable]:
-        """The scale, and the number of updates in a row with finite gradients."""
+        """The scale, and the number of consecutive updates with finite gradients."""
         return [self.scale, self.good_steps]
 
     def held(self) -> tuple[Any, Any]:

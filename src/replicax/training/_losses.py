@@ -1,4 +1,4 @@
-"""Losses whose values on all replicas add up to the loss of the global batch, as in `tf.distribute`."""
+"""Losses that add up over the replicas to the loss of the global batch, as in `tf.distribute`."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ def compute_average_loss(
 ) -> jax.Array:
     """This replica's share of the mean loss over the global batch.
 
-    That is the sum over its own examples, divided by the number of examples of all replicas. The shares
+    That is the sum over its own examples, divided by the number of examples on all replicas. The shares
     of all replicas add up to the mean, and their gradients (which `rx.Optimizer` adds) to the gradient of
-    the mean, whatever numbers of examples the replicas have. Padding is left out.
+    the mean, however many examples each replica has. Padding does not count.
 
     Args:
-        per_example_loss: one loss for each example of this replica.
+        per_example_loss: one loss per example of this replica.
         sample_weight: weights of the examples, or None.
-        global_batch_size: the divisor; by default the number of examples is counted over all replicas.
+        global_batch_size: the divisor; by default the examples of all replicas are counted.
             (`tf.nn.compute_average_loss` assumes that every replica has as many as this one.)
-        example_mask: which losses count, one boolean for each, or None if all of them do. By default
-            those of the padded batch that the losses are computed from.
+        example_mask: a boolean per loss, False for padding; None if all losses count. By default the mask
+            of the padded batch that the losses are computed from.
 
     >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
     >>> dataset = strategy.distribute_dataset(rx.from_arrays(jnp.arange(6.0)).batch(5))
@@ -48,14 +48,13 @@ def compute_average_loss(
     if losses.ndim == 0:
         raise CollectiveError(
             "compute_average_loss takes one loss for each example, got a scalar. Leave out the mean in "
-            "your loss function: this divides by the number of examples of all replicas."
+            "your loss function: compute_average_loss divides by the number of examples on all replicas."
         )
     if losses.size != losses.shape[0]:
         raise CollectiveError(
             f"compute_average_loss takes one loss for each example, got shape {losses.shape}. For the "
-            "mean over all entries, which may have weights, write "
-            "`rx.compute_weighted_loss(losses, weights)`. To divide by the number of examples only, as "
-            "TensorFlow does, add up each example's losses first: "
+            "(weighted) mean over all entries, write `rx.compute_weighted_loss(losses, weights)`. To "
+            "divide only by the number of examples, as TensorFlow does, sum each example's losses first: "
             f"`jnp.sum(losses, axis={tuple(range(1, losses.ndim))})`."
         )
     if sample_weight is not None:
@@ -72,17 +71,17 @@ _ADVICE = "Call `rx.compute_weighted_loss(losses)` for losses of shape (batch, .
 def compute_weighted_loss(losses: Any, weights: Any = None, *, example_mask: Any = FIND) -> jax.Array:
     """This replica's share of a weighted mean over the global batch, such as the mean over all tokens.
 
-    The sum of `losses * weights` on this replica, divided by the sum of the weights of all replicas.
-    The shares of all replicas add up to the weighted mean, and their gradients to its gradient, whatever
-    numbers of rows and weights the replicas have. Padding has no weight. With
+    That is the sum of `losses * weights` on this replica, divided by the sum of the weights on all
+    replicas. The shares of all replicas add up to the weighted mean, and their gradients to its gradient,
+    whatever rows and weights each replica has. Padding has no weight. With
     `value_and_grad(microbatches=...)` the weights of all parts are added up first.
 
     Args:
-        losses: losses of any shape, with one row for each example: (batch, tokens), for example.
+        losses: losses of any shape with one row per example: (batch, tokens), for example.
         weights: the weights of the losses, or of the rows; numbers or booleans. By default every loss
             counts once.
-        example_mask: which rows count, one boolean for each, or None if all of them do. By default those
-            of the padded batch that the losses are computed from.
+        example_mask: a boolean per row, False for padding; None if all rows count. By default the mask of
+            the padded batch that the losses are computed from.
 
     >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
     >>> losses = np.array([[1.0, 5.0, 0.0], [3.0, 0.0, 0.0], [6.0, 5.0, 4.0]], np.float32)
@@ -97,7 +96,7 @@ def compute_weighted_loss(losses: Any, weights: Any = None, *, example_mask: Any
     if losses.ndim == 0:
         raise CollectiveError(
             "compute_weighted_loss takes losses with one row for each example, got a scalar. Leave out "
-            "the mean in your loss function: this divides by the sum of the weights of all replicas."
+            "the mean in your loss function: compute_weighted_loss divides by the sum of the weights."
         )
     wide = _widened(losses)
     weights = matched(1 if weights is None else weights, losses, "weights").astype(wide.dtype)
@@ -113,12 +112,12 @@ def compute_weighted_loss(losses: Any, weights: Any = None, *, example_mask: Any
 
 
 def _widened(losses: Any) -> Any:
-    """Small floats as float32: their sum, or their number, may be too large for them."""
+    """Small floats as float32, which can hold their sum and their number."""
     return losses.astype(jnp.promote_types(losses.dtype, jnp.float32))
 
 
 def _share(total: Any, divisor: Any, dtype: Any) -> Any:
-    """The share of this replica, or of the part of its batch, in a mean."""
+    """The share of this replica, or of a part of its batch, in a mean."""
     rows = current().rows
     if rows is not None:
         # `value_and_grad` weights the loss of each part by its share of the examples; undo that here.
@@ -129,7 +128,7 @@ def _share(total: Any, divisor: Any, dtype: Any) -> Any:
 
 
 def matched(value: Any, like: Any, what: str) -> Any:
-    """`value` reshaped to broadcast to `like`: per-row values get axes of size 1, a column loses its axis.
+    """`value` reshaped to broadcast to `like`: per-row values gain axes of size 1, a column loses its axis.
 
     Raises:
         CollectiveError: the shapes would broadcast to something larger than `like`.
@@ -150,7 +149,7 @@ def matched(value: Any, like: Any, what: str) -> Any:
 
 
 def _count_examples(num_losses: int, mask: BatchMask | None) -> Any:
-    """How many examples the batch has on all replicas, also if this is only a part of it."""
+    """How many examples the batch has on all replicas, even if this is only a part of it."""
     replica, rows = current().replica, current().rows
     own: Any = num_losses if rows is None else _count_in_all_parts(num_losses, rows)
     if mask is not None:
@@ -167,8 +166,8 @@ def _whole(mask: BatchMask, rows: Rows | None) -> Any:
     if mask.whole is None and rows is not None:
         raise CollectiveError(
             "compute_average_loss(example_mask=...) with value_and_grad(microbatches=...): a part of the "
-            "batch does not know how many examples the others have. Pass `global_batch_size` too, or call "
-            "`rx.compute_weighted_loss(losses, example_mask=...)`."
+            "batch does not know how many examples the other parts have. Also pass `global_batch_size`, or "
+            "call `rx.compute_weighted_loss(losses, example_mask=...)`."
         )
     return mask.now if mask.whole is None else mask.whole
 
@@ -179,7 +178,7 @@ def _count_in_all_parts(num_losses: int, rows: Rows) -> int:
     if num_losses % here:
         raise CollectiveError(
             f"compute_average_loss got {num_losses} losses for a part of {here} rows with "
-            "value_and_grad(microbatches=...), so it is not known how many the whole batch has. Pass "
+            "value_and_grad(microbatches=...), so it can't tell how many the whole batch has. Pass "
             "the same number of losses for each row, or `global_batch_size`, or give losses that do not "
             "count the weight 0 in `rx.compute_weighted_loss(losses, weights)`."
         )
@@ -189,10 +188,10 @@ def _count_in_all_parts(num_losses: int, rows: Rows) -> int:
 def scale_regularization_loss(regularization_loss: Any) -> jax.Array:
     """A regularization loss divided by the number of replicas.
 
-    Every replica computes the whole of it, so the sum over the replicas counts it once.
+    Every replica computes the full loss, so the sum over the replicas then counts it once.
 
     Args:
-        regularization_loss: a scalar, or an array or list of them to add up.
+        regularization_loss: a scalar, or an array or list of scalars to add up.
 
     >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
     >>> part = strategy.run(lambda: rx.scale_regularization_loss(jnp.float32(3.0)))

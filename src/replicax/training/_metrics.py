@@ -1,4 +1,4 @@
-"""Metrics: running numbers that replicas update without communication, and that reading combines."""
+"""Metrics: running statistics that replicas update without communication; reading combines them."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ __all__ = [
 
 
 class Metric(abc.ABC):
-    """The base of metrics: define `update_state` and `result` on variables made by `add_weight`.
+    """The base class of metrics: define `update_state` and `result` with variables made by `add_weight`.
 
     Create metrics in the strategy's scope, update them in replica functions, and read them outside, where
     the parts of all replicas are combined.
 
-    A keyword argument `example_mask` of `update_state` receives the mask of a padded batch
-    (`InputOptions(partial_batch="pad")`): booleans, one for each row, False for padding. It is None if
-    every row is an example, so it can go to `where=` of `jnp.sum` and similar functions. In a replica
-    with a padded batch, a metric without that argument raises an error, since it would count the padding.
+    If `update_state` has a keyword argument `example_mask`, it receives the mask of a padded batch
+    (`InputOptions(partial_batch="pad")`): one boolean per row, False for padding. It is None if every row
+    is an example, so you can always pass it as `where=` to `jnp.sum` and similar functions. In a replica
+    with a padded batch, a metric without that argument raises an error, because it would count the padding.
 
     >>> class Large(rx.Metric):
     ...     def __init__(self):
@@ -60,7 +60,7 @@ class Metric(abc.ABC):
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Let `update_state` receive the mask of a padded batch."""
+        """Make `update_state` receive the mask of a padded batch."""
         super().__init_subclass__(**kwargs)
         if "update_state" in cls.__dict__:
             cls.update_state = _receiving_mask(cls.__dict__["update_state"])
@@ -71,10 +71,10 @@ class Metric(abc.ABC):
         self.variables: list[Variable] = []
 
     def add_weight(self, name: str, shape: tuple[int, ...] = (), dtype: Any = jnp.float32) -> Variable:
-        """A variable that starts at zero; each replica has a part, and reading adds the parts.
+        """Create a variable that starts at zero; each replica has a part, and reading adds the parts.
 
         Args:
-            name: its name, after the metric's.
+            name: its name, appended to the metric's name.
             shape: its shape.
             dtype: its dtype.
         """
@@ -88,10 +88,10 @@ class Metric(abc.ABC):
         return variable
 
     _takes_rows = False
-    """Whether arrays that are given to `update_state` must have one row for each example."""
+    """Whether arrays passed to `update_state` must have one row per example."""
 
     def _find_mask(self, arguments: Any) -> Any:
-        """The mask of the padded batch that the arguments of `update_state` have the rows of."""
+        """The mask of the padded batch that the arguments of `update_state` were computed from."""
         examples = current_examples()
         if examples is None:
             return None
@@ -107,7 +107,7 @@ class Metric(abc.ABC):
 
     @abc.abstractmethod
     def result(self) -> jax.Array:
-        """The metric so far; in a replica function, that of the replica's own part."""
+        """The metric so far; in a replica function, of the replica's own part."""
 
     def reset_state(self) -> None:
         """Set all variables to zero, outside of replica functions."""
@@ -118,7 +118,7 @@ class Metric(abc.ABC):
         return f"<{type(self).__name__} {self.name!r}>"
 
     def checkpoint_items(self) -> dict[str, Any]:
-        """What a checkpoint contains of it: its variables."""
+        """What a checkpoint saves: its variables."""
         items: dict[str, Any] = {}
         for variable in self.variables:
             name = variable.name.removesuffix(":0").replace("/", ".")
@@ -141,8 +141,8 @@ def _receiving_mask(update_state: Callable[..., Any]) -> Callable[..., Any]:
             elif mask is not None:
                 raise CollectiveError(
                     f"{type(self).__name__}.update_state was called in a replica with a padded batch, "
-                    "but does not take its mask, and would count the padding. Give it a keyword "
-                    "argument `example_mask=None`, and leave out the rows where it is False; see "
+                    "but does not take its mask, so it would count the padding. Give it a keyword "
+                    "argument `example_mask=None`, and ignore the rows where it is False; see "
                     "rx.Metric."
                 )
         return update_state(self, *args, **kwargs)
@@ -159,15 +159,15 @@ def _weights(values: Any, sample_weight: Any, example_mask: Any) -> Any:
         return weights
     if example_mask.shape[0] != values.shape[0]:
         raise CollectiveError(
-            f"A metric got {values.shape[0]} values, and an example_mask of {example_mask.shape[0]} rows. "
-            f"Give the values one row for each example, `values.reshape({example_mask.shape[0]}, -1)`."
+            f"A metric got {values.shape[0]} values, but an example_mask of {example_mask.shape[0]} rows. "
+            f"Give the values one row for each example: `values.reshape({example_mask.shape[0]}, -1)`."
         )
     mask = example_mask.reshape(example_mask.shape + (1,) * (values.ndim - 1))
     return jnp.where(mask, weights, 0)
 
 
 class _WeightedMean(Metric):
-    """Sum and weight of values."""
+    """Accumulates the weighted sum of values and their weights."""
 
     _takes_rows = True
 
@@ -279,7 +279,7 @@ class Accuracy(_WeightedMean):
 
 @final
 class SparseCategoricalAccuracy(_WeightedMean):
-    """How often the highest score is that of the label.
+    """How often the label has the highest score.
 
     >>> accuracy = rx.SparseCategoricalAccuracy()
     >>> accuracy.update_state(jnp.array([2, 0]), jnp.array([[0.1, 0.2, 0.7], [0.3, 0.6, 0.1]]))
@@ -308,10 +308,10 @@ class SparseCategoricalAccuracy(_WeightedMean):
 def _label_advice(labels: Any, scores: Any) -> str:
     if labels.ndim > scores.ndim or jnp.issubdtype(scores.dtype, jnp.integer):
         return (
-            "The arguments seem to be swapped: pass the labels first, and the scores of all classes second."
+            "The arguments seem to be swapped: pass the labels first and the scores of all classes second."
         )
     return (
-        "Labels are class numbers, without an axis of classes. For one-hot labels pass "
+        "Labels are class indices, without a class axis. For one-hot labels pass "
         "`jnp.argmax(y_true, axis=-1)`."
     )
 

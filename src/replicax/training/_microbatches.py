@@ -1,8 +1,8 @@
-"""Gradient accumulation: a batch in parts, one after the other, with the result of the whole.
+"""Gradient accumulation: process a batch in parts, with the same result as for the whole batch.
 
 The loss of a batch is the mean of its parts' losses, each weighted by its share of the examples. A loss
 that divides by something other than its number of rows needs the total over all parts, which no part knows.
-For `compute_average_loss` it follows from the numbers of rows. For `compute_weighted_loss` the loss
+For `compute_average_loss` the total follows from the numbers of rows. For `compute_weighted_loss` the loss
 function is called once more for each part, before the gradients are computed, to add up the weights.
 """
 
@@ -28,7 +28,7 @@ __all__ = ["LossWeights", "Microbatches", "is_padding", "part_weight", "sum_over
 
 
 def sum_over_replicas(values: list[Any]) -> list[Any]:
-    """Scalars added over all replicas; no gradient flows through them."""
+    """Sum scalars over all replicas; gradients do not flow through the sums."""
     replica = current().replica
     values = [jax.lax.stop_gradient(jnp.asarray(value, jnp.float32)) for value in values]
     if replica is None or replica.num_replicas_in_sync == 1 or not values:
@@ -37,9 +37,9 @@ def sum_over_replicas(values: list[Any]) -> list[Any]:
 
 
 def part_weight(rows: Rows) -> Any:
-    """The share of these rows in the examples of the batch, without padding.
+    """These rows' share of the examples of the batch; padding does not count.
 
-    In a batch that contains only padding the parts count equally, so terms that do not depend on examples
+    If the whole batch is padding, the parts count equally, so that terms that do not depend on examples
     count once.
     """
     mask = _mask_of_batch(rows)
@@ -62,12 +62,12 @@ def _mask_of_batch(rows: Rows) -> Any:
 
 
 def _batches_of(arrays: Sequence[Any]) -> tuple[int, ...]:
-    """Which of the replica's padded batches these arrays are the rows of."""
+    """Which of the replica's padded batches these arrays were computed from."""
     examples = current_examples()
     origin = None if examples is None else examples.find(arrays, None)
     if isinstance(origin, str):
         raise InputError(
-            f"value_and_grad(microbatches=...) cuts arrays with {arrays[0].shape[0]} rows: {origin}."
+            f"value_and_grad(microbatches=...) can't split arrays with {arrays[0].shape[0]} rows: {origin}."
         )
     return origin or ()
 
@@ -75,7 +75,7 @@ def _batches_of(arrays: Sequence[Any]) -> tuple[int, ...]:
 class LossWeightsNeeded(BaseException):
     """`compute_weighted_loss` was called in a part before the weights of all parts are known.
 
-    Not an `Exception`: user code should not catch it.
+    Not an `Exception`, so that user code does not catch it.
     """
 
 
@@ -84,8 +84,8 @@ class LossWeightsNeeded(BaseException):
 class LossWeights:
     """What the calls of `compute_weighted_loss` in one part need to know about the other parts.
 
-    `totals` are the sums of weights over all parts and replicas, one for each call in the loss function.
-    While they are being added up, `collected` takes the weights of this part.
+    `totals` are the sums of weights over all parts and replicas, one per call in the loss function. While
+    they are being computed, `collected` gathers the weights of this part.
     """
 
     totals: list[Any] | None = None
@@ -103,9 +103,9 @@ class LossWeights:
         """The sum of weights over all parts and replicas for this call; `own` is the sum of this part."""
         if current_program() is not self.program:
             raise TracingError(
-                "compute_weighted_loss inside a function that JAX traces by itself (jit, checkpoint, "
-                "scan, ...), with value_and_grad(microbatches=...). Return the losses from that "
-                "function, and call compute_weighted_loss outside of it."
+                "compute_weighted_loss was called inside a function that JAX traces separately (jit, "
+                "checkpoint, scan, ...), with value_and_grad(microbatches=...). Return the losses from "
+                "that function, and call compute_weighted_loss outside of it."
             )
         self.num_calls += 1
         if self.collected is not None:
@@ -120,28 +120,28 @@ class LossWeights:
 
 def _unequal_calls() -> CollectiveError:
     return CollectiveError(
-        "value_and_grad(microbatches=...): the loss function must make the same calls of "
+        "value_and_grad(microbatches=...): the loss function must make the same calls to "
         "compute_weighted_loss for every part of the batch."
     )
 
 
 @final
 class Microbatches:
-    """The parts of a batch: its arrays, cut along their first axis.
+    """The parts of a batch: its arrays, split along their first axis.
 
-    No part is without rows, so there are fewer parts than asked for if a replica has fewer rows.
+    No part is empty, so there are fewer parts than requested if a replica has fewer rows.
 
     Args:
-        count: how many parts at most; their sizes differ by at most one.
-        args: the arguments; arrays among them have one row for each example.
-        kwargs: the keyword arguments, in the same form.
+        count: the largest number of parts; their sizes differ by at most one.
+        args: the arguments; arrays among them have one row per example.
+        kwargs: the keyword arguments, treated in the same way.
     """
 
     def __init__(self, count: int, args: Any, kwargs: Any) -> None:
         """Count the rows."""
         if current().rows is not None:
             raise InputError(
-                "value_and_grad(microbatches=...) inside another one: cut the batch only once."
+                "value_and_grad(microbatches=...) was called inside another one: split the batch only once."
             )
         # Variables are not part of the batch, and may be differentiated.
         self._leaves, self._treedef = jax.tree.flatten((args, kwargs), is_leaf=is_variable)
@@ -149,9 +149,9 @@ class Microbatches:
         sizes = {self._leaves[i].shape[0] for i in self._cut}
         if len(sizes) != 1:
             raise InputError(
-                "value_and_grad(microbatches=...) cuts its array arguments along their first axis, so they "
-                f"must have one number of rows; they have {sorted(sizes) or 'none'}. Close over arrays "
-                "that are not part of the batch."
+                "value_and_grad(microbatches=...) splits its array arguments along their first axis, so "
+                f"they must have the same number of rows; they have {sorted(sizes) or 'none'}. Close over "
+                "arrays that are not part of the batch."
             )
         (self._total,) = sizes
         self._batches = _batches_of([self._leaves[i] for i in self._cut])
@@ -159,11 +159,11 @@ class Microbatches:
         self._program = current_program()
 
     def accumulate(self, one: Callable[[Any, Any], Any], probe: Callable[[Any, Any], None]) -> Any:
-        """The mean over the parts, by their numbers of examples, of what `one` returns for each.
+        """The mean of what `one` returns for each part, weighted by the number of examples.
 
         Args:
             one: returns `((loss, aux), gradients)`.
-            probe: calls the loss function without gradients and without its writes.
+            probe: calls the loss function without gradients, and discards its writes.
         """
         if self.count == 1:
             (loss, aux), gradients = one(*self._treedef.unflatten(self._leaves))
@@ -221,12 +221,12 @@ class Microbatches:
 
 
 def _fewest_rows(own: int) -> int:
-    """The smallest number of rows that a replica has: all replicas must make the same number of parts."""
+    """The smallest number of rows on any replica: all replicas must make the same number of parts."""
     replica = current().replica
     if replica is None or replica.num_replicas_in_sync == 1 or replica._is_one_program:
         return own
     if current_trace() is not replica._merge_point.base_trace:
-        return own  # inside its own trace, where eager replicas can't wait for each other anyway
+        return own  # inside a replica's own trace, where eager replicas can't wait for each other
     return replica.merge_call(_smallest, args=(own,))
 
 
@@ -245,9 +245,9 @@ def _weighted(value: Any, weight: Any) -> Any:
 
 
 def _in_turn(leaves: list[Any], sums: Any) -> tuple[list[Any], Any]:
-    """The same values, but a compiled step can't use `leaves` before it has computed `sums`.
+    """The same values, with a barrier: a compiled step can't use `leaves` before it has computed `sums`.
 
-    So only one part at a time needs memory.
+    So only one part needs memory at a time.
     """
     arrays, sums = jax.lax.optimization_barrier(([x for x in leaves if is_array(x)], sums))
     rest = iter(arrays)

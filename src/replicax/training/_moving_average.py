@@ -1,8 +1,8 @@
-"""`rx.ExponentialMovingAverage`: averages that follow variables, each in a variable of its own.
+"""`rx.ExponentialMovingAverage`: moving averages of variables, each in its own variable.
 
 An update computes the new averages from values that are equal on all replicas, so it needs no
-communication. The averages are placed like the state of an optimizer: where the strategy shards that, they
-are sharded too.
+communication. The averages are placed like optimizer state: if the strategy shards that, they are sharded
+too.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ __all__ = [
 
 @final
 class ExponentialMovingAverage:
-    """Averages that follow variables: an update computes `decay * average + (1 - decay) * value`.
+    """Moving averages of variables: an update computes `decay * average + (1 - decay) * value`.
 
-    Call `update` after the optimizer, best in the step outside of the replica function. Evaluate with
-    `rx.read_values(ema.averages)` or, if the model holds its variables itself, in the block of
-    `with ema.applied():`. Pass the object to `rx.Checkpoint` to save the averages.
+    Call `update` after the optimizer, preferably in the step but outside of the replica function. Evaluate
+    with `rx.read_values(ema.averages)` or, if the model holds its own variables, in a
+    `with ema.applied():` block. Pass the object to `rx.Checkpoint` to save the averages.
 
     Args:
-        variables: the variables to follow, in any structure.
-        decay: how slowly the averages follow, between 0 and 1: they cover about `1 / (1 - decay)` updates.
-        warmup: follow faster in the first updates, with the decay `(1 + n) / (10 + n)` while that is
-            smaller, so that the initial values are forgotten soon.
+        variables: the variables to average, in any structure.
+        decay: how slowly the averages change, between 0 and 1: they cover about `1 / (1 - decay)` updates.
+        warmup: use the smaller decay `(1 + n) / (10 + n)` in the first updates, so that the initial values
+            are forgotten soon.
         name: the last part of the averages' names.
 
     Raises:
@@ -65,7 +65,7 @@ class ExponentialMovingAverage:
     def __init__(
         self, variables: Any, decay: float = 0.999, *, warmup: bool = False, name: str = "average"
     ) -> None:
-        """Create the averages, which start at the values of the variables."""
+        """Create the averages, which start at the variables' values."""
         if isinstance(decay, bool) or not isinstance(decay, int | float) or not 0 <= decay <= 1:
             raise ValueError(
                 f"rx.ExponentialMovingAverage(decay={decay!r}): pass a number from 0 to 1, such as 0.999."
@@ -75,7 +75,7 @@ class ExponentialMovingAverage:
         self._decay, self._warmup = decay, bool(warmup)
         own = create_averages(self._variables, name)
         self.averages: Any = structure.unflatten(own)
-        """The averages: variables, in the structure of those that they follow."""
+        """The averages: variables, in the structure of the averaged ones."""
         self._averages = own
         self.num_updates: Variable = self._variables[0].distribute_strategy.create_variable(
             0,
@@ -83,14 +83,14 @@ class ExponentialMovingAverage:
             trainable=False,
             aggregation=VariableAggregation.ONLY_FIRST_REPLICA,
         )
-        """How many updates there were."""
+        """The number of updates so far."""
         self._is_applied = False
 
     def __repr__(self) -> str:
         return f"<rx.ExponentialMovingAverage of {len(self._averages)} variables, decay {self._decay}>"
 
     def checkpoint_items(self) -> dict[str, Any]:
-        """What a checkpoint contains of it."""
+        """What a checkpoint saves: the averages and the number of updates."""
         return {"averages": self.averages, "num_updates": self.num_updates}
 
     def update(self) -> None:
@@ -107,8 +107,8 @@ class ExponentialMovingAverage:
         """
         if self._is_applied:
             raise ContextError(
-                f"update() of {self!r} in the block of `with ema.applied():`, where the variables have the "
-                "values of the averages. Update after the block."
+                f"update() of {self!r} was called in a `with ema.applied():` block, where the variables "
+                "have the values of the averages. Update after the block."
             )
         once_for_all_replicas(self._update)
 
@@ -123,11 +123,11 @@ class ExponentialMovingAverage:
     def applied(self) -> Iterator[None]:
         """A `with` block in which the variables have the values of their averages, to evaluate a model.
 
-        Variables and averages exchange their values, which needs no further memory for them, and exchange
-        them again at the end of the block. Do not train or save checkpoints in the block.
+        Variables and averages swap their values, which needs no extra memory, and swap them back at the end
+        of the block. Do not train or save checkpoints in the block.
 
         Raises:
-            ContextError: in a replica function, or inside of another such block.
+            ContextError: in a replica function, or inside another such block.
             VariableError: a variable has fewer bits than its average, which would be rounded.
 
         >>> w = rx.Variable(1.0)
@@ -160,7 +160,7 @@ class ExponentialMovingAverage:
 
     def _check_applicable(self) -> None:
         if self._is_applied or (current().replica is not None and has_strategy()):
-            where = "inside of another such block" if self._is_applied else "in a replica function"
+            where = "inside another such block" if self._is_applied else "in a replica function"
             raise ContextError(
                 f"applied() of {self!r} {where}. Write `with ema.applied():` once, around the whole "
                 "evaluation."
@@ -182,7 +182,7 @@ def check_followable(variables: Sequence[Any]) -> None:
         found = f"{others[0]!r} in it" if others else "none"
         raise VariableError(
             "rx.ExponentialMovingAverage takes variables: one, or a structure of them such as a dict. Got "
-            f"{found}. `rx.create_variables(arrays)` makes variables from arrays. Those of a model are "
+            f"{found}. `rx.create_variables(arrays)` makes variables from arrays. A model's variables are "
             "`replicax.integrations.flax.variables(model)` or, in Keras, `model.trainable_variables`."
         )
     if repeated := repeated_names(variables):
@@ -207,7 +207,7 @@ def _problem(variable: Variable) -> str:
 
 
 def once_for_all_replicas(fn: Callable[[], None]) -> None:
-    """Call `fn` outside of replica functions: if this is one, when all replicas have come here."""
+    """Call `fn` once for all replicas: in a replica function, when all of them have reached this call."""
     replica = current().replica
     if replica is not None and has_strategy():
         replica.merge_call(lambda strategy: fn())
@@ -216,7 +216,7 @@ def once_for_all_replicas(fn: Callable[[], None]) -> None:
 
 
 def create_averages(variables: Sequence[Variable], name: str) -> list[Variable]:
-    """A variable for the average of each variable, with its value; in at least float32."""
+    """For each variable, a new variable for its average, with the same value in at least float32."""
     strategy = variables[0].distribute_strategy
     with creating_state(strategy, "moving averages"):
         values = initial_values(lambda arrays: list(map(_widened, arrays)), list(map(_whole, variables)))

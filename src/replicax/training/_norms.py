@@ -1,4 +1,4 @@
-"""The norm of all gradients together."""
+"""The global norm of gradients."""
 
 from __future__ import annotations
 

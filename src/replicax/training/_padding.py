@@ -25,13 +25,13 @@ def current_examples() -> Examples | None:
 def rows_that_count(
     values: Sequence[Any], example_mask: Any, what: str, advice: str = ""
 ) -> BatchMask | None:
-    """The mask of the rows of `values`; None if all of them count.
+    """The mask of the rows of `values`; None if all rows count.
 
     Args:
-        values: arrays with one row for each example.
+        values: arrays with one row per example.
         example_mask: the user's choice, or `FIND`.
-        what: what the values are called in messages.
-        advice: what else to do if their rows are not those of a padded batch.
+        what: what messages call the values.
+        advice: what else to do if the values do not have the rows of a padded batch.
     """
     if not isinstance(example_mask, Find):
         return None if example_mask is None else _given(example_mask, values, what)
@@ -63,11 +63,11 @@ def _unclear(values: Sequence[Any], origin: str | None, rows: Sequence[int], wha
     of = f"a padded batch of {batches} rows" if len(rows) == 1 else f"padded batches of {batches} rows"
     why = "they do not have its rows. Give them one row for each example" if origin is None else origin
     return (
-        f"Got {size} {what} in a replica with {of}: {why}. {advice}Or say which rows count: pass "
-        "`example_mask=mask`, or `example_mask=None` if all of them do."
+        f"Got {size} {what} in a replica with {of}: {why}. {advice}Or choose the rows yourself: pass "
+        "`example_mask=mask`, or `example_mask=None` if all rows are examples."
     )
 
 
 def per_row(mask: Any, values: Any) -> jax.Array:
-    """`mask` with the axes of `values`."""
+    """`mask` with as many axes as `values`."""
     return mask.reshape(mask.shape + (1,) * (values.ndim - 1))

@@ -1,6 +1,6 @@
 """Pairing gradients with variables, by their paths in two structures or as a list of pairs.
 
-JAX sorts the keys of dicts, so pairing by position could give a variable the gradient of another one.
+JAX sorts the keys of dicts, so pairing by position could give a variable another variable's gradient.
 Structures are therefore paired by path. `Parameters` remembers the structure, so that optax sees it too.
 """
 
@@ -71,7 +71,7 @@ class Parameters:
             if not jnp.issubdtype(variable.dtype, jnp.inexact):
                 raise VariableError(
                     f"The variable {variable.name!r} has dtype {variable.dtype}, which has no gradients. "
-                    "Leave it out of the variables of the optimizer."
+                    "Leave it out of the optimizer's variables."
                 )
             if variable.layout.differs:
                 raise VariableError(
@@ -108,8 +108,8 @@ def pair(grads_and_vars: Any, variables: Any) -> tuple[list[Any], Parameters]:
     missing = [v.name for g, v in zip(gradients, parameters.variables, strict=True) if g is None]
     if missing:
         raise VariableError(
-            f"The gradients of {', '.join(missing)} are None. Leave variables that the loss does not "
-            "depend on out of the optimizer, or pass zeros to update them by decay and momentum alone."
+            f"The gradients of {', '.join(missing)} are None: the loss does not depend on these variables. "
+            "Leave them out of the optimizer, or pass zeros to update them by decay and momentum alone."
         )
     _check_shapes(gradients, parameters, by_path=variables is not None)
     return gradients, parameters
@@ -144,8 +144,8 @@ def _from_structures(gradients: Any, variables: Any) -> tuple[list[Any], Paramet
     leaves, structure = jax.tree.flatten(gradients, is_leaf=_is_gradient)
     if leaves and all(isinstance(leaf, Variable) for leaf in leaves):
         raise VariableError(
-            "apply_gradients(gradients, variables) got variables in the place of the gradients. Pass the "
-            "gradients first and the variables second, in this order."
+            "apply_gradients(gradients, variables) got variables in place of the gradients. Pass the "
+            "gradients first and the variables second."
         )
     parameters = Parameters.of(variables, "apply_gradients")
     if structure == parameters.structure:
@@ -183,8 +183,8 @@ def _check_distinct(variables: Sequence[Variable]) -> None:
     repeated = repeated_names(variables)
     if repeated:
         raise VariableError(
-            f"An optimizer got {', '.join(repeated)} more than once. Pass a variable once, with the sum of "
-            "its gradients."
+            f"An optimizer got {', '.join(repeated)} more than once. Pass each variable once, with the sum "
+            "of its gradients."
         )
 
 
@@ -201,15 +201,15 @@ def _check_shapes(gradients: list[Any], parameters: Parameters, *, by_path: bool
         "A gradient has the shape of its variable: differentiate with respect to these variables, "
         "`rx.value_and_grad(loss_fn, variables)`."
         if by_path
-        else "If gradients and variables are values of dicts, mind that JAX sorts the keys. Pair them by "
-        "path: `optimizer.apply_gradients(gradients, variables)` with the two dicts."
+        else "If gradients and variables come from dicts, note that JAX sorts the keys. Pair them by path: "
+        "`optimizer.apply_gradients(gradients, variables)` with the two dicts."
     )
     more = f"\n... and {len(wrong) - 8} more." if len(wrong) > 8 else ""
     raise VariableError("\n".join(wrong[:8]) + f"{more}\n{advice}")
 
 
 def _shape_problem(gradient: Any, variable: Variable) -> str | None:
-    """What is wrong with the shape of a gradient; None if it fits, or is not known."""
+    """What is wrong with the shape of a gradient; None if it is right or unknown."""
     if isinstance(gradient, IndexedSlices):
         width = tuple(gradient.values.shape[1:]) if hasattr(gradient.values, "shape") else None
         fits = width is None or width == variable.shape[1:]

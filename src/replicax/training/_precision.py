@@ -1,4 +1,4 @@
-"""Mixed precision: computing in a small dtype with variables in a large one."""
+"""Mixed precision: computing in a small dtype while variables keep a large one."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ __all__ = ["MixedPrecision"]
 @final
 @dataclasses.dataclass(frozen=True)
 class MixedPrecision:
-    """Compute in `compute_dtype`, while variables, gradients and the loss keep float32.
+    """Compute in `compute_dtype`, while variables, gradients and the loss stay in float32.
 
-    Pass it to `rx.value_and_grad`. bfloat16 has the range of float32 and needs nothing else; with float16
-    use a `DynamicLossScale` too. Pass the batch to the loss function as an argument: arrays that the
-    function captures are not cast, which causes a warning.
+    Pass it to `rx.value_and_grad`. bfloat16 has the range of float32 and needs nothing else; with float16,
+    also use a `DynamicLossScale`. Pass the batch to the loss function as an argument: arrays that the
+    function captures are not cast, and cause a warning.
 
     Args:
         compute_dtype: the dtype in which a loss function sees its floating-point arguments and the
@@ -75,7 +75,7 @@ class MixedPrecision:
             warnings.warn(
                 f"{getattr(fn, '__name__', fn)!r} is differentiated with {self}, but captures "
                 f"floating-point arrays instead of taking them as arguments: {', '.join(names)}. They "
-                "keep their dtype, and what is computed from them is float32. Pass them as arguments, "
+                "keep their dtype, so results computed from them are float32. Pass them as arguments, "
                 f"`rx.value_and_grad(fn, variables, precision=...)({', '.join(names)})`, or cast them, "
                 "`precision.cast(array)`.",
                 stacklevel=3,

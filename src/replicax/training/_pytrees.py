@@ -1,4 +1,4 @@
-"""Structures of variables: created from arrays, read as arrays, flattened with paths."""
+"""Structures of variables: creating them from arrays, reading them as arrays, and flattening them."""
 
 from __future__ import annotations
 
@@ -68,13 +68,13 @@ def create_variables(
     aggregation: AggregationLike = VariableAggregation.NONE,
     name: str | None = None,
 ) -> Any:
-    """The structure `arrays` with a variable in place of each array, created by the strategy in scope.
+    """Create a variable for each array of a structure, with the strategy in scope.
 
     A model that is a pure function (plain JAX, Flax linen, Equinox) needs no rewriting: its parameters
     become variables, and `rx.read_values` returns their arrays.
 
     Args:
-        arrays: a structure of arrays; leaves that are not arrays or numbers stay as they are.
+        arrays: a structure of arrays; leaves that are not arrays or numbers are kept unchanged.
         trainable: whether optimizers should update the variables.
         aggregation: how replicas' writes are combined; see `rx.Variable`.
         name: the prefix of the variables' names, which are their paths in the structure.
@@ -140,7 +140,7 @@ def repeated_names(variables: Iterable[Variable]) -> list[str]:
 
 
 def ordered_like(like: Any, structure: Any) -> Any:
-    """`structure` with the keys of its dicts, which JAX has sorted, in the order of those in `like`."""
+    """`structure` with the keys of its dicts, which JAX has sorted, in the order that `like` has."""
     if jax.tree_util.all_leaves([like]) or isinstance(as_variable(like), Variable):
         return structure
     if isinstance(like, dict):
@@ -161,7 +161,7 @@ def read_values(structure: Variable) -> jax.Array: ...
 @overload
 def read_values(structure: _Structure) -> _Structure: ...
 def read_values(structure: Any) -> Any:
-    """`structure` with its value in place of each variable; in a replica function, the replica's own copy.
+    """`structure` with each variable replaced by its value; in a replica function, by the replica's copy.
 
     >>> rx.read_values([rx.Variable(1.0), {"b": rx.Variable([2.0])}])
     [Array(1., dtype=float32), {'b': Array([2.], dtype=float32)}]

@@ -1,4 +1,4 @@
-"""Random keys by example, so that results do not depend on the number of replicas."""
+"""Random keys per example, so that results do not depend on the number of replicas."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["example_keys"]
 
 
 def example_keys(key: Any, indices: Any) -> jax.Array:
-    """A random key for each example, from its global index.
+    """A random key for each example, derived from its global index.
 
-    Put the indices into the dataset: dropout, augmentation and similar then have the same results on any
-    number of replicas. Fold the number of the step into `key`, so that every epoch differs.
+    Put the indices into the dataset. Then dropout, augmentation and the like give the same results on any
+    number of replicas. Fold the step number into `key`, so that epochs differ.
 
     Args:
         key: a random key, the same for all replicas.

@@ -1,4 +1,4 @@
-"""Preparing gradients for an update: reduced over the replicas in a wide enough dtype, and dense."""
+"""Preparing gradients for an update: reduce them over the replicas in a wide enough dtype, and densify."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class GradientReduction:
 
     Args:
         op: SUM or MEAN.
-        dtype: the dtype to reduce in. None: float32 for smaller floats, the gradient's own otherwise.
-        options: for the collective.
+        dtype: the dtype to reduce in; by default float32 for smaller floats, else the gradient's own.
+        options: the options of the collective.
     """
 
     op: ReduceOp
@@ -41,7 +41,7 @@ class GradientReduction:
         return gradient.astype(self.dtype or (jnp.float32 if small else gradient.dtype))
 
     def reduce_all(self, strategy: StrategyProtocol, gradients: list[Any]) -> list[Any]:
-        """Reduce every gradient; one that all replicas share is contributed by each of them."""
+        """Reduce every gradient; each replica contributes gradients that all replicas share."""
         return reduce_leaves(strategy.communicator, self.op, gradients, self.options)
 
     def reduce_to_shards(
@@ -51,7 +51,7 @@ class GradientReduction:
         variables: Sequence[Variable],
         layouts: Sequence[Divided | None],
     ) -> list[Any]:
-        """Reduce every gradient of compiled replicas; those with a layout to this replica's part."""
+        """Reduce every gradient of compiled replicas; with a layout, to this replica's shard."""
         results: list[Any] = [None] * len(gradients)
         whole = [i for i, layout in enumerate(layouts) if layout is None]
         reduced = self.reduce_all(strategy, [gradients[i] for i in whole])
@@ -86,12 +86,12 @@ class GradientReduction:
 
 
 def is_distributed(gradient: Any) -> bool:
-    """Whether the gradients of all replicas come as one value."""
+    """Whether a gradient is one value that holds the gradients of all replicas."""
     return isinstance(gradient.values if isinstance(gradient, IndexedSlices) else gradient, PerReplica)
 
 
 def as_rows(gradient: Any, variable: Variable) -> Any:
-    """The rows that a gradient represents, if a compiled step has looked up only these."""
+    """The rows that a gradient was made from, if a compiled step looked up only these rows."""
     table = current().frame.table(variable)
     return gradient if table is None else table.as_rows(gradient)
 

@@ -1,8 +1,8 @@
-"""`GradientTape`: records what a `with` block computes, to be differentiated afterwards.
+"""`GradientTape`: records what a `with` block computes, to differentiate it afterwards.
 
-The recording itself is a trace of JAX (`replicax/_recording.py`). A tape opens it for the block, keeps
-track of the variables that are read there, and translates between what the user holds (structures of arrays
-and variables) and the values that the trace follows.
+The recording itself is a JAX trace (`replicax/_recording.py`). A tape opens it for the block, keeps track
+of the variables that are read there, and translates between what the user holds (structures of arrays and
+variables) and the values that the trace follows.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ __all__ = ["GradientTape"]
 class GradientTape:
     """Records the operations of a `with` block, so that their gradients can be computed afterwards.
 
-    Reading a trainable variable in the block watches it. Other arrays are watched with `watch`. What was
-    computed in the block can be used after it like any array.
+    Reading a trainable variable in the block watches it. Use `watch` for other arrays. After the block, its
+    results can be used like any array.
 
-    Prefer `rx.value_and_grad` where the loss is a function: it also computes a batch in parts
+    Prefer `rx.value_and_grad` if the loss is a function: it can also process a batch in parts
     (`microbatches`), and needs less memory for sharded variables.
 
     Args:
-        persistent: allow more than one call of `gradient` or `jacobian`. The tape then keeps what it
-            recorded until it is deleted.
-        watch_accessed_variables: watch trainable variables when they are read. Otherwise only those
-            that are given to `watch`.
+        persistent: whether to allow more than one call of `gradient` or `jacobian`. The tape then keeps
+            its record until it is deleted.
+        watch_accessed_variables: whether to watch trainable variables when they are read, and not only
+            those that are passed to `watch`.
 
     >>> w = rx.Variable(3.0)
     >>> with rx.GradientTape() as tape:
@@ -59,28 +59,28 @@ class GradientTape:
         self._block = contextlib.ExitStack()
         self._traces = OwnTraces()
         self._is_open, self._is_used = False, False
-        # Gradients that were computed in the block itself, which does not record how.
+        # Gradients that were computed in the block itself: their computation is not recorded.
         self._of_the_block: dict[int, Any] = {}
 
     # The block.
 
     @property
     def outer_trace(self) -> Any:
-        """The trace of JAX around the block, for variables that are read in it."""
+        """JAX's trace around the block, in which variables are read."""
         assert self._recording is not None
         return self._recording.parent_trace
 
     def __enter__(self) -> Self:
         if self._is_open:
             raise ContextError(
-                "This GradientTape is open already. Nest another one, `with rx.GradientTape() as outer:`."
+                "This GradientTape is already open. Nest another one: `with rx.GradientTape() as outer:`."
             )
         if self._recording is None:
             self._begin()
         elif self.outer_trace is not current_trace():
             raise ContextError(
-                "A GradientTape can be entered again only where its first block was, in the same function "
-                "that JAX traces. Create another tape."
+                "A GradientTape can be entered again only in the trace in which it was first entered. "
+                "Create another tape."
             )
         assert self._recording is not None
         self._is_open = self._recording.is_open = True
@@ -103,8 +103,8 @@ class GradientTape:
         self._block.close()
         if not is_innermost and kind is None:
             raise ContextError(
-                "The block of a GradientTape has ended inside of a block that was opened in it. Leave "
-                "blocks in the reverse order of entering; `with` does that."
+                "The block of a GradientTape has ended inside a block that was opened in it. Leave "
+                "blocks in the reverse order of entering; `with` does that for you."
             )
 
     def __del__(self) -> None:
@@ -117,9 +117,8 @@ class GradientTape:
         """Record what is computed from `tensor` from here on.
 
         Args:
-            tensor: an array, a variable, or a structure of them. Arrays are recognised by identity, so
-                use the same object afterwards, and pass it to a function that is compiled by `jax.jit` as
-                an argument.
+            tensor: an array, a variable, or a structure of them. Arrays are recognised by identity, so use
+                the same object afterwards, and pass it to functions compiled by `jax.jit` as an argument.
 
         >>> x = jnp.float32(3.0)
         >>> with rx.GradientTape() as tape:
@@ -195,7 +194,7 @@ class GradientTape:
             recording.is_paused = before
 
     def reset(self) -> None:
-        """Forget what was recorded and watched, in the block.
+        """Forget what was recorded and watched so far; call it in the block.
 
         >>> x = jnp.float32(3.0)
         >>> with rx.GradientTape() as tape:
@@ -222,7 +221,7 @@ class GradientTape:
     def _open_recording(self, method: str) -> Recording:
         if not self._is_open or self._recording is None:
             raise ContextError(
-                f"GradientTape.{method}() must be called in the block of the tape: `with rx.GradientTape() "
+                f"GradientTape.{method}() must be called in the tape's block: `with rx.GradientTape() "
                 f"as tape: tape.{method}(...)`."
             )
         return self._recording
@@ -242,17 +241,16 @@ class GradientTape:
         `ctx.all_reduce`.
 
         Args:
-            target: what was computed in the block: an array, or a structure of arrays, whose gradients are
-                added.
+            target: a result of the block: an array, or a structure of arrays whose gradients are added.
             sources: watched arrays or variables, or results of the block, in any structure.
-            output_gradients: the gradient of each array of `target`, of its shape; by default ones.
+            output_gradients: the gradient of each array of `target`, with its shape; by default ones.
             unconnected_gradients: what to return for sources that no target depends on.
 
         Returns:
-            A structure like `sources`, with a gradient or None for each of them.
+            A structure like `sources`, with a gradient or None for each source.
 
         Raises:
-            RuntimeError: the tape is not persistent, and its gradients have been computed.
+            RuntimeError: the tape is not persistent, and its gradients have already been computed.
 
         >>> w, unused = rx.Variable([1.0, 2.0]), rx.Variable(0.0)
         >>> with rx.GradientTape() as tape:
@@ -292,7 +290,7 @@ class GradientTape:
             experimental_use_pfor: False to differentiate one element at a time, which takes less memory.
 
         Returns:
-            A structure like `sources` of arrays with the shape of `target` followed by that of the source.
+            A structure like `sources`. Each array has the shape of `target`, then that of the source.
 
         >>> x = jnp.array([1.0, 2.0])
         >>> with rx.GradientTape() as tape:
@@ -323,7 +321,7 @@ class GradientTape:
         It is correct only if no row of `target` depends on another row of `source`.
 
         Args:
-            target: an array whose first axis is that of the rows.
+            target: an array whose first axis is the batch.
             source: a watched array with the same number of rows.
             unconnected_gradients: as in `gradient`.
             parallel_iterations: as in `jacobian`.
@@ -346,7 +344,7 @@ class GradientTape:
 
     @contextlib.contextmanager
     def _using(self) -> Iterator[Recording]:
-        """A `with` block that computes gradients, which ends a tape that is not persistent."""
+        """A `with` block that computes gradients; ends the tape unless it is persistent."""
         recording = self._recording
         if recording is None or self._is_used:
             raise RuntimeError(self._no_record())
@@ -361,24 +359,24 @@ class GradientTape:
 
     def _no_record(self) -> str:
         if self._recording is None:
-            return "This GradientTape has recorded nothing: compute the target in its block, `with tape:`."
+            return "This GradientTape has recorded nothing. Compute the target in its block, `with tape:`."
         return (
-            "The gradients of this GradientTape have been computed, and its record is gone. Get all of "
-            "them in one call, `tape.gradient(loss, [a, b])`, or create it with "
+            "The gradients of this GradientTape have already been computed, and its record is gone. Get "
+            "all of them in one call, `tape.gradient(loss, [a, b])`, or create it with "
             "`rx.GradientTape(persistent=True)`."
         )
 
     def _pullback(self, recording: Recording, targets: Sequence[Any], leaves: Sequence[Any]) -> Pullback:
         if any(id(target) in self._of_the_block for target in targets if target is not None):
             raise RuntimeError(
-                "The target is a gradient that this GradientTape computed in its own block, which it does "
-                "not record. Nest two tapes, and compute the first gradient after the inner block."
+                "The target is a gradient that this GradientTape computed in its own block, and a tape "
+                "does not record that. Nest two tapes; compute the first gradient after the inner block."
             )
         found = [self._found(recording, target)[-1:] for target in targets]
         return Pullback(recording, targets, found, [self._found(recording, leaf) for leaf in leaves])
 
     def _found(self, recording: Recording, value: Any) -> list[Recorded]:
-        """What the recording follows for an array, or for a variable, which may be read repeatedly."""
+        """The recorded values of an array, or of a variable, which may have been read repeatedly."""
         if not isinstance(value, jax.Array) and id(value) in self._reads:
             return self._reads[id(value)][1]
         recorded = recording.find(value)

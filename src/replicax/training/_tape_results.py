@@ -24,10 +24,10 @@ class Pullback:
     """The function from gradients of targets to gradients of sources.
 
     Args:
-        recording: what both belong to.
-        targets: the values that are differentiated.
-        recorded: for each target what the recording follows: one value, or none.
-        sources: for each source what the recording follows. A variable may have been read often.
+        recording: the recording that both belong to.
+        targets: the values to differentiate.
+        recorded: the recorded values of each target: one, or none.
+        sources: the recorded values of each source. A variable may have been read repeatedly.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Pullback:
         )
 
     def __call__(self, given: Sequence[Any]) -> list[Any]:
-        """The gradient of each source, or None; `given` has that of each target, None for ones."""
+        """The gradient of each source, or None; `given` has each target's gradient, None for ones."""
         cotangents = [_cotangent(given[i], target) for i, target in self._targets]
         gradients = iter(self._transposed(cotangents))
         return [_sum([next(gradients) for _ in range(count)]) for count in self._counts]
@@ -68,7 +68,7 @@ def _conjugate(gradient: Any) -> Any:
 
 
 def as_unconnected(choice: UnconnectedGradients | str) -> Callable[..., Any]:
-    """What to do with a gradient that may be None."""
+    """The function that is applied to gradients that may be None."""
     try:
         chosen = UnconnectedGradients(choice)
     except ValueError:
@@ -89,7 +89,7 @@ def _or_zeros(gradient: Any, source: Any, shape: tuple[int, ...] = (), *, per_ro
 
 
 def jacobian(pull: _Pull, target: Any, at_a_time: int | None, in_parallel: bool) -> list[Any]:
-    """The Jacobians of `target`: its shape, then that of the source."""
+    """The Jacobians of `target`, with its shape followed by that of the source."""
     shape, size = np.shape(target), int(np.size(target))
     basis = jnp.eye(size, dtype=jnp.result_type(target)).reshape(size, *shape)
     rows = _each(lambda one: pull([one]), basis, at_a_time, in_parallel)
@@ -102,7 +102,7 @@ def batch_jacobian(pull: _Pull, target: Any, source: Any, at_a_time: int | None,
     if not shape or not source.shape or shape[0] != source.shape[0]:
         raise ValueError(
             f"GradientTape.batch_jacobian() got a target of shape {shape} and a source of shape "
-            f"{tuple(source.shape)}. Their first axis is that of the rows, and must have the same size."
+            f"{tuple(source.shape)}. Their first axes must have the same size."
         )
     size = int(np.prod(shape[1:]))
     basis = jnp.eye(size, dtype=jnp.result_type(target)).reshape(size, 1, *shape[1:])

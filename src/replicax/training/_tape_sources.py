@@ -32,9 +32,9 @@ def name_of(value: Any) -> str:
 def flatten_sources(
     sources: Any, method: str, known: Container[int] = ()
 ) -> tuple[list[Any], Callable[[list[Any]], Any]]:
-    """The arrays and variables in `sources`, and a function that puts others in their places.
+    """The arrays and variables in `sources`, and a function that rebuilds the structure from other leaves.
 
-    Variables of Keras become those of ours that back them, unless their `id` is in `known`.
+    Keras variables are replaced by our variables that back them, unless their `id` is in `known`.
     """
     leaves, treedef = jax.tree.flatten(sources, is_leaf=_is_leaf)
     found = [leaf if id(leaf) in known else _checked(leaf, method) for leaf in leaves]
@@ -63,12 +63,12 @@ def _checked(leaf: Any, method: str) -> Any:
 
 
 def _is_foreign_variable(value: Any) -> bool:
-    """Whether it is a variable of Keras that was created without a strategy."""
+    """Whether it is a Keras variable that was created without a strategy."""
     return hasattr(type(value), "trainable") and hasattr(type(value), "assign")
 
 
 def flatten_targets(target: Any, output_gradients: Any) -> list[tuple[Any, Any]]:
-    """Each array of the target with the gradient that is given for it, or None."""
+    """Each array of the target with its given gradient, or None."""
     targets, treedef = jax.tree.flatten(target, is_leaf=_is_leaf)
     if output_gradients is None:
         return [(value, None) for value in targets]
@@ -76,12 +76,12 @@ def flatten_targets(target: Any, output_gradients: Any) -> list[tuple[Any, Any]]
     if len(given) != len(targets):
         raise ValueError(
             f"GradientTape.gradient(output_gradients=...) got {len(given)} gradients for a target of "
-            f"{len(targets)} arrays, {treedef}. Pass one for each, or None in its place."
+            f"{len(targets)} arrays, {treedef}. Pass a gradient or None for each of them."
         )
     for value, gradient in zip(targets, given, strict=True):
         if gradient is not None and np.shape(gradient) != np.shape(value):
             raise ValueError(
                 f"GradientTape.gradient(output_gradients=...) got a gradient of shape {np.shape(gradient)} "
-                f"for a target of shape {np.shape(value)}. They must be equal."
+                f"for a target of shape {np.shape(value)}. The shapes must be equal."
             )
     return list(zip(targets, given, strict=True))

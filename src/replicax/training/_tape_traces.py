@@ -1,9 +1,9 @@
-"""Traces that JAX caches, in the block of a tape.
+"""Cached traces in the block of a tape.
 
 A function that JAX traces in the block (`jit`, `scan`, ...) may read a variable that the tape watches. JAX
 caches the trace by function, with the value that was read, which is invalid outside of the block. In a
-compiled step, the frame then has the step traced again. Eager code can't go back: the cached traces of that
-block are dropped, and from then on each block has its own.
+compiled step, the frame then causes the step to be traced again. Eager code can't go back, so the cached
+traces of that block are dropped, and from then on each block has its own.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _logger = logging.getLogger("replicax")
 
 @final
 class OwnTraces:
-    """Keeps traces that have read variables in one block out of others."""
+    """Keeps cached traces that read variables in one block from being reused in another."""
 
     _are_needed: ClassVar[bool] = False
     """Whether an eager block has read a variable inside a function that JAX traces."""
@@ -34,7 +34,7 @@ class OwnTraces:
 
     @contextlib.contextmanager
     def block(self) -> Iterator[None]:
-        """A `with` block that shares no cached traces with others, if that is necessary."""
+        """A `with` block that, if necessary, shares no cached traces with others."""
         self._program = current_program()
         frame = current_frame()
         frame.renew_traces()
@@ -54,13 +54,13 @@ class OwnTraces:
             self.on_write()
 
     def on_write(self) -> None:
-        """Start over with new traces, since cached ones have read another value."""
+        """Do not reuse cached traces: they have read the old value."""
         if OwnTraces._are_needed and isinstance(current_frame(), EagerFrame):
             self._tokens.enter_context(fresh_traces())
 
 
 _RETRACED = (
     "A variable is read inside jax.jit, lax.scan or another function that JAX traces, in the block of an "
-    "eager GradientTape. JAX then has to trace and compile such functions again for every block, which "
-    "takes long. Compile the step with `rx.function`, or read `v.value` before the function and pass it in."
+    "eager GradientTape. JAX then has to trace and compile such functions again for every block, which is "
+    "slow. Compile the step with `rx.function`, or read `v.value` before the function and pass it in."
 )

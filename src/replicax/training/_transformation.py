@@ -22,7 +22,7 @@ class Transformation:
         optax: the transformation.
         structure: the treedef of the parameters.
         state_structure: the treedef of the state.
-        constraints: for each parameter the function that is applied to its new value, or None.
+        constraints: for each parameter, a function to apply to its new value, or None.
     """
 
     optax: Any

@@ -1,4 +1,4 @@
-"""One update as a function of arrays: optax, with the loss scale, shards and the norm around it."""
+"""One update as a function of arrays: what optax computes, with the loss scale, sharding and the norm."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Update:
 
     Args:
         transformation: what optax computes.
-        parameters: what is updated.
-        loss_scale: the gradients are those of a loss times this.
+        parameters: the parameters to update.
+        loss_scale: the scale of the loss that the gradients belong to.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Update:
     def __call__(
         self, gradients: list[Any], values: list[Any], slots: list[Any], scale: Any, *, with_norm: bool
     ) -> Updated:
-        """The new values, from the old ones and whole arrays of gradients."""
+        """The new values, from the old ones and full gradients."""
         in_replica = current().frame.is_one_replica
         return self._jitted(gradients, values, slots, scale, with_norm=with_norm, in_replica=in_replica)
 
@@ -81,7 +81,7 @@ class Update:
         return Updated(new, new_slots, scale, count, norm)
 
     def _divided(self, values: list[Any]) -> list[Any]:
-        """The same values, computed in shards if the strategy divides them."""
+        """The same values, with sharding constraints if the strategy shards their update."""
         find, variables = self._parameters.strategy.find_shards, self._parameters.variables
         if find is None:
             return values
