@@ -160,7 +160,7 @@ def _parts(value: Any) -> PerReplica:
         return PerReplica(value.values, mesh=value.mesh)
     if not isinstance(value, PerReplica):
         raise CollectiveError(
-            f"Expected a PerReplica value, as `strategy.run` returns, or one array; got {brief(value)}."
+            f"Expected a PerReplica value, as `strategy.run` returns, or one array, got {brief(value)}."
         )
     return value
 

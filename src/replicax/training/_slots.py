@@ -74,7 +74,7 @@ def slot_names(paths: Sequence[Any], parameters: Parameters) -> list[str]:
 
 
 def slot_partition(slot: Any, owner: Variable | None) -> tuple[int, ...] | None:
-    """The partition of a slot: that of the variable it belongs to, if it has the same shape."""
+    """The partition of a slot: its variable's, if both have the same shape."""
     return None if owner is None or getattr(slot, "shape", ()) != owner.shape else owner.partition
 
 
