@@ -1,8 +1,8 @@
 """Patches Keras' classes for strategies.
 
-Keras has no extension point for how a variable is created or for what happens around `fit`. So a few
-methods of its classes are replaced. Without a strategy and without a dataset of Replicax, each
-replacement does what the original did.
+Keras has no extension point for creating variables or for what happens around `fit`, so we replace a few
+methods of its classes. Without a strategy and without a Replicax dataset, each replacement does what the
+original did.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from replicax.integrations.keras._adapters import building_for_variables, taking
 from replicax.integrations.keras._callbacks import backing_up_once, deciding_alike, saving_once
 from replicax.integrations.keras._data_steps import STEPS, adapting_steps, taking_data
 from replicax.integrations.keras._datasets import adapting_datasets, building_from_a_look
+from replicax.integrations.keras._embeddings import looking_up_rows
 from replicax.integrations.keras._executions import running_together
 from replicax.integrations.keras._layers import (
     accepting_synchronized,
@@ -69,7 +70,7 @@ _STEPS = (
 
 
 def install() -> None:
-    """Replace the methods. Must be called only once."""
+    """Replace the methods; call this only once."""
     keras.Variable.__new__ = staticmethod(_new_variable)
     _replace(keras.Variable, "_direct_assign", writing_outside_of_steps)
     _replace(keras.Variable, "_maybe_autocast", adopted_when_read)
@@ -95,6 +96,7 @@ def install() -> None:
     for name in ("make_train_function", "make_test_function", "make_predict_function"):
         _replace(keras.Model, name, adapting_steps)
     _replace(keras.Model, "_aggregate_additional_loss", scaling_additional_losses)
+    _replace(keras.layers.Embedding, "call", looking_up_rows)
     _replace(keras.layers.BatchNormalization, "call", normalizing_some_rows)
     _replace(keras.layers.BatchNormalization, "__init__", accepting_synchronized)
     _replace(keras.layers.BatchNormalization, "_moments", moments_of_all_replicas)
@@ -134,13 +136,13 @@ def install() -> None:
 
 
 def _replace(kind: Any, name: str, wrap: Callable[[Any], Any]) -> None:
-    """Wrap a method in the class that defines it, because Keras checks whether a model overrides it."""
+    """Wrap a method in the class that defines it: Keras checks whether a model overrides it."""
     owner = next(base for base in kind.__mro__ if name in vars(base))
     setattr(owner, name, wrap(vars(owner)[name]))
 
 
 def _new_variable(cls: type, *args: Any, **kwargs: Any) -> Any:
-    # Copying and unpickling call this without arguments and set the attributes afterwards.
+    # Copying and unpickling call this without arguments, and set the attributes afterwards.
     distributed = cls is keras.Variable and (args or kwargs) and (has_strategy() or begins_adopted())
     return object.__new__(DistributedVariable if distributed else cls)
 
@@ -155,10 +157,10 @@ def _remembered(new: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _checkpoint_items(self: Any) -> dict[str, Any]:
-    """What a checkpoint saves of a layer, an optimizer or a metric: its variables, by their place."""
+    """What a checkpoint saves of a layer, an optimizer or a metric: its variables, by path."""
     run = running.get()
     if run is not None:
-        run.model.jax_state_sync()  # during `fit` the values are elsewhere; Keras' callbacks do the same
+        run.model.jax_state_sync()  # during `fit` the run has the values; Keras' callbacks do the same
     return checkpoint_items(self)
 
 

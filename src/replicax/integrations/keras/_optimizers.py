@@ -1,4 +1,4 @@
-"""Keras' optimizers in replica functions: they sum the replicas' gradients and update once.
+"""Keras optimizers in replica functions: they sum the replicas' gradients and update once.
 
 On parameter servers they send the sum (`_server_optimizers.py`).
 """
@@ -15,7 +15,7 @@ from replicax._recording import unrecorded
 from replicax.collectives import reduce_leaves
 from replicax.contexts import StrategyProtocol, current, has_strategy
 from replicax.integrations.keras._private import in_stateless_scope
-from replicax.integrations.keras._server_optimizers import send_gradients, servers_of
+from replicax.integrations.keras._server_optimizers import as_rows, send_gradients, servers_of
 from replicax.types import ReduceOp
 from replicax.values import Mirrored
 
@@ -23,7 +23,7 @@ __all__ = ["adding_mirrored_slots", "reducing_first"]
 
 
 def reducing_first(apply: Callable[..., Any]) -> Callable[..., Any]:
-    """Let `optimizer.apply` sum the replicas' gradients in a replica function, as TensorFlow does."""
+    """Make `optimizer.apply` sum the replicas' gradients in a replica function, as TensorFlow does."""
 
     @functools.wraps(apply)
     def call(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
@@ -31,6 +31,8 @@ def reducing_first(apply: Callable[..., Any]) -> Callable[..., Any]:
         if in_stateless_scope():
             return apply(self, grads, trainable_variables)
         servers = servers_of(self)
+        if servers is not None:
+            grads = as_rows(self, trainable_variables, [unrecorded(gradient) for gradient in grads])
         if servers is not None and replica is None:
             return send_gradients(self, servers, trainable_variables, grads)
         if replica is None or not has_strategy():
@@ -71,7 +73,7 @@ def _sent(optimizer: Any, servers: Any, gradients: Any, variables: Any) -> None:
 
 
 def adding_mirrored_slots(add_variable: Callable[..., Any]) -> Callable[..., Any]:
-    """Let `optimizer.add_variable` create variables that are equal on all replicas by default."""
+    """Make `optimizer.add_variable` create mirrored variables by default."""
 
     @functools.wraps(add_variable)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,11 +1,12 @@
-"""Keras' optimizers on parameter servers: workers send gradients, servers compute the update.
+"""Keras optimizers on parameter servers: workers send gradients, servers compute the update.
 
-A server has the slots of its own variables, and a copy of what belongs to all of them: the counter and the
-learning rate. It makes an optimizer of the same class and configuration, and calls its `stateless_apply`.
+A server has the slots of its own variables, and copies of the shared state: the step counter and the
+learning rate. It creates an optimizer of the same class and config, and calls its `stateless_apply`.
 """
 
 from __future__ import annotations
 
+import contextvars
 import dataclasses
 import functools
 import weakref
@@ -15,20 +16,21 @@ from typing import Any, final
 import jax
 import keras
 
-from replicax.contexts import enter_default
+from replicax._jax import at_trace, eval_trace
+from replicax.contexts import current, enter_default
 from replicax.errors import ContextError, VariableError
 from replicax.integrations.keras._variable import DistributedVariable, optimizer_state
 from replicax.parameter_server import RayServers, recall, remember
 from replicax.variables import Variable
 
-__all__ = ["creating_state", "creating_state_of", "send_gradients", "servers_of"]
+__all__ = ["as_rows", "creating_state", "creating_state_of", "send_gradients", "servers_of"]
 
 _built_for: weakref.WeakKeyDictionary[Any, list[str]] = weakref.WeakKeyDictionary()
-"""The variables that the servers update with an optimizer, as far as this process knows."""
+"""Optimizer -> the variables that the servers update with it, as far as this process knows."""
 
 
 def creating_state(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Let the variables that a method of an optimizer creates belong to all variables it updates."""
+    """Make the variables that an optimizer's method creates shared state of all variables it updates."""
 
     @functools.wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -42,7 +44,7 @@ def creating_state(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def creating_state_of(add_from_reference: Callable[..., Any]) -> Callable[..., Any]:
-    """Let `add_variable_from_reference` create state that belongs to the variable it is given."""
+    """Make `add_variable_from_reference` create a slot of the variable it is given."""
 
     @functools.wraps(add_from_reference)
     def call(self: Any, reference_variable: Any, *args: Any, **kwargs: Any) -> Any:
@@ -57,13 +59,21 @@ def creating_state_of(add_from_reference: Callable[..., Any]) -> Callable[..., A
 
 
 def servers_of(optimizer: Any) -> RayServers | None:
-    """The parameter servers that have the state of an optimizer, if any."""
+    """The parameter servers that hold an optimizer's state, if any."""
     counter = getattr(optimizer, "_iterations", None)
     if not isinstance(counter, DistributedVariable):
         return None
     servers = counter._distribute_strategy.servers
     assert servers is None or isinstance(servers, RayServers)
     return servers
+
+
+def as_rows(optimizer: Any, variables: Sequence[Any] | None, gradients: Sequence[Any]) -> list[Any]:
+    """The gradients, with only the looked-up rows of tables of which a compiled step has only these."""
+    given = optimizer._trainable_variables if variables is None else variables
+    tables = [current().frame.table(_on_servers(variable)) for variable in given]
+    both = zip(gradients, tables, strict=True)
+    return [gradient if table is None else table.as_rows(gradient) for gradient, table in both]
 
 
 def send_gradients(
@@ -76,12 +86,15 @@ def send_gradients(
     if optimizer not in _built_for:
         for variable, keras_variable in zip(own, given, strict=True):
             remember(variable, keras_variable)
-        build = functools.partial(servers.request_build, state) if servers.builds_elsewhere else state.build
-        build(own)
+        if servers.builds_elsewhere:
+            servers.request_build(state, own)
+        else:
+            with at_trace(eval_trace):  # not as a part of the step that is being traced
+                contextvars.Context().run(state.build, own)
         _built_for[optimizer] = names
     elif _built_for[optimizer] != names:
         raise VariableError(_other_variables(optimizer, _built_for[optimizer], names))
-    # Keras on JAX computes zeros for variables that the loss does not depend on.
+    # As Keras on JAX does: zeros for variables that the loss does not depend on.
     arrays = [_zeros(v) if g is None else g for v, g in zip(own, gradients, strict=True)]
     servers.apply_gradients(state, own, arrays)
 
@@ -94,8 +107,8 @@ def _on_servers(variable: Any) -> Variable:
     own = variable.replicax_variable if isinstance(variable, DistributedVariable) else None
     if own is None or own.layout.servers is None:
         raise ContextError(
-            f"The Keras variable {variable.path!r} is not on the parameter servers, but it is used with "
-            "others that are. Create the model and its optimizer inside `with strategy.scope():`."
+            f"The Keras variable {variable.path!r} is not on the parameter servers, but other variables of "
+            "the same optimizer are. Create the model and its optimizer inside `with strategy.scope():`."
         )
     return own
 
@@ -103,14 +116,14 @@ def _on_servers(variable: Any) -> Variable:
 def _other_variables(optimizer: Any, known: list[str], given: list[str]) -> str:
     return (
         f"The Keras optimizer {optimizer.name!r} got gradients for {given}, but the parameter servers have "
-        f"its slots for {known}, in that order. Pass all of these to every `apply`, or create another "
+        f"its slots for {known}. Pass exactly these, in that order, to every `apply`, or create another "
         "optimizer."
     )
 
 
 @final
 class _State:
-    """A Keras optimizer as the servers know it. Pickled, it refers to the coordinator's optimizer."""
+    """A Keras optimizer as the servers see it. Pickled, it refers to the coordinator's optimizer."""
 
     loss_scale = None
 
@@ -129,7 +142,7 @@ class _State:
 
     @property
     def iterations(self) -> Variable:
-        """The counter, by which the servers know the optimizer."""
+        """The step counter, which identifies the optimizer on the servers."""
         return _on_servers(self.optimizer._iterations)
 
     @property
@@ -139,7 +152,7 @@ class _State:
 
     @property
     def computation(self) -> _Computation:
-        """What a server computes."""
+        """The update, as a server computes it."""
         trained = self.optimizer._trainable_variables
         return _Computation(
             type(self.optimizer),
@@ -149,7 +162,7 @@ class _State:
         )
 
     def build(self, variables: Sequence[Variable]) -> None:
-        """In the coordinator: create the slots, and tell the servers about them, the first time."""
+        """In the coordinator, the first time: create the slots and announce them to the servers."""
         optimizer, names = self.optimizer, [variable.name for variable in variables]
         if optimizer in _built_for:
             if _built_for[optimizer] != names:
@@ -162,7 +175,7 @@ class _State:
             with strategy.scope(), keras.name_scope(optimizer.name, caller=optimizer):
                 optimizer.build([recall(variable) for variable in variables])
         for variable in optimizer.variables:
-            if not _on_servers(variable)._spec.is_slot:  # Keras has not said what it is for
+            if not _on_servers(variable)._spec.is_slot:  # Keras did not say which variable it belongs to
                 creating_state(DistributedVariable._create)(variable, variable.numpy())
         trained = [_on_servers(variable) for variable in optimizer._trainable_variables]
         if [variable.name for variable in trained] != names:
@@ -176,7 +189,7 @@ class _State:
 @final
 @dataclasses.dataclass(frozen=True)
 class _Computation:
-    """What a Keras optimizer computes in one update, as a function of arrays.
+    """One update of a Keras optimizer, as a function of arrays.
 
     Args:
         kind: the class of the optimizer.
@@ -201,6 +214,6 @@ class _Computation:
 
     def _variable(self, number: int, value: Any) -> Any:
         variable: Any = keras.Variable(value, name=f"variable{number}")
-        variable._path = self.paths[number]  # weight decay goes by it
+        variable._path = self.paths[number]  # weight decay selects variables by path
         variable.constraint = self.constraints[number]
         return variable
