@@ -14,13 +14,14 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 @pytest.fixture(scope="module")
 def load():
     """Import a module of the benchmarks, which are programs beside each other; forgotten at the end."""
-    before, path = set(sys.modules), list(sys.path)
+    path, names = list(sys.path), [file.stem for file in BENCHMARKS.glob("*.py")]
+    others = {name: sys.modules.pop(name) for name in names if name in sys.modules}
     sys.path.insert(0, str(BENCHMARKS))
     yield importlib.import_module
     sys.path[:] = path
-    for name in set(sys.modules) - before:
-        if str(BENCHMARKS) in (getattr(sys.modules[name], "__file__", None) or ""):
-            del sys.modules[name]
+    for name in names:
+        sys.modules.pop(name, None)
+    sys.modules.update(others)  # another package's modules with such a name
 
 
 def row(load, **changes):

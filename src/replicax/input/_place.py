@@ -85,10 +85,10 @@ class Placer:
     def _uneven(self, step: Step) -> list[Any]:
         """Replicas with different numbers of rows or, if there are several processes, none."""
         by_replica = [self._rows(piece) for piece in step.pieces]
-        largest = max(*step.sizes, 1)
-        return [
-            self._filled_up(list(parts), largest, step.sizes) for parts in zip(*by_replica, strict=True)
-        ]
+        # Without other processes the mesh has just these replicas, even if other pipelines share the step.
+        sizes = tuple(piece.size for piece in step.pieces) if self._mesh.is_local else step.sizes
+        largest = max(*sizes, 1)
+        return [self._filled_up(list(parts), largest, sizes) for parts in zip(*by_replica, strict=True)]
 
     def _filled_up(self, parts: list[Any], largest: int, sizes: tuple[int, ...]) -> PerReplica:
         mesh = self._mesh
