@@ -22,7 +22,7 @@ from harness import compare, run, step_seconds, take_turns
 from rows import Row
 
 from replicax.cluster import ClusterOptions, Collective, collective_log
-from replicax.cluster._coordinator import Meeting, start_coordinator
+from replicax.cluster._coordinator import Rendezvous, start_coordinator
 from replicax.cluster._watchdog import PERIOD_SECONDS, Watchdog
 
 
@@ -34,7 +34,7 @@ class Reporting:
             free.bind(("127.0.0.1", 0))
             address = f"127.0.0.1:{free.getsockname()[1]}"
         start_coordinator(address, ["only"], ClusterOptions())
-        connection, _ = Meeting(address, 0, ["only"], 60.0).join()
+        connection, _ = Rendezvous(address, 0, ["only"], 60.0).join()
         self._watchdog = Watchdog(connection, 0, ClusterOptions())
         self.enabled, self.seconds, self.num_reports = threading.Event(), 0.0, 0
         threading.Thread(target=self._run, daemon=True).start()
