@@ -251,7 +251,7 @@ def test_raw_keys_come_back(tmp_path):
     ids=["text", "objects", "records"],
 )
 def test_an_array_that_is_not_of_numbers_is_refused(array, tmp_path, caplog):
-    with pytest.raises(CheckpointError, match=r"^a is an array of the dtype .* Leave it out"):
+    with pytest.raises(CheckpointError, match=r"^a is an array of dtype .* Leave it out"):
         rx.Checkpoint(a=array).save(tmp_path)
     assert list(tmp_path.iterdir()) == []
 

@@ -123,7 +123,7 @@ def test_saving_without_a_copy_ends_with_the_right_values(tmp_path):
     step = rx.function(lambda: v.assign_add(jnp.ones((100, 1000)), read_value=False))
     checkpoint = rx.Checkpoint(v=v)
     content = checkpoint.content(copy=False)
-    assert isinstance(content.arrays["v"], _content.Later)
+    assert isinstance(content.arrays["v"], _content.DeferredArray)
     manager = rx.CheckpointManager(checkpoint, tmp_path, asynchronous=False)
     for number in range(3):
         manager.save(number)

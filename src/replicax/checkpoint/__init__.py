@@ -1,4 +1,9 @@
-"""Checkpoints: the state of a program on disk, whatever strategy laid it out."""
+"""Checkpoints: saving a program's state and restoring it under any strategy.
+
+A `Checkpoint` collects the variables of the objects it is given (`_tracking.py`), packs them into arrays
+and a JSON document (`_entries.py`) and writes both with Orbax (`_store.py`, `_orbax.py`). What is on disk
+does not depend on the strategy, so a run can continue on another number of devices.
+"""
 
 from replicax.checkpoint._checkpoint import Checkpoint, read_content
 from replicax.checkpoint._cluster import on_first_process

@@ -1,4 +1,4 @@
-"""Writing a checkpoint in a thread, where neither training nor an interrupt disturbs it."""
+"""Writes checkpoints in a separate thread, so that training goes on and Ctrl-C can't cut a write short."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _logger = logging.getLogger("replicax")
 
 @final
 class _Task:
-    """A task of one thread. Waiting for it can be interrupted by an exception (Ctrl-C) and repeated.
+    """A task whose `wait` may be interrupted (Ctrl-C) and called again.
 
-    `Thread.join` can't be repeated: after an interrupt Python considers the thread ended. A `Future` does
-    not work either: an exception inside its `Condition` leaves the lock in the wrong state.
+    `Thread.join` can't be: after an interrupt Python believes that the thread has ended. Neither can a
+    `Future`: an exception inside its `Condition` leaves the lock in the wrong state.
     """
 
     def __init__(self) -> None:
@@ -34,16 +34,14 @@ class _Task:
         self._wake.acquire()
 
     def claim(self) -> bool:
-        """Whether the caller gets to decide about the task: to run it, or to cancel it."""
+        """Try to become the one caller that may run or cancel the task; returns whether that worked."""
         return self._claimed.acquire(blocking=False)
 
     def finish(self, error: BaseException | None = None) -> None:
-        """Mark the task as done."""
         self.error, self._is_done = error, True
         self._wake.release()
 
     def wait(self) -> None:
-        """Wait until the task is done."""
         while not self._is_done:
             self._wake.acquire(timeout=0.05)  # an interrupted wait may have taken the only release
 
@@ -58,10 +56,10 @@ class Writer:
         self._task: _Task | None = None
 
     def write_now(self, step: int, content: Content) -> None:
-        """Write, and wait until that is done.
+        """Write, and wait until the checkpoint is complete.
 
-        This uses a thread too. Exceptions from signal handlers reach only the main thread, so Orbax can't
-        be interrupted; such an exception is raised when the checkpoint is complete.
+        This uses a thread, too: signal handlers raise only in the main thread, so they can't interrupt
+        Orbax. Their exception is raised once the checkpoint is complete.
         """
         try:
             self.write(step, content, nice=False)
@@ -71,7 +69,7 @@ class Writer:
             raise
 
     def write(self, step: int, content: Content, *, nice: bool = True) -> None:
-        """Start writing; with `nice`, at a low priority."""
+        """Start writing in the background; with `nice`, at low priority."""
         task = _Task()
         arguments = (task, step, content, nice)
         thread = threading.Thread(target=self._run, args=arguments, name="replicax-checkpoint")
@@ -79,7 +77,7 @@ class Writer:
             self._thread, self._task = thread, task
             thread.start()
         except BaseException:
-            if task.claim():  # the thread is not writing yet, and will not
+            if task.claim():  # the thread has not begun to write, and now it won't
                 task.finish()
             raise
 
@@ -96,13 +94,13 @@ class Writer:
             task.finish()
 
     def wait(self) -> None:
-        """Wait for the thread, and raise its error."""
+        """Wait for the thread and re-raise its error, if any."""
         error = self._finish()
         if error is not None:
             raise error
 
     def _finish(self) -> BaseException | None:
-        """Wait for the thread; returns its error, once."""
+        """Wait for the thread and return its error; later calls return None."""
         task, thread = self._task, self._thread
         if task is None or thread is None or thread is threading.current_thread():
             return None
@@ -113,7 +111,7 @@ class Writer:
         return task.error
 
     def drop(self) -> None:
-        """Wait for the thread, and log its error: at exit or in a finalizer, none could be caught."""
+        """Wait for the thread and log its error: at exit and in finalizers there is nobody to raise to."""
         error = self._finish()
         if error is not None:
             _logger.error("%s", error)
@@ -123,10 +121,11 @@ _writers: weakref.WeakSet[Writer] = weakref.WeakSet()
 
 
 def finish_at_exit(writer: Writer) -> None:
-    """Finish writing when the program ends.
+    """Finish writing before the program exits.
 
-    Orbax needs thread pools, which Python closes before it calls the functions of `atexit`. So this uses a
-    hook of `threading`. Hooks are called in reverse order, hence the import of the pools first.
+    Orbax needs thread pools, which Python shuts down before it runs `atexit` handlers, so this uses the
+    exit hooks of `threading`. They run in reverse order; importing the pools first makes ours run before
+    theirs.
     """
     importlib.import_module("concurrent.futures.thread")
     if not _writers:
@@ -146,17 +145,17 @@ _NICE = 15
 
 
 def _lower_priority() -> None:
-    """Lower the priority of this thread, of those that it starts, and of tensorstore's."""
+    """Lower the priority of this thread, of any thread it starts, and of tensorstore's pool."""
     setpriority: Any = getattr(os, "setpriority", None)
     if setpriority is None:
         return
-    for task in [threading.get_native_id(), *_library_threads()]:
+    for task in [threading.get_native_id(), *_tensorstore_threads()]:
         with contextlib.suppress(OSError):
             setpriority(os.PRIO_PROCESS, task, _NICE)
 
 
-def _library_threads() -> list[int]:
-    """The threads of tensorstore's pool, which another thread may have started; Linux only."""
+def _tensorstore_threads() -> list[int]:
+    """The ids of tensorstore's pool threads, which don't inherit our priority; Linux only."""
     tasks = []
     with contextlib.suppress(OSError):
         for task in pathlib.Path("/proc/self/task").iterdir():

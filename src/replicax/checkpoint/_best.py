@@ -1,4 +1,4 @@
-"""Which checkpoints are the best, by the metrics that were saved with them."""
+"""Ranks checkpoints by the metrics saved with them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Literal, final
 
 from replicax.errors import CheckpointError
 
-__all__ = ["Best", "checked_metrics"]
+__all__ = ["Best", "validate_metrics"]
 
 
 @final
@@ -26,15 +26,15 @@ class Best:
     mode: Literal["max", "min"]
 
     def score(self, metrics: dict[str, float] | None) -> float:
-        """A number that is larger for better metrics; the least one without metrics, or for NaN."""
+        """A score, higher is better; -inf without metrics or if the score is NaN."""
         if metrics is None:
             return -math.inf
         value = float(self.function(metrics))
         return -math.inf if math.isnan(value) else value if self.mode == "max" else -value
 
 
-def checked_metrics(metrics: Mapping[str, Any], best: Best | None) -> dict[str, float]:
-    """Metrics as plain numbers; `best` must accept them now, not only when old ones are deleted."""
+def validate_metrics(metrics: Mapping[str, Any], best: Best | None) -> dict[str, float]:
+    """Convert metrics to floats, and try `best` on them now, not when old checkpoints are deleted."""
     try:
         numbers = {str(name): float(value) for name, value in metrics.items()}
     except (AttributeError, TypeError, ValueError) as error:

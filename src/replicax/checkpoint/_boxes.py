@@ -1,7 +1,7 @@
-"""Boxes: rectangular parts of an array, and arrays put together from parts.
+"""Boxes: rectangular slices of an array, and how to assemble an array from them.
 
-A box has a range for each axis. It is the unit in which large values are written and read, whatever layout
-they had when they were saved and whatever layout they will have.
+A box has one range per axis. Large values are written and read box by box, which makes the files
+independent of how the value was sharded when it was saved and how it will be sharded when it is restored.
 """
 
 from __future__ import annotations
@@ -14,57 +14,55 @@ import numpy as np
 
 __all__ = [
     "Box",
-    "assembled",
+    "assemble",
     "box_of",
-    "cut",
-    "joined",
+    "split",
+    "merge",
     "num_elements",
-    "overlap",
+    "intersection",
     "shape_of",
     "whole_box",
 ]
 
 Box = tuple[tuple[int, int], ...]
-"""The first index and the one after the last, for each axis."""
+"""(start, stop) for each axis."""
 
 
 def whole_box(shape: Sequence[int]) -> Box:
-    """The box of a whole array."""
+    """The box that covers a whole array."""
     return tuple((0, size) for size in shape)
 
 
 def box_of(index: Sequence[slice], shape: Sequence[int]) -> Box:
-    """The part of an array of this shape that has these indices, which may exceed it."""
+    """The box that `index` selects from an array of this shape; indices past the end are clipped."""
     ranges = [part.indices(size) for part, size in zip(index, shape, strict=True)]
     return tuple((start, max(start, stop)) for start, stop, _ in ranges)
 
 
 def shape_of(box: Box) -> tuple[int, ...]:
-    """The shape of the array in a box."""
     return tuple(stop - start for start, stop in box)
 
 
 def num_elements(box: Box) -> int:
-    """The number of elements in a box."""
     return math.prod(shape_of(box))
 
 
-def overlap(one: Box, other: Box) -> Box | None:
-    """What two boxes have in common; None if that is nothing."""
+def intersection(one: Box, other: Box) -> Box | None:
+    """The intersection of two boxes; None if it is empty."""
     common = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
     return common if all(start < stop for start, stop in common) else None
 
 
 def _inside(box: Box, outer: Box) -> tuple[slice, ...]:
-    """The indices of `box` in the array of `outer`."""
+    """The slices that select `box` from the array that holds `outer`."""
     return tuple(slice(a - c, b - c) for (a, b), (c, _) in zip(box, outer, strict=True))
 
 
-def assembled(box: Box, dtype: Any, parts: Iterable[tuple[Box, Callable[[], np.ndarray]]]) -> np.ndarray:
-    """A new array with the elements of `box`, from disjoint parts that cover it."""
+def assemble(box: Box, dtype: Any, parts: Iterable[tuple[Box, Callable[[], np.ndarray]]]) -> np.ndarray:
+    """Assemble the elements of `box` from disjoint parts that cover it."""
     result, missing = np.empty(shape_of(box), dtype), num_elements(box)
     for part, read in parts:
-        common = overlap(part, box)
+        common = intersection(part, box)
         if common is not None:
             result[_inside(common, box)] = read()[_inside(common, part)]
             missing -= num_elements(common)
@@ -73,8 +71,8 @@ def assembled(box: Box, dtype: Any, parts: Iterable[tuple[Box, Callable[[], np.n
     return result
 
 
-def joined(boxes: Iterable[Box], limit: int) -> list[Box]:
-    """The same elements in fewer boxes: neighbours become one if it has at most `limit` elements."""
+def merge(boxes: Iterable[Box], limit: int) -> list[Box]:
+    """Merge adjacent boxes as long as the result has at most `limit` elements."""
     found = list(boxes)
     for axis in range(len(found[0]) if found else 0):
         result: list[Box] = []
@@ -95,8 +93,8 @@ def _are_neighbours(one: Box, other: Box, axis: int) -> bool:
     return same and one[axis][1] == other[axis][0]
 
 
-def cut(box: Box, limit: int) -> list[Box]:
-    """The same elements in boxes with at most `limit` elements, cut along the first axes."""
+def split(box: Box, limit: int) -> list[Box]:
+    """Split a box into boxes of at most `limit` elements, along the first axes."""
     if num_elements(box) <= limit:
         return [box]
     axis = next(i for i, (start, stop) in enumerate(box) if stop - start > 1)
@@ -106,4 +104,4 @@ def cut(box: Box, limit: int) -> list[Box]:
         (*box[:axis], (first, min(first + step, stop)), *box[axis + 1 :])
         for first in range(start, stop, step)
     ]
-    return [small for piece in pieces for small in cut(piece, limit)]
+    return [small for piece in pieces for small in split(piece, limit)]

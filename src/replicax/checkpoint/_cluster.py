@@ -1,8 +1,7 @@
-"""Saving in a cluster: the processes agree on a checkpoint, write their parts, and the first completes it.
+"""Saving in a cluster: the processes agree on a step number, write their parts, and process 0 commits.
 
-Messages go through the coordinator of `jax.distributed`. A barrier on the devices would not work:
-checkpoints are written in a background thread, whose collectives could not be ordered with those of the
-steps.
+Messages go through the coordinator of `jax.distributed`, not through the devices: checkpoints are written
+in a background thread, whose collectives could not be ordered with those of the training steps.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from replicax.collectives import order_of_all
 from replicax.errors import CheckpointError
 from replicax.topology import prepare_cpu_pool
 
-__all__ = ["meet", "meet_to_restore", "on_each_process", "on_first_process"]
+__all__ = ["agree_on_step", "agree_to_restore", "on_each_process", "on_first_process"]
 
 _T = TypeVar("_T")
 
@@ -29,18 +28,17 @@ _WRITING_SECONDS = 3600.0
 _num_exchanges: collections.Counter[str] = collections.Counter()
 
 
-def meet(path: pathlib.Path, number: int, *, is_given: bool, own_folders: bool = False) -> int:
-    """Wait until all processes are about to save a checkpoint at `path`; returns its number.
+def agree_on_step(path: pathlib.Path, number: int, *, is_given: bool, own_folders: bool = False) -> int:
+    """Wait until all processes are about to save a checkpoint at `path`, and return its number.
 
-    Call this in the thread that trains, before the values are copied, because copying may need collectives.
-    If no number is given, the first process chooses it, since others may see the files of a shared folder
-    later. With `own_folders`, processes may have different folders, and numbers that depend on their
-    contents.
+    Call this in the training thread, before the values are copied: copying may need collectives. Unless the
+    caller chose the number, process 0 does, because the other processes may see a shared folder with a
+    delay. With `own_folders`, the processes may use different folders and arrive with different numbers.
 
     Raises:
-        CollectiveMismatchError: a process continues without saving, or saves another checkpoint.
+        CollectiveMismatchError: a process moves on without saving, or saves another checkpoint.
     """
-    prepare_cpu_pool()  # counting the processes may start JAX
+    prepare_cpu_pool()  # `process_count` may start JAX
     if jax.process_count() == 1:
         return number
     named = path.name if own_folders else str(path)
@@ -50,11 +48,11 @@ def meet(path: pathlib.Path, number: int, *, is_given: bool, own_folders: bool =
         return numbers[0]
 
 
-def meet_to_restore(path: pathlib.Path, problem: str | None) -> str | None:
-    """Wait until all processes have read what they need of a checkpoint; returns the problem of one.
+def agree_to_restore(path: pathlib.Path, problem: str | None) -> str | None:
+    """Wait until all processes have read their part of a checkpoint; returns the first problem, if any.
 
     Args:
-        path: of the checkpoint.
+        path: the checkpoint.
         problem: why this process could not read it; None if it could.
     """
     what = "restoring a checkpoint, which all processes must do together,"
@@ -64,16 +62,16 @@ def meet_to_restore(path: pathlib.Path, problem: str | None) -> str | None:
 
 
 def on_first_process(folder: str, action: Callable[[], _T]) -> _T:
-    """Call `action`, which writes into `folder`, in the first process; the others wait.
+    """Call `action`, which writes to `folder`, on process 0 while the others wait.
 
-    All processes pass the same `folder`. Returns in all of them what `action` returned, which must be JSON,
-    or raises an error if it failed.
+    All processes pass the same `folder`. All of them get the result of `action`, which must be JSON, or an
+    error if it failed.
     """
     return _on(lambda process: process == 0, folder, action)[0]
 
 
 def on_each_process(folder: str, action: Callable[[], _T]) -> list[_T]:
-    """Call `action` in every process; returns what it returned in each, or raises if one failed."""
+    """Call `action` on every process; returns all results by process, or raises if one failed."""
     return _on(lambda process: True, folder, action)
 
 
@@ -96,7 +94,7 @@ def _on(chosen: Callable[[int], bool], folder: str, action: Callable[[], _T]) ->
 
 
 def _exchange(folder: str, message: Any) -> list[Any]:
-    """The messages of all processes about the checkpoints in `folder`."""
+    """Exchange messages about the checkpoints in `folder`; returns those of all processes."""
     if jax.process_count() == 1:
         return [message]
     topic = f"replicax/checkpoint/{folder}"

@@ -1,4 +1,4 @@
-"""What one checkpoint holds, and the checksums that detect damaged files."""
+"""The content of one checkpoint, and the checksums that detect damaged files."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ import numpy as np
 
 from replicax.errors import CheckpointError
 
-__all__ = ["SMALL_BYTES", "Content", "Later", "Sums", "batches", "checksum", "sealed", "unsealed"]
+__all__ = ["SMALL_BYTES", "Content", "DeferredArray", "Sums", "batches", "checksum", "seal", "unseal"]
 
 _ONE_ITEM, _MANY_ITEMS = 1, 2
-"""The formats: all arrays in one item of the checkpoint, which earlier versions can read, or in several."""
+"""Format 1 has all arrays in one Orbax item, which earlier versions can read; format 2 has several."""
 
 _BATCH_BYTES = 64 * 2**20
-"""How much is written or read at a time. Orbax needs as much memory again."""
+"""How much is written or read at a time. Orbax needs the same amount of memory again."""
 
 SMALL_BYTES = 2**16
-"""Arrays up to this size are copied immediately: the counters of optimizers must be available."""
+"""Arrays up to this size are always copied at once: we look at the optimizers' step counters."""
 
 Sums = dict[str, dict[str, int]]
-"""The checksums of arrays, by the names of the arrays, by the items of the checkpoint that have them."""
+"""Checksums: item of the checkpoint -> name of the array -> checksum."""
 
 
 @final
 @dataclasses.dataclass(frozen=True)
-class Later:
-    """An array that is copied to the host when it is written, and not before."""
+class DeferredArray:
+    """An array that is copied to the host only when it is written."""
 
     nbytes: int
     read: Callable[[], np.ndarray]
@@ -40,12 +40,12 @@ class Later:
 @final
 @dataclasses.dataclass(frozen=True)
 class Content:
-    """What one checkpoint holds.
+    """The content of one checkpoint.
 
     Args:
-        arrays: NumPy arrays by name; of large values, the pieces that this process writes.
+        arrays: NumPy arrays by name. Of large values, only the pieces that this process writes.
         document: everything else, as JSON.
-        own: the names of the arrays that this process writes, if it is not the first one.
+        own: the names of the arrays that this process writes; ignored on process 0.
     """
 
     arrays: dict[str, Any]
@@ -53,7 +53,7 @@ class Content:
     own: frozenset[str] = frozenset()
 
     def take_own(self) -> dict[str, Any]:
-        """The arrays that this process writes. The content has no arrays then: each can be freed alone."""
+        """Hand over the arrays that this process writes, so that each can be freed once it is written."""
         is_first = jax.process_index() == 0
         arrays = {name: x for name, x in self.arrays.items() if is_first or name in self.own}
         self.arrays.clear()
@@ -61,7 +61,7 @@ class Content:
 
 
 def batches(sizes: Mapping[str, int]) -> list[list[str]]:
-    """The names in groups that are small enough to be written or read at once."""
+    """Group names into batches that are small enough to write or read at once."""
     groups: list[list[str]] = []
     room = 0
     for name, size in sizes.items():
@@ -73,8 +73,8 @@ def batches(sizes: Mapping[str, int]) -> list[list[str]]:
     return groups
 
 
-def sealed(document: Any, sums: Iterable[Sums], first_item: str) -> dict[str, Any]:
-    """The document, with the checksums of all processes' arrays and of itself."""
+def seal(document: Any, sums: Iterable[Sums], first_item: str) -> dict[str, Any]:
+    """Add the checksums of all processes' arrays, and of the document itself, to a document."""
     found = {item: own for process in sums for item, own in process.items()}
     is_one = found.keys() == {first_item}
     text = json.dumps({"document": document, "checksums": found[first_item] if is_one else found})
@@ -83,14 +83,14 @@ def sealed(document: Any, sums: Iterable[Sums], first_item: str) -> dict[str, An
 
 
 class Unsealed(NamedTuple):
-    """What `sealed` was given."""
+    """What `seal` was given."""
 
     document: dict[str, Any]
     sums: Sums
 
 
-def unsealed(document: Any, first_item: str) -> Unsealed:
-    """What `sealed` was given; raises if it has changed since."""
+def unseal(document: Any, first_item: str) -> Unsealed:
+    """Undo `seal`; raises if the document has changed since."""
     if not isinstance(document, dict) or "text" not in document or "checksum" not in document:
         raise CheckpointError("it was not written by rx.Checkpoint")
     if (version := document.get("format")) not in (_ONE_ITEM, _MANY_ITEMS):
@@ -104,6 +104,5 @@ def unsealed(document: Any, first_item: str) -> Unsealed:
 
 
 def checksum(array: np.ndarray) -> int:
-    """The checksum of an array."""
     data: Any = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     return zlib.crc32(data)

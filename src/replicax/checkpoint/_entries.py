@@ -1,4 +1,8 @@
-"""One thing in a checkpoint: its arrays, and an entry in the document with all else that it needs."""
+"""How one object is stored in a checkpoint: its arrays, and an entry in the document for the rest.
+
+The paths of `_tracking.py` name both. `pack` and `_pack` turn an object into arrays and an entry;
+`unpack` and `restore_variable` do the reverse.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax.checkpoint._boxes import Box, assembled, num_elements, whole_box
-from replicax.checkpoint._content import SMALL_BYTES, Content, Later
+from replicax.checkpoint._boxes import Box, assemble, num_elements, whole_box
+from replicax.checkpoint._content import SMALL_BYTES, Content, DeferredArray
 from replicax.checkpoint._parts import (
     cannot_combine,
     has_parts,
@@ -24,13 +28,13 @@ from replicax.checkpoint._parts import (
     write_parts,
 )
 from replicax.checkpoint._pieces import (
-    divided,
     is_divided,
     needed_boxes,
     overlaps,
     read_piece,
     restored_array,
     saved_pieces,
+    split_into_pieces,
 )
 from replicax.errors import CheckpointError, CheckpointMismatchError
 from replicax.values import is_key, is_number
@@ -42,21 +46,21 @@ __all__ = [
     "check_fit",
     "check_overlap",
     "dtypes_fit",
-    "few",
+    "shorten",
     "format_of",
     "kind_of",
-    "misfit",
-    "one_moment",
-    "packed",
+    "find_mismatch",
+    "locked",
+    "pack",
     "restore_variable",
     "sizes_of",
-    "unpacked",
+    "unpack",
 ]
 
 
 FORMATS = (1, 2, 3)
-"""The formats of documents that can be read. In format 2 a variable may have parts alone, and no value; in
-format 3 a value may be stored in pieces."""
+"""The document formats that can be read. Format 2 allows variables with per-replica parts and no combined
+value; format 3 allows values that are stored in pieces."""
 
 
 def format_of(entries: Mapping[str, Any]) -> int:
@@ -67,26 +71,24 @@ def format_of(entries: Mapping[str, Any]) -> int:
 
 
 class Packed(NamedTuple):
-    """A thing in a checkpoint."""
+    """One object as it is stored."""
 
     entry: dict[str, Any]
     arrays: dict[str, Any]
     own: list[str] = []  # noqa: RUF012 - never changed
-    """The arrays that this process writes, if it is not the first one."""
+    """The names of the arrays that this process writes; ignored on process 0."""
 
 
-def packed(path: str, thing: Any, copy: bool) -> Packed:
-    """The entry of a thing in the document, and its arrays; without `copy`, large ones are copied later."""
+def pack(path: str, thing: Any, copy: bool) -> Packed:
+    """Pack an object into an entry and arrays; without `copy`, large arrays are copied when written."""
     if not isinstance(thing, Variable):
-        entry, array = _packed(path, thing)
+        entry, array = _pack(path, thing)
         return Packed(entry, {path: array} if array is not None and array.size else {})
     entry = {"kind": "variable", "name": thing.name, "shape": list(thing.shape), "dtype": str(thing.dtype)}
-    return (
-        _packed_parts(path, thing, entry) if has_parts(thing) else _packed_value(path, thing, entry, copy)
-    )
+    return _pack_parts(path, thing, entry) if has_parts(thing) else _pack_value(path, thing, entry, copy)
 
 
-def _packed_parts(path: str, variable: Variable, entry: dict[str, Any]) -> Packed:
+def _pack_parts(path: str, variable: Variable, entry: dict[str, Any]) -> Packed:
     arrays = {path: np.array(variable.read_value())} if is_combinable(variable) else {}
     num_replicas = variable.distribute_strategy.num_replicas_in_sync
     if num_replicas > 1 or not arrays:
@@ -95,9 +97,9 @@ def _packed_parts(path: str, variable: Variable, entry: dict[str, Any]) -> Packe
     return Packed(entry, {name: array for name, array in arrays.items() if array.size})
 
 
-def _packed_value(path: str, variable: Variable, entry: dict[str, Any], copy: bool) -> Packed:
+def _pack_value(path: str, variable: Variable, entry: dict[str, Any], copy: bool) -> Packed:
     array, shape, process = variable._stored_array(), variable.shape, jax.process_index()
-    pieces = divided(array, path, shape)
+    pieces = split_into_pieces(array, path, shape)
     if len(pieces) > 1:
         entry["pieces"] = [list(map(list, piece.box)) for piece in pieces]
     is_whole = array.is_fully_addressable or array.is_fully_replicated
@@ -105,16 +107,16 @@ def _packed_value(path: str, variable: Variable, entry: dict[str, Any], copy: bo
     for piece in pieces:
         is_small = piece.num_bytes <= SMALL_BYTES
         if piece.process == process or (is_whole and is_small):
-            later = Later(piece.num_bytes, functools.partial(read_piece, array, shape, piece.box))
+            later = DeferredArray(piece.num_bytes, functools.partial(read_piece, array, shape, piece.box))
             arrays[piece.name] = later.read() if copy or is_small else later
     return Packed(entry, arrays, [] if is_whole else list(arrays))
 
 
 def _parts_path(path: str) -> str:
-    return f"{path}//parts"  # no variable can have this name: `path` is one, and contains nothing
+    return f"{path}//parts"  # can't clash with a variable: paths contain no empty names
 
 
-def _packed(path: str, thing: Any) -> tuple[dict[str, Any], np.ndarray | None]:
+def _pack(path: str, thing: Any) -> tuple[dict[str, Any], np.ndarray | None]:
     if is_key(thing):
         array = np.array(jax.random.key_data(thing))
         return {"kind": "key", "impl": str(jax.random.key_impl(thing)), **_shape(array)}, array
@@ -133,8 +135,8 @@ def _packed(path: str, thing: Any) -> tuple[dict[str, Any], np.ndarray | None]:
         raise CheckpointError(f"The state of {path} can't be written as JSON: {error}.") from error
     if state != original:
         raise CheckpointError(
-            f"The state of {path} is changed by JSON: {original!r}. Use lists instead of tuples, and "
-            "strings as keys."
+            f"The state of {path} does not survive JSON unchanged: {original!r}. Use lists instead of "
+            "tuples, and strings as keys."
         )
     return {"kind": "state", "type": type(thing).__name__, "state": state}, None
 
@@ -144,16 +146,16 @@ def _shape(array: np.ndarray) -> dict[str, Any]:
 
 
 def array_of(entry: Mapping[str, Any], path: str, content: Content, box: Box | None = None) -> np.ndarray:
-    """The array of an entry, or a box of it; arrays without elements are not stored."""
+    """The array of an entry, or a box of it. Empty arrays are not stored, so they are created here."""
     pieces = saved_pieces(path, entry)
     if box is None and len(pieces) == 1:
         return content.arrays[pieces[0][0]]
     parts = [(own, functools.partial(content.arrays.__getitem__, name)) for name, own in pieces]
-    return assembled(box or whole_box(entry["shape"]), jnp.dtype(entry["dtype"]), parts)
+    return assemble(box or whole_box(entry["shape"]), jnp.dtype(entry["dtype"]), parts)
 
 
 def sizes_of(path: str, entry: Mapping[str, Any], thing: Any = None) -> dict[str, int]:
-    """The names and sizes in bytes of the arrays of an entry, or of those that a thing here needs."""
+    """The names of an entry's arrays and their sizes in bytes; given `thing`, only those that it needs."""
     if "shape" not in entry or 0 in entry["shape"]:
         return {}
     itemsize = jnp.dtype(entry["dtype"]).itemsize
@@ -174,8 +176,8 @@ def _parts_of(entry: Mapping[str, Any], path: str, content: Content) -> np.ndarr
     return np.zeros(shape, jnp.dtype(entry["dtype"])) if 0 in shape else content.arrays[_parts_path(path)]
 
 
-def unpacked(entry: Mapping[str, Any], path: str, content: Content) -> Any:
-    """The array, key or number of an entry."""
+def unpack(entry: Mapping[str, Any], path: str, content: Content) -> Any:
+    """Unpack an array, a random key or a number."""
     if entry["kind"] == "number":
         return entry["value"]
     array = array_of(entry, path, content)
@@ -187,7 +189,7 @@ def unpacked(entry: Mapping[str, Any], path: str, content: Content) -> Any:
 
 
 def kind_of(thing: Any) -> str:
-    """The kind of a thing's entry."""
+    """The kind of entry that an object gets."""
     if isinstance(thing, Variable):
         return "variable"
     if is_number(thing):
@@ -198,28 +200,28 @@ def kind_of(thing: Any) -> str:
 
 
 def check_fit(things: Mapping[str, Any], saved: Mapping[str, Any], where: str) -> None:
-    """Raise unless everything that exists and was saved fits."""
+    """Raise unless every object that exists here and was saved matches its entry."""
     both = [path for path in things if path in saved]
-    found = [(path, misfit(things[path], saved[path])) for path in both]
-    _raise([f"{path} {problem}" for path, problem in found if problem is not None], where)
+    found = [(path, find_mismatch(things[path], saved[path])) for path in both]
+    _raise_mismatch([f"{path} {problem}" for path, problem in found if problem is not None], where)
 
 
 def check_overlap(things: Mapping[str, Any], saved: Mapping[str, Any], where: str) -> None:
-    """Raise if nothing that exists was saved."""
+    """Raise if the checkpoint and the program have no object in common."""
     if things and not set(things) & set(saved):
-        listing = f"here are {few(list(things))}, there {few(list(saved))}"
-        _raise([f"the checkpoint is of other objects: {listing}"], where)
+        listing = f"here are {shorten(list(things))}, there {shorten(list(saved))}"
+        _raise_mismatch([f"the checkpoint is of other objects: {listing}"], where)
 
 
-def _raise(problems: list[str], where: str) -> None:
+def _raise_mismatch(problems: list[str], where: str) -> None:
     if problems:
         raise CheckpointMismatchError(
             f"The checkpoint {where} does not fit: {'; '.join(problems)}. Nothing was restored."
         )
 
 
-def misfit(thing: Any, entry: Mapping[str, Any]) -> str | None:
-    """Why a saved state does not fit a thing; None if it does."""
+def find_mismatch(thing: Any, entry: Mapping[str, Any]) -> str | None:
+    """Why an object can't be restored from an entry; None if it can."""
     kind = kind_of(thing)
     if kind != entry["kind"]:
         return f"is {_a(kind)} here and {_a(entry['kind'])} there"
@@ -231,7 +233,7 @@ def misfit(thing: Any, entry: Mapping[str, Any]) -> str | None:
 
 
 def dtypes_fit(here: Any, there: str) -> bool:
-    """Whether values can be restored: the dtypes are equal, or both floating-point."""
+    """Whether a value of one dtype can be restored into the other: equal, or both floating-point."""
     both = np.dtype(here), jnp.dtype(there)
     if both[0] == both[1]:
         return True
@@ -241,7 +243,7 @@ def dtypes_fit(here: Any, there: str) -> bool:
 
 
 def restore_variable(variable: Variable, path: str, entry: Mapping[str, Any], content: Content) -> None:
-    """Give a variable its saved value, or each replica its saved part."""
+    """Assign the saved value to a variable, or its saved part to each replica."""
     if takes_parts(variable, entry):
         write_parts(variable, _parts_of(entry, path, content).astype(variable.dtype))
         return
@@ -251,7 +253,7 @@ def restore_variable(variable: Variable, path: str, entry: Mapping[str, Any], co
     value = array_of(entry, path, content).astype(variable.dtype)
     if is_combinable(variable):
         variable.assign(value, read_value=False)
-    else:  # each replica's part is the value
+    else:  # the saved value becomes each replica's part
         write_parts(variable, np.stack([value] * variable.distribute_strategy.num_replicas_in_sync))
 
 
@@ -260,8 +262,8 @@ def _a(noun: str) -> str:
 
 
 @contextlib.contextmanager
-def one_moment(things: Iterable[Any], *, may_take_long: bool = False) -> Iterator[None]:
-    """A `with` block in which no other thread changes the variables among `things`."""
+def locked(things: Iterable[Any], *, may_take_long: bool = False) -> Iterator[None]:
+    """A `with` block that locks the variables in `things`, for a consistent snapshot."""
     strategies = [thing.distribute_strategy for thing in things if isinstance(thing, Variable)]
     stores = {strategy.store.number: strategy.store for strategy in strategies}
     with contextlib.ExitStack() as stack:
@@ -273,7 +275,7 @@ def one_moment(things: Iterable[Any], *, may_take_long: bool = False) -> Iterato
         yield
 
 
-def few(names: list[str]) -> str:
-    """A list of names for a message, cut if it is long."""
+def shorten(names: list[str]) -> str:
+    """A list of names for a message, truncated if it is long."""
     shown = ", ".join(names[:6])
     return f"{shown}, ... ({len(names)} in all)" if len(names) > 6 else shown or "none"

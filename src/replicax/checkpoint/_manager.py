@@ -1,6 +1,7 @@
 """`rx.CheckpointManager`: saves checkpoints in the background and deletes old ones.
 
-Values are copied to the host at once. A thread with low priority writes them, one checkpoint at a time.
+`save` copies the values to the host and returns. A low-priority thread writes them, one checkpoint at a
+time.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, final
 
 from replicax.checkpoint._background import Writer, finish_at_exit
-from replicax.checkpoint._best import Best, checked_metrics
+from replicax.checkpoint._best import Best, validate_metrics
 from replicax.checkpoint._checkpoint import Checkpoint
 from replicax.checkpoint._saved import Saved
 from replicax.checkpoint._status import RestoreStatus
@@ -31,7 +32,7 @@ _logger = logging.getLogger("replicax")
 class CheckpointManager:
     """Saves checkpoints in the background, and keeps the newest ones.
 
-    Only checkpoints that a manager has written are ever deleted. Several processes may open one folder: an
+    It deletes only checkpoints that a manager has written. Several processes may open the same folder: an
     evaluator does not disturb the trainer that writes there.
 
     Args:
@@ -39,13 +40,13 @@ class CheckpointManager:
         directory: the folder; created by the first save.
         max_to_keep: how many checkpoints to keep; None keeps all.
         save_interval: `save(step)` saves only if `step` is a multiple of this.
-        asynchronous: write in the background; False waits until a checkpoint is complete.
+        asynchronous: write in the background; with False, `save` returns when the checkpoint is complete.
         prefix: what precedes the number in the name of a checkpoint, such as "ckpt-".
         own_folders: workers may pass different directories, as programs for TensorFlow do. The first worker
-            writes into its own; those of the others are created, but stay empty.
+            writes to its directory; those of the others are created but stay empty.
         best_fn: takes the metrics given to `save` and returns a number. The manager then keeps the best
-            checkpoints instead of the newest ones; the very newest always stays, to continue from.
-        best_mode: whether the best number is the largest, "max", or the smallest, "min".
+            checkpoints instead of the newest ones, plus the very newest, to continue from.
+        best_mode: whether the highest number is the best, "max", or the lowest, "min".
 
     >>> import tempfile
     >>> w = rx.Variable(0.0)
@@ -117,7 +118,7 @@ class CheckpointManager:
 
     @property
     def latest_checkpoint(self) -> str | None:
-        """The path of the newest complete checkpoint; None without one."""
+        """The path of the newest complete checkpoint; None if there is none."""
         steps = self._store.steps()
         return str(self._store.path(steps[-1])) if steps else None
 
@@ -155,20 +156,20 @@ class CheckpointManager:
     ) -> bool:
         """Save a checkpoint, if `step` is a multiple of the interval.
 
-        Values are copied now, and written in the background, after any checkpoint that is still being
-        written. An error there is raised by the next call of one of the manager's methods.
+        Values are copied to the host before this returns, and written in the background once the previous
+        checkpoint is complete. If writing fails, the next call of any of the manager's methods raises.
 
         Args:
             step: the number of the checkpoint; by default the one after the newest.
             force: save even if `step` is not a multiple of the interval.
-            metrics: numbers that are saved with the checkpoint, for `best_fn`. A checkpoint without metrics
-                is not among the best.
+            metrics: numbers to save with the checkpoint, for `best_fn`. A checkpoint without metrics is
+                never among the best.
 
         Returns:
             Whether a checkpoint was saved.
 
         Raises:
-            CheckpointError: there is such a checkpoint already, or an earlier one could not be written.
+            CheckpointError: the checkpoint already exists, or an earlier one could not be written.
         """
         if has_strategy() and not in_cross_replica_context():
             raise ContextError(
@@ -178,7 +179,7 @@ class CheckpointManager:
             step = _checked_step(step)
             if not force and step % self._interval:
                 return False
-        measured = None if metrics is None else checked_metrics(metrics, self._best)
+        measured = None if metrics is None else validate_metrics(metrics, self._best)
         with self._saving:
             self._writer.wait()
             steps = self._store.steps()
@@ -190,7 +191,7 @@ class CheckpointManager:
                     f"The checkpoint {self._store.path(number)} already exists. Checkpoints are never "
                     "overwritten: continue with later steps, or use another directory."
                 )
-            number = self._store.meet(number, is_given=step is not None)
+            number = self._store.agree_on_step(number, is_given=step is not None)
             if self._asynchronous:
                 self._writer.write(number, self._checkpoint.content(metrics=measured))
             else:
@@ -210,10 +211,10 @@ class CheckpointManager:
         """Restore the newest checkpoint that can be read, if there is one.
 
         Returns:
-            Its number; None, with nothing changed, if there is no checkpoint.
+            Its number; None if there is no checkpoint, and then nothing changes.
 
         Raises:
-            CheckpointMismatchError: it does not fit the objects.
+            CheckpointMismatchError: it does not match the objects.
             CheckpointError: there are checkpoints, but none can be read.
         """
         self._writer.wait()
@@ -230,7 +231,7 @@ class CheckpointManager:
                     raise
                 if self._store.path(step).is_dir():
                     failures[step] = str(error)
-                else:  # another process has deleted it, and has newer ones
+                else:  # another process has deleted it, so there must be a newer one
                     steps = [step for step in self._store.steps() if step not in failures]
                 continue
             self._unreadable |= failures.keys()
@@ -244,11 +245,11 @@ class CheckpointManager:
         return None
 
     def wait(self) -> None:
-        """Wait until everything is written; raises an error of the background thread."""
+        """Wait until everything is written; raises if writing failed."""
         self._writer.wait()
 
     def close(self) -> None:
-        """Wait until everything is written; raises an error of the background."""
+        """Wait until everything is written, as leaving a `with` block does; raises if writing failed."""
         self._finalizer.detach()
         self._writer.wait()
 

@@ -1,8 +1,8 @@
-"""Writing and reading the items of a checkpoint with Orbax.
+"""Writes and reads the items of a checkpoint with Orbax.
 
-A checkpoint has one item or more with arrays, and a document in JSON. Arrays are copies on the host, and
-every process writes items of its own. Orbax is told about that process only, and does not use its barriers:
-they would have to be ordered with the collectives of the steps.
+A checkpoint consists of a JSON document and one or more items with arrays. The arrays are host copies, and
+every process writes its own items. Orbax is told that each process is alone, which turns off its barriers:
+they would have to be ordered with the collectives of the training steps.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from replicax.errors import CheckpointError
 
 __all__ = [
     "FIRST_ITEM",
-    "explained",
+    "wrap_errors",
     "has_document",
     "item_name",
     "read_arrays",
@@ -37,7 +37,7 @@ FIRST_ITEM, _DOCUMENT, _FILE = "arrays", "document", "metadata"
 
 
 def item_name(process: int, number: int) -> str:
-    """The name of one of the items with arrays that a process writes."""
+    """The name of the `number`-th array item that a process writes."""
     return f"{FIRST_ITEM}-{process}-{number}" if process or number else FIRST_ITEM
 
 
@@ -55,13 +55,13 @@ def write_document(path: pathlib.Path, document: dict[str, Any]) -> None:
     """Write the document of a checkpoint; `path` must exist."""
     import orbax.checkpoint as ocp
 
-    handler = ocp.JsonCheckpointHandler(_FILE, multiprocessing_options=_alone())
+    handler = ocp.JsonCheckpointHandler(_FILE, multiprocessing_options=_single_process())
     with _one_at_a_time(), _checkpointer(handler) as checkpointer:
         checkpointer.save(path / _DOCUMENT, args=ocp.args.JsonSave(document))
 
 
 def read_arrays(path: pathlib.Path, item: str, names: Iterable[str]) -> dict[str, np.ndarray]:
-    """Some arrays of an item; missing ones are left out."""
+    """Read arrays from an item; names that it does not have are skipped."""
     import orbax.checkpoint as ocp
 
     wanted = dict.fromkeys(names, 0)
@@ -78,7 +78,7 @@ def has_document(path: pathlib.Path) -> bool:
 
 
 def read_document(path: pathlib.Path) -> dict[str, Any]:
-    """The document of a checkpoint as it was given to `write_document`; empty if it can't be read."""
+    """Read the document that `write_document` wrote; empty if it can't be read."""
     try:
         document = json.loads((path / _DOCUMENT / _FILE).read_text())
     except (OSError, ValueError):
@@ -89,21 +89,21 @@ def read_document(path: pathlib.Path) -> dict[str, Any]:
 def _for_arrays() -> Any:
     import orbax.checkpoint as ocp
 
-    options: dict[str, Any] = {"multiprocessing_options": _alone()}
+    options: dict[str, Any] = {"multiprocessing_options": _single_process()}
     if jax.process_index() > 0:
         options["type_handler_registry"] = _numpy_of_every_process()
-    # Compressing parameters takes most of the time and saves almost nothing.
+    # No compression: it would take most of the time, and parameters hardly compress.
     return _checkpointer(ocp.PyTreeCheckpointHandler(use_compression=False, **options))
 
 
 def _checkpointer(handler: Any) -> Any:
     import orbax.checkpoint as ocp
 
-    return ocp.Checkpointer(handler, multiprocessing_options=_alone())
+    return ocp.Checkpointer(handler, multiprocessing_options=_single_process())
 
 
 def _numpy_of_every_process() -> Any:
-    """Orbax' handler of NumPy arrays; its own writes them in the first process only."""
+    """A NumPy handler that writes in every process; Orbax's own writes only on process 0."""
     from orbax.checkpoint import type_handlers
     from orbax.checkpoint._src.serialization import tensorstore_utils
 
@@ -125,7 +125,7 @@ def _numpy_of_every_process() -> Any:
     return type_handlers.create_type_handler_registry((np.ndarray, Handler()))
 
 
-def _alone() -> Any:
+def _single_process() -> Any:
     import orbax.checkpoint as ocp
 
     own = jax.process_index()
@@ -133,8 +133,8 @@ def _alone() -> Any:
 
 
 @contextlib.contextmanager
-def explained(what: str) -> Iterator[None]:
-    """A `with` block whose errors become a `CheckpointError` that begins with `what`."""
+def wrap_errors(what: str) -> Iterator[None]:
+    """A `with` block that turns errors into a `CheckpointError` whose message begins with `what`."""
     try:
         yield
     except Exception as error:
@@ -151,7 +151,7 @@ _lock = threading.Lock()
 
 @contextlib.contextmanager
 def _one_at_a_time() -> Iterator[None]:
-    """Orbax does not write two checkpoints at once."""
+    """A `with` block that only one thread enters at a time: Orbax can't write two checkpoints at once."""
     logger = logging.getLogger("absl")
     with _lock:
         logger.addFilter(_is_worth_showing)
@@ -162,10 +162,10 @@ def _one_at_a_time() -> Iterator[None]:
 
 
 def _is_worth_showing(record: logging.LogRecord) -> bool:
-    """A filter that passes all but two kinds of Orbax's messages.
+    """A log filter that drops two kinds of Orbax messages.
 
-    It reports every step of its work, and each of its threads logs the traceback of an error that it then
-    raises, which is part of our own error.
+    Orbax logs every stage of its work at INFO. And each of its threads logs the traceback of an error that
+    it then raises, and that our own error includes.
     """
     caller = sys._getframe()
     while caller.f_back is not None and _package(caller) in ("replicax", "logging", "absl"):

@@ -1,8 +1,8 @@
-"""ON_READ variables in checkpoints: each replica has its own part of them.
+"""ON_READ variables in checkpoints, of which each replica holds its own part.
 
-A checkpoint holds the parts, and their combined value unless the aggregation is NONE. On the same number of
-replicas each gets its part back. On another number, or for a variable that is not ON_READ, the combined
-value is restored.
+A checkpoint has the parts and, unless the aggregation is NONE, the combined value. On the same number of
+replicas, each replica gets its part back. On another number, or into a variable that is not ON_READ, the
+combined value is restored.
 """
 
 from __future__ import annotations
@@ -21,17 +21,16 @@ __all__ = ["cannot_combine", "has_parts", "is_combinable", "read_parts", "takes_
 
 
 def has_parts(variable: Variable) -> bool:
-    """Whether each replica has its own part."""
     return variable.layout.differs
 
 
 def is_combinable(variable: Variable) -> bool:
-    """Whether the variable has one value outside of replicas."""
+    """Whether the variable can be read in the cross-replica context, as one value."""
     return variable.aggregation is not VariableAggregation.NONE or not has_parts(variable)
 
 
 def read_parts(variable: Variable) -> np.ndarray:
-    """The parts of all replicas, stacked in the order of their ids."""
+    """The parts of all replicas, stacked by replica id."""
     strategy = variable.distribute_strategy
     local = [np.asarray(copy.read_value()) for copy in strategy.local_results(variable)]
     if len(local) == strategy.num_replicas_in_sync:
@@ -41,7 +40,7 @@ def read_parts(variable: Variable) -> np.ndarray:
 
 
 def write_parts(variable: Variable, parts: np.ndarray) -> None:
-    """Give each replica its part."""
+    """Assign each replica its part."""
 
     def write() -> None:
         context = get_replica_context()
@@ -52,12 +51,12 @@ def write_parts(variable: Variable, parts: np.ndarray) -> None:
 
 
 def _outside(function: Any, *args: Any) -> Any:
-    """Call a function as if no strategy's scope was open here: it may be that of another strategy."""
+    """Call a function outside of the current scope, which may belong to another strategy."""
     return contextvars.Context().run(function, *args)
 
 
 def takes_parts(variable: Variable, entry: Mapping[str, Any]) -> bool:
-    """Whether the saved parts, rather than the combined value, are for this variable."""
+    """Whether to restore this variable from the saved parts rather than from the combined value."""
     if "parts" not in entry or entry["parts"] != _num_parts(variable):
         return False
     aggregations = {entry["aggregation"], variable.aggregation.name}
@@ -65,7 +64,7 @@ def takes_parts(variable: Variable, entry: Mapping[str, Any]) -> bool:
 
 
 def cannot_combine(variable: Variable, entry: Mapping[str, Any]) -> str | None:
-    """Why a variable can have neither the saved parts nor their combination; None if it can."""
+    """Why a variable can be restored neither from parts nor from a combined value; None if it can."""
     if "parts" not in entry or entry["aggregation"] != "NONE" or takes_parts(variable, entry):
         return None
     there, here = entry["parts"], _num_parts(variable)

@@ -1,9 +1,9 @@
-"""The value of a variable as pieces: on the way to disk, and on the way back.
+"""Sharded values are saved and restored in pieces.
 
-Each process copies only the pieces that its own devices hold, and reads only those that its own devices
-will hold. No process needs the whole value of a variable that is divided among devices. What is on disk
-does not depend on the layout: neighbouring shards are joined and large arrays are cut, so a piece is a box
-of the value with at most `MAX_PIECE_BYTES`. A value of one piece is stored under its own name.
+Each process writes only pieces that its devices hold and reads only pieces that its devices need, so no
+process ever has the whole value of a sharded variable. The files do not depend on the layout: adjacent
+shards are merged and large arrays are split, which makes a piece a box of the value with at most
+`MAX_PIECE_BYTES`. A value of one piece is stored under the variable's own name.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from jax.sharding import Sharding
 
 from replicax.checkpoint._boxes import (
     Box,
-    assembled,
+    assemble,
     box_of,
-    cut,
-    joined,
+    intersection,
+    merge,
     num_elements,
-    overlap,
     shape_of,
+    split,
     whole_box,
 )
 from replicax.variables import Variable
 
 __all__ = [
     "Piece",
-    "divided",
+    "split_into_pieces",
     "is_divided",
     "needed_boxes",
     "overlaps",
@@ -43,7 +43,7 @@ MAX_PIECE_BYTES = 32 * 2**20
 
 
 class Piece(NamedTuple):
-    """A part of a saved value."""
+    """One box of a saved value."""
 
     name: str
     """The name of its array in the checkpoint."""
@@ -53,11 +53,11 @@ class Piece(NamedTuple):
     num_bytes: int
 
 
-# On the way to disk.
+# Saving.
 
 
-def divided(array: jax.Array, path: str, shape: Sequence[int]) -> list[Piece]:
-    """The pieces of a value of this shape, whose array may be padded. All processes get the same list."""
+def split_into_pieces(array: jax.Array, path: str, shape: Sequence[int]) -> list[Piece]:
+    """The pieces of a value of this shape, whose array may be padded; the same list on all processes."""
     limit = max(1, MAX_PIECE_BYTES // array.dtype.itemsize)
     owned: dict[int, list[Box]] = {}
     for box, process in _owners(array, shape).items():
@@ -65,8 +65,8 @@ def divided(array: jax.Array, path: str, shape: Sequence[int]) -> list[Piece]:
     found = [
         (box, process)
         for process, boxes in sorted(owned.items())
-        for large in joined(boxes, limit)
-        for box in cut(large, limit)
+        for large in merge(boxes, limit)
+        for box in split(large, limit)
     ]
     return [
         Piece(f"{path}//{i}" if found[1:] else path, box, process, num_elements(box) * array.dtype.itemsize)
@@ -75,7 +75,7 @@ def divided(array: jax.Array, path: str, shape: Sequence[int]) -> list[Piece]:
 
 
 def _owners(array: jax.Array, shape: Sequence[int]) -> dict[Box, int]:
-    """The shards of an array, without padding and copies, and which process saves each."""
+    """The distinct shards of an array, without padding, and the process that saves each."""
     owners: dict[Box, int] = {}
     for device, index in array.sharding.devices_indices_map(array.shape).items():
         box = box_of(index, shape)
@@ -86,18 +86,18 @@ def _owners(array: jax.Array, shape: Sequence[int]) -> dict[Box, int]:
 
 
 def read_piece(array: jax.Array, shape: Sequence[int], box: Box) -> np.ndarray:
-    """A copy of a box of the value, from shards of this process."""
+    """Copy a box of the value from this process's shards."""
     shards = {box_of(shard.index, shape): shard.data for shard in array.addressable_shards}
     parts = [(own, lambda data=data: _on_host(data)) for own, data in shards.items()]
-    return assembled(box, array.dtype, parts)
+    return assemble(box, array.dtype, parts)
 
 
 def _on_host(array: jax.Array) -> np.ndarray:
-    # A new array object of the same memory: JAX caches the copy on the host with the object.
+    # Copy through a new array object on the same buffer: JAX caches host copies on the array object.
     return np.asarray(jax.make_array_from_single_device_arrays(array.shape, array.sharding, [array]))
 
 
-# On the way back.
+# Restoring.
 
 
 def saved_pieces(path: str, entry: Mapping[str, Any]) -> list[tuple[str, Box]]:
@@ -111,7 +111,7 @@ def saved_pieces(path: str, entry: Mapping[str, Any]) -> list[tuple[str, Box]]:
 
 
 def is_divided(variable: Variable) -> bool:
-    """Whether a device holds only a part of the value."""
+    """Whether each device holds only a part of the value."""
     sharding = _sharding(variable)
     return sharding is not None and not sharding.is_fully_replicated
 
@@ -124,7 +124,7 @@ def _sharding(variable: Variable) -> Sharding | None:
 
 
 def needed_boxes(variable: Variable) -> list[Box]:
-    """The boxes of the value that the devices of this process hold."""
+    """The boxes of the value that this process's devices hold."""
     sharding = _sharding(variable)
     if sharding is None or sharding.is_fully_replicated:
         return [whole_box(variable.shape)]
@@ -133,7 +133,7 @@ def needed_boxes(variable: Variable) -> list[Box]:
 
 
 def restored_array(variable: Variable, read: Callable[[Box], np.ndarray]) -> jax.Array:
-    """The array of a divided variable, from what `read` returns for each of its shards."""
+    """The array of a sharded variable; `read` returns the value of a box."""
     sharding = _sharding(variable)
     assert sharding is not None
 
@@ -147,5 +147,5 @@ def restored_array(variable: Variable, read: Callable[[Box], np.ndarray]) -> jax
 
 
 def overlaps(box: Box, others: Sequence[Box]) -> bool:
-    """Whether a box has elements in common with one of the others."""
-    return any(overlap(box, other) is not None for other in others)
+    """Whether a box intersects any of the others."""
+    return any(intersection(box, other) is not None for other in others)

@@ -1,7 +1,8 @@
-"""Saving when a process will be ended: `PreemptionCheckpointHandler`.
+"""`PreemptionCheckpointHandler`: saves a checkpoint when a process is about to be preempted.
 
-Machines are often taken away with some seconds or minutes of notice. All processes then stop at the same
-step (`cluster/_stopping_point.py`), save one checkpoint together and end; the next start continues there.
+Cloud machines are often preempted with some seconds or minutes of notice. All processes then stop at the
+same step (`cluster/_stopping_point.py`), save one checkpoint together and exit. The next run continues
+there.
 """
 
 from __future__ import annotations
@@ -36,18 +37,17 @@ _logger = logging.getLogger("replicax")
 @final
 @dataclasses.dataclass(frozen=True)
 class TerminationConfig:
-    """How a `PreemptionCheckpointHandler` learns that a process will be ended, and what it does then.
+    """How a `PreemptionCheckpointHandler` learns of a preemption, and what it does then.
 
     Args:
-        termination_watcher_fn: called about once a second; returns whether this process will be ended. By
-            default the notice is SIGTERM.
-        exit_fn: called in every process when the checkpoint is complete. By default the process ends with
-            status 0. If it returns, the program continues.
-        grace_period: how many seconds there are between the notice and the end. Training continues for part
-            of that time; by default it stops at once.
-        save_fn: saves the checkpoint, in every process. By default the manager saves it, with the number
-            after the newest checkpoint; if the program numbers checkpoints by step, pass a function that
-            does so here.
+        termination_watcher_fn: called about once a second; returns whether this process is about to be
+            preempted. By default the notice is SIGTERM.
+        exit_fn: called in every process when the checkpoint is complete. By default the process exits with
+            status 0. If `exit_fn` returns, the program continues.
+        grace_period: the seconds between the notice and the preemption. Training continues for part of that
+            time; by default it stops at once.
+        save_fn: saves the checkpoint, in every process. By default the manager saves it under the number
+            after the newest checkpoint. Pass a function if your program numbers checkpoints by step.
 
     Raises:
         ValueError: the grace period is negative.
@@ -64,7 +64,6 @@ class TerminationConfig:
     save_fn: Callable[..., Any] | None = None
 
     def __post_init__(self) -> None:
-        """Check the arguments."""
         for name in ("termination_watcher_fn", "exit_fn", "save_fn"):
             if (value := getattr(self, name)) is not None and not callable(value):
                 raise TypeError(f"TerminationConfig({name}={value!r}): pass a function.")
@@ -95,21 +94,21 @@ class Manager(Protocol):
 
 @final
 class PreemptionCheckpointHandler:
-    """Saves a checkpoint and ends all processes when one is told to end; restores it at the next start.
+    """Saves a checkpoint and exits when any process is about to be preempted; restores it on restart.
 
-    Creating the handler restores the newest checkpoint. From then on SIGTERM does not end the process. When
-    a process gets it, all processes continue to the same step, save one checkpoint there and exit with
-    status 0.
+    Creating the handler restores the newest checkpoint. From then on SIGTERM no longer kills the process.
+    When one process receives it, all processes continue to the same step, save one checkpoint there and
+    exit with status 0.
 
-    Call `save_checkpoint_if_preempted` at the end of each step, or let `run` call the steps, equally often
-    in every process. Evaluate that way too, if evaluating takes long.
+    Call `save_checkpoint_if_preempted` at the end of each step, or let `run` call the steps, the same
+    number of times in every process. Do the same in an evaluation loop that takes long.
 
     Args:
         cluster_resolver: the cluster's resolver, `strategy.cluster_resolver`; None for one process.
         checkpoint_or_checkpoint_manager: what to save.
         checkpoint_dir: where to save a `Checkpoint`; only the newest one is kept. A manager has its own
             folder.
-        termination_config: how notices arrive, and how to save and end.
+        termination_config: how notices arrive, and how to save and exit.
 
     Raises:
         CheckpointError: no folder was given, or it is not the manager's.
@@ -168,20 +167,20 @@ class PreemptionCheckpointHandler:
 
     @property
     def total_run_calls(self) -> int:
-        """How often `run` was called, including calls before earlier preemptions."""
+        """How often `run` was called, including the calls before earlier preemptions."""
         return self._runs
 
     @property
     def preemption_message(self) -> str | None:
-        """Which process was told to end, and how; None as long as none was."""
+        """Which process is being preempted, and how it was notified; None until one is."""
         return self._stop.message
 
     def run(self, distributed_train_function: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:
-        """Call a step; before it, save a checkpoint and end if a process was told to end.
+        """Call a training step; first save a checkpoint and exit if a process is being preempted.
 
-        Take batches inside the function, from an iterator that is part of the checkpoint. A batch that was
-        taken before the call would be missing after a restart; in such loops, call
-        `save_checkpoint_if_preempted` at the end of the loop body instead.
+        Take batches inside the function, from an iterator that is part of the checkpoint. A batch taken
+        before the call would be lost on restart; in such loops, call `save_checkpoint_if_preempted` at the
+        end of the loop body instead.
 
         Args:
             distributed_train_function: the step.
@@ -189,7 +188,7 @@ class PreemptionCheckpointHandler:
             **kwargs: its keyword arguments.
 
         Returns:
-            What the function returns.
+            What the step returned.
         """
         self.save_checkpoint_if_preempted()
         result = distributed_train_function(*args, **kwargs)
@@ -197,9 +196,9 @@ class PreemptionCheckpointHandler:
         return result
 
     def save_checkpoint_if_preempted(self, *args: Any, **kwargs: Any) -> None:
-        """Save a checkpoint and end if a process was told to end.
+        """Save a checkpoint and exit if a process is being preempted.
 
-        Every process must call this equally often.
+        Every process must call this the same number of times.
 
         Args:
             *args: passed to `save` of the manager, or to `save_fn`.
@@ -215,9 +214,9 @@ class PreemptionCheckpointHandler:
 
     @contextlib.contextmanager
     def watch_preemption_scope(self) -> Iterator[None]:
-        """A `with` block that ends with `save_checkpoint_if_preempted`.
+        """A `with` block that calls `save_checkpoint_if_preempted` at its end.
 
-        Every process must enter it equally often.
+        Every process must enter it the same number of times.
         """
         yield
         self.save_checkpoint_if_preempted()
@@ -242,13 +241,13 @@ class PreemptionCheckpointHandler:
         self._stop.resume()
 
     def _delay(self, seconds: float) -> float:
-        """How much longer to train, `seconds` after a notice: a third of the time is for saving."""
+        """How much longer to train, `seconds` after the notice; a third of the time is left for saving."""
         grace = self._config.grace_period or 0.0
         reserve = max(grace / 3, 2 * (self._slowest_step + self._save_seconds))
         return grace - reserve - seconds
 
     def close(self) -> None:
-        """Stop watching, and restore the previous effect of SIGTERM."""
+        """Stop watching for preemption and restore the previous SIGTERM handler."""
         self._stop.close()
 
     def __enter__(self) -> PreemptionCheckpointHandler:

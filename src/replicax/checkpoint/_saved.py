@@ -1,8 +1,8 @@
-"""A checkpoint that is being restored: its arrays are read when they are needed.
+"""A checkpoint that is being restored, with arrays that are read on demand.
 
-All arrays that will be needed are read and compared with their checksums before anything is restored. As
-many as there is room for stay in memory until they are restored; the others are read again. So restoring
-takes a bounded amount of memory, and a damaged checkpoint changes nothing.
+All arrays that a restore needs are read and checked against their checksums before anything changes. As
+many as fit into a fixed budget stay in memory until they are restored; the others are read a second time.
+So a damaged checkpoint changes nothing, and restoring takes a bounded amount of memory.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any, final
 
 import numpy as np
 
-from replicax.checkpoint._content import SMALL_BYTES, Content, Sums, batches, checksum, unsealed
-from replicax.checkpoint._orbax import FIRST_ITEM, explained, read_arrays, read_document
+from replicax.checkpoint._content import SMALL_BYTES, Content, Sums, batches, checksum, unseal
+from replicax.checkpoint._orbax import FIRST_ITEM, read_arrays, read_document, wrap_errors
 from replicax.errors import CheckpointError
 
 __all__ = ["Saved"]
@@ -22,11 +22,11 @@ __all__ = ["Saved"]
 
 @final
 class Saved:
-    """A checkpoint on disk, or the content of one.
+    """A checkpoint on disk or in memory.
 
     Args:
         document: its document.
-        path: where it is; None if all arrays are in memory.
+        path: its folder; None if all arrays are in memory.
         sums: the checksums of its arrays.
     """
 
@@ -35,28 +35,28 @@ class Saved:
         self.kept: dict[str, np.ndarray] = {}
         """The arrays in memory."""
         self.is_damaged = False
-        """Whether an array was found to be damaged, here or by another process."""
+        """Whether this or another process found a damaged array."""
         self._path, self._sums = path, sums
 
     @classmethod
     def open(cls, path: pathlib.Path) -> Saved:
-        """The checkpoint in a folder."""
-        with explained(f"The checkpoint {path} could not be read"):
-            found = unsealed(read_document(path), FIRST_ITEM)
+        """Open the checkpoint in a folder."""
+        with wrap_errors(f"The checkpoint {path} could not be read"):
+            found = unseal(read_document(path), FIRST_ITEM)
         return cls(found.document, path, found.sums)
 
     @classmethod
     def of(cls, content: Content) -> Saved:
-        """A content in memory."""
+        """Wrap content that is in memory."""
         saved = cls(content.document, None, {})
         saved.kept = dict(content.arrays)
         return saved
 
     def verify(self, sizes: Mapping[str, int], room: int) -> None:
-        """Read arrays and compare them with their checksums.
+        """Read arrays and check them against their checksums.
 
         Args:
-            sizes: the sizes of the arrays in bytes, by their names.
+            sizes: array name -> size in bytes.
             room: how many bytes may stay in memory.
         """
         for names in batches(sizes):
@@ -66,12 +66,12 @@ class Saved:
                     room -= array.nbytes
 
     def load(self, names: Iterable[str]) -> Content:
-        """The content, with these of its arrays."""
+        """The content, with only these arrays."""
         names = list(names)
         arrays = {name: self.kept[name] for name in names if name in self.kept}
         rest = [name for name in names if name not in arrays]
         if rest and self._path is not None:
-            with explained(f"The checkpoint {self._path} could not be read"):
+            with wrap_errors(f"The checkpoint {self._path} could not be read"):
                 arrays |= self._read(rest)
         return Content(arrays, self.document)
 
@@ -88,7 +88,7 @@ class Saved:
         return found
 
     def drop(self, names: Iterable[str]) -> None:
-        """Remove arrays that were restored from memory, except for the counters of optimizers."""
+        """Free arrays that have been restored, except for the optimizers' step counters."""
         for name in names:
             if not name.endswith("/iterations"):
                 self.kept.pop(name, None)

@@ -13,11 +13,11 @@ __all__ = ["RestoreStatus"]
 
 @final
 class RestoreStatus:
-    """What a restore found, and what it did not; returned by `Checkpoint.restore`.
+    """Reports what a restore matched and what it did not; returned by `Checkpoint.restore`.
 
-    What did not match is logged in one line when the status is garbage-collected (immediately, if you do
-    not keep it), and by the next save at the latest. `assert_consumed()` raises instead; `expect_partial()`
-    logs nothing.
+    Mismatches are logged in one line when the status is garbage-collected (immediately, if you do not keep
+    it), and by the next save at the latest. `assert_consumed()` raises instead; `expect_partial()` logs
+    nothing.
 
     >>> import tempfile
     >>> path = rx.Checkpoint(w=rx.Variable(1.0), b=rx.Variable(2.0)).save(tempfile.mkdtemp())
@@ -28,7 +28,6 @@ class RestoreStatus:
     """
 
     def __init__(self, restored: Restored) -> None:
-        """Made by `Checkpoint.restore`."""
         self._restored = restored
         weakref.finalize(self, restored.report)
 
@@ -52,7 +51,7 @@ class RestoreStatus:
         return self
 
     def assert_existing_objects_matched(self) -> RestoreStatus:
-        """Raise `CheckpointMismatchError` unless everything that is here now was restored."""
+        """Raise `CheckpointMismatchError` unless everything that exists now was restored."""
         self._restored.attach()
         if problems := self._restored.problems([]):
             self._restored.was_reported = True
@@ -71,16 +70,16 @@ class RestoreStatus:
         return self
 
     def run_restore_ops(self, session: None = None) -> None:
-        """No effect: `restore` has already restored the values."""
+        """Do nothing: `restore` has already restored the values."""
 
     def initialize_or_restore(self, session: None = None) -> None:
-        """No effect: variables have their values from the start."""
+        """Do nothing: variables are initialized when they are created."""
 
     def expect_partial(self) -> RestoreStatus:
-        """Accept that not everything matches: nothing is logged.
+        """Accept mismatches: they are not logged.
 
-        Variables created later get no values by their names. Those whose place is known still do: slots of
-        the optimizers here, and variables of Keras models.
+        Variables that are created later are no longer matched by name. Those with a known path still are:
+        slots of this program's optimizers, and variables of Keras models.
         """
         self._restored.expect_partial()
         return self

@@ -1,8 +1,8 @@
 """A folder of numbered checkpoints.
 
-A checkpoint is written in its own working folder and renamed when it is complete, so anything with the name
-of a checkpoint is complete. Other folders may have numbers as names too; they are neither listed nor
-deleted. A store deletes only checkpoints that a manager has written with that prefix and number.
+A checkpoint is written to a working folder and renamed when it is complete, so anything named like a
+checkpoint is complete. Other folders with numbers as names are neither listed nor deleted: a store deletes
+only checkpoints that a manager wrote under that prefix and number.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from typing import Any, final
 import jax
 
 from replicax.checkpoint._best import Best
-from replicax.checkpoint._cluster import meet, on_each_process, on_first_process
-from replicax.checkpoint._content import Content, Later, Sums, batches, checksum, sealed
-from replicax.checkpoint._entries import few, sizes_of
+from replicax.checkpoint._cluster import agree_on_step, on_each_process, on_first_process
+from replicax.checkpoint._content import Content, DeferredArray, Sums, batches, checksum, seal
+from replicax.checkpoint._entries import shorten, sizes_of
 from replicax.checkpoint._orbax import (
     FIRST_ITEM,
-    explained,
     has_document,
     item_name,
     read_document,
+    wrap_errors,
     write_arrays,
     write_document,
 )
@@ -37,11 +37,11 @@ from replicax.errors import CheckpointError, CheckpointMissingError
 __all__ = ["Store"]
 
 _WORK = "checkpoint"
-"""What a checkpoint is called while it is written, in its working folder."""
+"""The name of a checkpoint inside its working folder, while it is written."""
 _FOLDER_SECONDS = 30.0
 
 _MANAGED = "managed"
-"""Where a document has the prefix and the number with which a manager wrote its checkpoint."""
+"""The key of a document under which a manager records the prefix and number of its checkpoint."""
 
 
 @final
@@ -52,10 +52,10 @@ class Store:
         directory: the folder; created by the first save.
         max_to_keep: how many of the newest to keep; None keeps all.
         prefix: what precedes the number in the name of a checkpoint.
-        managed: whether the checkpoints that are written may be deleted when they are too old.
-        own_folders: whether the processes of a cluster may have different folders. The first process writes
-            into its own; those of the others are created, but stay empty.
-        best: which checkpoints are kept instead of the newest.
+        managed: whether the checkpoints that this store writes may be deleted later.
+        own_folders: whether the processes of a cluster may have different folders. Process 0 writes to its
+            folder; those of the others are created but stay empty.
+        best: keep the best checkpoints by this order instead of the newest.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Store:
         return [step for step in self._numbers() if has_document(self.path(step))]
 
     def next_step(self, first: int = 0) -> int:
-        """The number after the newest checkpoint, and after anything else with such a name."""
+        """The number after the newest checkpoint, and after anything else that is named like one."""
         return max(self._numbers(), default=first - 1) + 1
 
     def _numbers(self) -> list[int]:
@@ -90,27 +90,27 @@ class Store:
         return sorted(int(text) for text in numbers if text.isdecimal() and str(int(text)) == text)
 
     def others(self) -> list[str]:
-        """The names of checkpoints in the folder, whatever they are called."""
+        """The names of all checkpoints in the folder, with any prefix."""
         paths = self.directory.iterdir() if self.directory.is_dir() else ()
         return sorted(path.name for path in paths if has_document(path))
 
     def path(self, step: int) -> pathlib.Path:
-        """Where a checkpoint is."""
+        """The folder of a checkpoint."""
         return self.directory / f"{self._prefix}{step}"
 
-    def meet(self, step: int, *, is_given: bool) -> int:
-        """Agree on the number of a checkpoint with the other processes of a cluster; see `_cluster`."""
-        return meet(self.path(step), step, is_given=is_given, own_folders=self._own_folders)
+    def agree_on_step(self, step: int, *, is_given: bool) -> int:
+        """Agree with the other processes on the number of a checkpoint; see `_cluster.py`."""
+        return agree_on_step(self.path(step), step, is_given=is_given, own_folders=self._own_folders)
 
     def save(self, step: int, content: Content) -> None:
-        """Write a checkpoint, then delete those that are too old.
+        """Write a checkpoint, then delete old ones.
 
-        All processes of a cluster call this, after `meet`. Each writes its own arrays into a folder of the
-        first one, which completes the checkpoint when all have written.
+        All processes of a cluster call this, after `agree_on_step`. Each writes its arrays to the working
+        folder of process 0, which commits the checkpoint when all have finished.
         """
         path = self.path(step)
-        with explained(f"The checkpoint {path} could not be written"):
-            if self._own_folders:  # a program for TensorFlow deletes its folder after saving
+        with wrap_errors(f"The checkpoint {path} could not be written"):
+            if self._own_folders:  # TensorFlow programs delete their folder after saving
                 self.directory.mkdir(parents=True, exist_ok=True)
             name = self._prefix if self._own_folders else str(self.directory)
             folder = pathlib.Path(on_first_process(name, lambda: str(self._begin(path))))
@@ -129,7 +129,7 @@ class Store:
         return new_working_folder(self.directory, path.name)
 
     def _write_arrays(self, folder: pathlib.Path, content: Content) -> Sums:
-        """Write the arrays of this process; returns their checksums."""
+        """Write this process's arrays; returns their checksums."""
         arrays, process = content.take_own(), jax.process_index()
         sizes = {name: array.nbytes for name, array in arrays.items()}
         if process and not sizes:
@@ -144,7 +144,7 @@ class Store:
 
     def _complete(self, step: int, folder: pathlib.Path, content: Content, sums: list[Sums]) -> None:
         _check_complete(content, sums)
-        document = sealed(content.document, sums, FIRST_ITEM)
+        document = seal(content.document, sums, FIRST_ITEM)
         document[_MANAGED] = [self._prefix, step] if self._managed else None
         write_document(folder / _WORK, document)
         (folder / _WORK).rename(self.path(step))
@@ -154,8 +154,8 @@ class Store:
         free = shutil.disk_usage(self.directory).free
         if free < wanted:
             raise CheckpointError(
-                f"The checkpoint needs {wanted / 1e6:.0f} MB, and {self.directory} has {free / 1e6:.0f} MB "
-                "left. Nothing was written"
+                f"The checkpoint needs {wanted / 1e6:.0f} MB, but {self.directory} has only "
+                f"{free / 1e6:.0f} MB left. Nothing was written"
             )
 
     def _delete_old(self, newest: int) -> None:
@@ -174,7 +174,7 @@ class Store:
         return max(known, key=lambda step: scores[step], default=None)
 
     def _score(self, step: int) -> tuple[float, int]:
-        """A larger one is better; equally good checkpoints are ordered by their age."""
+        """Higher is better; on a tie the newer checkpoint wins."""
         assert self._best is not None
         try:
             metrics = Saved.open(self.path(step)).document.get("metrics")
@@ -186,13 +186,13 @@ class Store:
         return read_document(self.path(step)).get(_MANAGED) == [self._prefix, step]
 
     def set_aside(self, step: int) -> None:
-        """Rename a checkpoint that can't be read, so that its number is free."""
+        """Rename an unreadable checkpoint, to free its number."""
         if jax.process_index() == 0:
             with contextlib.suppress(OSError):
                 self.path(step).rename(self.directory / f"{self.path(step).name}.unreadable")
 
     def open(self, step: int) -> Saved:
-        """An existing checkpoint."""
+        """Open a checkpoint; raises if it does not exist."""
         path = self.path(step)
         if not path.is_dir():
             others = f"has the checkpoints {self.steps()}" if self.steps() else "has no checkpoints"
@@ -201,14 +201,14 @@ class Store:
 
 
 def _write_item(path: pathlib.Path, item: str, arrays: dict[str, Any]) -> dict[str, int]:
-    """Write some arrays; returns their checksums."""
-    found = {name: x.read() if isinstance(x, Later) else x for name, x in arrays.items()}
+    """Write one item; returns the checksums of its arrays."""
+    found = {name: x.read() if isinstance(x, DeferredArray) else x for name, x in arrays.items()}
     write_arrays(path, item, found)
     return {name: checksum(array) for name, array in found.items()}
 
 
 def _check_complete(content: Content, sums: list[Sums]) -> None:
-    """Raise unless some process has written each array that the document names."""
+    """Raise unless every array in the document was written by some process."""
     written = {name for process in sums for item in process.values() for name in item}
     entries = content.document["entries"]
     lost = [
@@ -216,18 +216,18 @@ def _check_complete(content: Content, sums: list[Sums]) -> None:
     ]
     if lost:
         raise CheckpointError(
-            f"no process holds {few(lost)}. All processes must have the same variables in the checkpoint"
+            f"no process wrote {shorten(lost)}. All processes must save the same variables"
         )
 
 
 def _wait_for(folder: pathlib.Path) -> None:
-    """Wait until a folder of the first process is visible; network file systems may be late."""
+    """Wait until a folder that process 0 created is visible here; network file systems may lag."""
     deadline = time.monotonic() + _FOLDER_SECONDS
     while not folder.is_dir():
         if time.monotonic() > deadline:
             raise CheckpointError(
                 f"process {jax.process_index()} does not see the folder of the first process, {folder}. "
-                "Variables are divided among the processes, so all must write into one folder: pass a "
+                "Variables are sharded over the processes, so all must write to the same folder: pass a "
                 "directory on a file system that all machines share"
             )
         time.sleep(0.05)

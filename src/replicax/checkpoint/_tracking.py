@@ -1,9 +1,9 @@
-"""What a checkpoint holds of the objects that it is given: everything with state, by its path.
+"""Tracking: finds everything with state in the objects given to a checkpoint, and names it by its path.
 
-Lists, tuples, dicts and the attributes of other objects are searched, each object once. Three kinds of
-things have state: variables; anything with `state()` and `restore(state)`, such as an iterator; and, among
-the objects named in `rx.Checkpoint(...)` itself, arrays and numbers. An object can define its own parts
-with a method `checkpoint_items()` that returns a dict.
+The search covers lists, tuples, dicts and the attributes of all other objects, and visits each object once.
+Three kinds of things have state: variables; anything with `state()` and `restore(state)`, such as an
+iterator; and arrays and numbers that are passed to `rx.Checkpoint(...)` directly. An object can choose its
+own parts with a method `checkpoint_items()` that returns a dict.
 """
 
 from __future__ import annotations
@@ -24,7 +24,16 @@ from replicax.strategies import Strategy
 from replicax.values import is_number
 from replicax.variables import Variable
 
-__all__ = ["HasItems", "MayGrow", "Stateful", "growing", "left_out", "path_of", "track", "with_saved_names"]
+__all__ = [
+    "HasItems",
+    "MayGrow",
+    "Stateful",
+    "unbuilt",
+    "skipped_numbers",
+    "path_of",
+    "track",
+    "with_saved_names",
+]
 
 
 @runtime_checkable
@@ -36,13 +45,13 @@ class Stateful(Protocol):
         ...
 
     def restore(self, state: Any) -> None:
-        """Return to a state."""
+        """Return to a state that `state` returned."""
         ...
 
 
 @runtime_checkable
 class HasItems(Protocol):
-    """Something that defines which parts of it a checkpoint holds."""
+    """Something that chooses which of its parts a checkpoint holds."""
 
     def checkpoint_items(self) -> Mapping[str, Any]:
         """Its parts, by name."""
@@ -54,11 +63,11 @@ class MayGrow(Protocol):
     """Something that creates variables later, such as a model that is built by its first call."""
 
     def checkpoint_may_grow(self) -> bool:
-        """Whether it has yet to create variables."""
+        """Whether it has yet to create some of its variables."""
         ...
 
 
-# These have no state of their own, or their state is not the program's.
+# Not searched: they have no state, or none that belongs to the program.
 _OPAQUE = (
     str
     | bytes
@@ -86,14 +95,14 @@ _OPAQUE = (
 
 
 def track(roots: Mapping[str, Any]) -> dict[str, Any]:
-    """The things with state in `roots`, by their path: variables, stateful objects, arrays and numbers."""
+    """Everything with state in `roots`, by path: variables, stateful objects, arrays and numbers."""
     found: dict[str, Any] = {}
     seen: dict[int, Any] = {}
     for name, root in roots.items():
         is_numpy = isinstance(root, np.ndarray | np.generic)
         if is_numpy and (not is_number(root) or root.dtype.names is not None):
             raise CheckpointError(
-                f"{name} is an array of the dtype {root.dtype}, and only numbers can be saved. Leave it "
+                f"{name} is an array of dtype {root.dtype}, but only numeric arrays can be saved. Leave it "
                 "out, or put it into an object with `state()` and `restore(state)`, whose state is JSON."
             )
         if is_number(root):
@@ -107,16 +116,16 @@ def track(roots: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _walk(path: str, thing: Any, seen: dict[int, Any]) -> Iterator[tuple[str, Any]]:
-    """The things with state in `thing`."""
+    """Everything with state in `thing`, by path."""
     for found, part in _visit(path, thing, seen):
         if _has_state(part):
             yield found, part
 
 
 def _visit(path: str, thing: Any, seen: dict[int, Any]) -> Iterator[tuple[str, Any]]:
-    """Everything in `thing` that is searched, from the outside in.
+    """`thing` and everything inside it, from the outside in.
 
-    `seen` also holds the things themselves, so that no other object can get their ids.
+    `seen` holds the objects, too, so that their ids can't be reused during the search.
     """
     if isinstance(thing, _OPAQUE) or id(thing) in seen:
         return
@@ -139,7 +148,7 @@ def path_of(wanted: Any, roots: Mapping[str, Any]) -> str | None:
     return next((path for path, thing in _visit_all(roots) if thing is wanted), None)
 
 
-def growing(roots: Mapping[str, Any]) -> list[str]:
+def unbuilt(roots: Mapping[str, Any]) -> list[str]:
     """The paths of the objects in `roots` that have yet to create variables."""
     return [
         path
@@ -151,7 +160,7 @@ def growing(roots: Mapping[str, Any]) -> list[str]:
 def with_saved_names(
     things: Mapping[str, Any], roots: Mapping[str, Any], saved: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """`things` by their saved paths: earlier versions saved Keras' variables by number."""
+    """`things` by the paths under which they were saved: earlier versions numbered Keras variables."""
     if all(path in saved for path in things):
         return dict(things)
     numbered: dict[int, str] = {}
@@ -160,17 +169,17 @@ def with_saved_names(
         if items is None or isinstance(owner, type):
             continue
         by_number = items()
-        # A number means nothing before all variables are there.
+        # The numbers are only right once all variables exist.
         if f"{path}/{len(by_number) - 1}" in saved and f"{path}/{len(by_number)}" not in saved:
             for number, variable in by_number.items():
                 numbered.setdefault(id(variable), f"{path}/{number}")
     return {path if path in saved else numbered.get(id(x), path): x for path, x in things.items()}
 
 
-def left_out(roots: Mapping[str, Any]) -> list[str]:
-    """The paths of arrays and numbers in structures among `roots`, which `track` does not find.
+def skipped_numbers(roots: Mapping[str, Any]) -> list[str]:
+    """The paths of arrays and numbers inside lists and dicts in `roots`, which `track` skips.
 
-    Those in attributes of objects are sizes, tables and settings, unless `checkpoint_items` lists them.
+    Arrays and numbers in attributes of objects are not listed: they are mostly sizes and settings.
     """
     return [
         path for name, root in roots.items() if not is_number(root) for path in _numbers_in(name, root, {})
@@ -191,13 +200,13 @@ def _has_state(thing: Any) -> bool:
 
 
 def _is_stateful(thing: Any) -> bool:
-    # A protocol checks only that the names exist, and an attribute `state` may be anything.
+    # `isinstance` on a protocol only checks that the names exist; `state` could be any attribute.
     is_one = isinstance(thing, Stateful) and not isinstance(thing, type)
     return is_one and callable(thing.state) and callable(thing.restore)
 
 
 def _parts(thing: Any) -> list[tuple[str, Any]]:
-    """The parts of a container or an object, by name."""
+    """The items of a container or the attributes of an object, by name."""
     if isinstance(thing, HasItems):
         return [(str(name), part) for name, part in thing.checkpoint_items().items()]
     if isinstance(thing, Mapping):

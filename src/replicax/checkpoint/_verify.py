@@ -1,4 +1,4 @@
-"""Reading a checkpoint before anything is restored from it, so that a damaged one changes nothing."""
+"""Verifies a checkpoint before anything is restored from it, so that a damaged one changes nothing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from replicax.checkpoint._cluster import meet_to_restore
+from replicax.checkpoint._cluster import agree_to_restore
 from replicax.checkpoint._entries import sizes_of
 from replicax.checkpoint._pieces import is_divided
 from replicax.checkpoint._saved import Saved
@@ -16,23 +16,23 @@ from replicax.variables import Variable
 __all__ = ["verify"]
 
 _KEPT_BYTES = 128 * 2**20
-"""How much of what is restored at once is read only once."""
+"""How many bytes of what is restored now stay in memory, and need not be read again."""
 _PENDING_BYTES = 2**30
-"""How much stays in memory for variables that do not exist yet; the rest is read when they are created."""
+"""How many bytes stay in memory for variables that do not exist yet; the rest is read on creation."""
 
 
 def verify(saved: Saved, things: Mapping[str, Any], where: str) -> None:
     """Check all arrays of a checkpoint that this process needs for `things`, or may need later.
 
-    If variables are divided among processes, each reads only a part. Then the processes meet, and all raise
-    if one of them found damage.
+    If variables are sharded over processes, each process reads only its part. The processes then exchange
+    their findings, and all raise if one of them found damage.
 
     Raises:
         CheckpointError: an array is damaged.
     """
     problem = _problem(saved, things)
     if any(_is_among_processes(thing) for thing in things.values()):
-        problem = meet_to_restore(pathlib.Path(where), problem)
+        problem = agree_to_restore(pathlib.Path(where), problem)
     if problem is not None:
         saved.is_damaged = True
         raise CheckpointError(problem)

@@ -1,10 +1,9 @@
-"""Folders in which checkpoints are being written, and whether their writers are still running.
+"""Working folders of checkpoints, and how to tell that their writer is gone.
 
-A writer works in a folder with a unique name, and first records there which process it is. Another process
-may remove the folder only if the writer has ended. A process id proves that only on the same machine since
-its last boot, and in the same container: containers have their own process ids, and other machines may use
-the same file system. In all other cases a folder counts as abandoned if nothing in it has changed for a
-day.
+A writer creates a folder with a unique name and first records its identity there. Another process may
+remove the folder only once the writer has exited. A process id proves that only on the same machine, since
+its last boot and in the same container: containers have their own process ids, and machines may share a
+file system. In all other cases a folder counts as abandoned when nothing in it has changed for a day.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _ABANDONED_SECONDS = 24 * 3600.0
 
 
 def new_working_folder(directory: pathlib.Path, name: str) -> pathlib.Path:
-    """A new folder in `directory`, for writing the checkpoint `name` in its folder "checkpoint"."""
+    """Create a working folder in `directory`; the checkpoint `name` is written to "checkpoint" in it."""
     folder = directory / f"{_WRITING}{name}-{uuid.uuid4().hex[:12]}"
     folder.mkdir()
     try:
@@ -40,7 +39,7 @@ def new_working_folder(directory: pathlib.Path, name: str) -> pathlib.Path:
 
 
 def remove_checkpoint(path: pathlib.Path) -> None:
-    """Delete a checkpoint, hiding it first: one that is half deleted must not look complete."""
+    """Delete a checkpoint. Rename it first: a half-deleted one must not look complete."""
     hidden = path.with_name(f"{_DELETED}{path.name}-{uuid.uuid4().hex[:12]}")
     with contextlib.suppress(OSError):
         path.rename(hidden)
@@ -48,7 +47,7 @@ def remove_checkpoint(path: pathlib.Path) -> None:
 
 
 def remove_abandoned(directory: pathlib.Path) -> None:
-    """Remove the folders of writers that have ended, and half-deleted checkpoints."""
+    """Remove the working folders of writers that are gone, and half-deleted checkpoints."""
     for path in directory.iterdir():
         hidden = path.name.startswith(_DELETED)
         if hidden or (path.name.startswith(_WRITING) and _is_abandoned(path)):
@@ -56,17 +55,17 @@ def remove_abandoned(directory: pathlib.Path) -> None:
 
 
 def _is_abandoned(folder: pathlib.Path) -> bool:
-    if _is_gone(_note(folder)):
+    if _has_exited(_read_identity(folder)):
         return True
     try:
         newest = max(path.stat().st_mtime for path in (folder, *folder.rglob("*")))
     except OSError:
-        return False  # it is changing at this moment
+        return False  # another process is changing it right now
     return newest < time.time() - _ABANDONED_SECONDS
 
 
-def _note(folder: pathlib.Path) -> dict[str, Any]:
-    """The writer's identity; empty if it was not written, or not completely."""
+def _read_identity(folder: pathlib.Path) -> dict[str, Any]:
+    """The recorded identity of the writer; empty if it is missing or incomplete."""
     try:
         note = json.loads((folder / _NOTE).read_text())
     except (OSError, ValueError):
@@ -74,8 +73,8 @@ def _note(folder: pathlib.Path) -> dict[str, Any]:
     return note if isinstance(note, dict) else {}
 
 
-def _is_gone(writer: dict[str, Any]) -> bool:
-    """Whether a process is known to have ended."""
+def _has_exited(writer: dict[str, Any]) -> bool:
+    """Whether the writer is known to have exited."""
     own = _identity(os.getpid())
     places = ("host", "boot", "processes")
     if own["boot"] is None or any(writer.get(key) != own[key] for key in places):
@@ -101,7 +100,7 @@ def _identity(process: int) -> dict[str, Any]:
 
 
 def _start_time(process: int) -> str | None:
-    """When a process started, in clock ticks since the machine did; "" if it has ended; None if unknown."""
+    """When a process started, in clock ticks since boot; "" if it has exited; None if unknown."""
     status = _text(f"/proc/{process}/stat")
     if status is None:
         return None
