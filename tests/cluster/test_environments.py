@@ -187,7 +187,7 @@ def test_missing_variables_are_named(environment, monkeypatch, resolver, variabl
 
 def test_wrong_numbers(environment):
     environment({**TORCHRUN, "RANK": "4"})
-    with pytest.raises(ClusterError, match="has the number 4, but there are 4 processes"):
+    with pytest.raises(ClusterError, match="has the index 4, but there are only 4 processes"):
         TorchrunClusterResolver()
     environment({"RANK": "first"})
     with pytest.raises(ClusterError, match="RANK must be a number, 0 or more; it is 'first'"):
@@ -253,7 +253,7 @@ def test_the_pods_of_a_job(environment, monkeypatch):
     assert resolver.cluster_spec().task_address("worker", 0) == name.replace("-3.", "-0.") + ":1234"
     assert resolver.cluster_spec().task_address("worker", 3) == name + ":1234"
     assert resolver.task_id == 3
-    with pytest.raises(ClusterError, match="number 3, but there are 2"):
+    with pytest.raises(ClusterError, match="index 3, but there are only 2"):
         KubernetesJobClusterResolver(num_workers=2)
 
 
@@ -266,7 +266,7 @@ def test_a_pod_without_a_name(environment, monkeypatch, name):
 
 
 def test_not_a_pod_of_an_indexed_job(environment):
-    with pytest.raises(NotInClusterError, match="does not run in a pod"):
+    with pytest.raises(NotInClusterError, match="does not run in a Kubernetes pod"):
         KubernetesJobClusterResolver(2)
     environment({"KUBERNETES_SERVICE_HOST": "10.0.0.1"})
     with pytest.raises(NotInClusterError, match="completionMode: Indexed"):
@@ -286,7 +286,7 @@ def test_kubernetes_knows_the_number_of_pods(environment, monkeypatch):
         raise RuntimeError("Kubernetes API Error: 403 - Forbidden")
 
     monkeypatch.setattr("replicax.cluster._kubernetes_job.detect_kubernetes_job", refuse)
-    with pytest.raises(ClusterError, match=r"403 - Forbidden\nOr pass num_workers"):
+    with pytest.raises(ClusterError, match=r"403 - Forbidden\nPass num_workers"):
         KubernetesJobClusterResolver()
 
 

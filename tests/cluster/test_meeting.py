@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from replicax.cluster._coordinator import Meeting, start_coordinator, stop_coordinator
+from replicax.cluster._coordinator import Rendezvous, start_coordinator, stop_coordinator
 from replicax.cluster._hub import Hub
 from replicax.cluster._options import ClusterOptions
 from replicax.cluster._wire import Connection
@@ -37,7 +37,7 @@ def meet(address, tasks, ranks, timeout_seconds=30.0):
 
     def join(rank):
         try:
-            connection, service = Meeting(address, rank, tasks, timeout_seconds).join()
+            connection, service = Rendezvous(address, rank, tasks, timeout_seconds).join()
         except (ClusterError, ClusterTimeoutError) as error:
             return error
         connection.close()

@@ -195,7 +195,7 @@ def test_too_few_gpus(slurm):
     slurm(1, CUDA_VISIBLE_DEVICES="0,1,2")
     with pytest.raises(ClusterError, match="lists 3 for all tasks"):
         SlurmClusterResolver(gpus_per_node=4)
-    with pytest.raises(ClusterError, match="need 8 GPUs, and a host has 4"):
+    with pytest.raises(ClusterError, match="need 8 GPUs, but a host has 4"):
         SlurmClusterResolver(gpus_per_node=4, gpus_per_task=4)
 
 

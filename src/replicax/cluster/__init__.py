@@ -1,7 +1,9 @@
-"""Clusters: which processes train together, how each one finds its task, and how they join.
+"""Clusters: which processes train together, how each finds its task, how they join and who watches them.
 
-A `ClusterSpec` lists the tasks of a cluster. A `ClusterResolver` finds it, for example in the environment;
-there is one class for each way of starting processes. Strategies for several hosts take a resolver.
+A `ClusterSpec` lists the tasks of a cluster. A `ClusterResolver` finds the spec, for example in environment
+variables; there is one class for each way of starting processes. Multi-worker strategies take a resolver.
+While a cluster runs, a watchdog in each worker (`_watchdog.py`) reports to a coordinator
+(`_coordinator_main.py`), which tells all workers when one has failed.
 """
 
 from replicax.cluster._bootstrap import Place, Task, find_place, join_cluster

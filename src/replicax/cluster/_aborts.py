@@ -1,8 +1,9 @@
-"""Running Python code before native code aborts the process.
+"""Runs Python code when native code is about to abort the process.
 
-Gloo aborts a process that receives data of another collective, which happens when a third worker dies. XLA
-aborts when a check fails. Python's own signal handlers do not help: they run later, in the main thread. So
-this handler is a C function that takes the interpreter's lock and calls Python in the aborting thread.
+Gloo aborts a process that receives data for the wrong collective, which happens when a third worker dies.
+XLA aborts when a check fails. Python's signal handlers are too late: they run in the main thread, when it
+is back in Python. So this installs a C handler, which takes the GIL and calls Python in the aborting
+thread.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from typing import Any
 __all__ = ["before_abort"]
 
 _Handler = ctypes.CFUNCTYPE(None, ctypes.c_int)
-_handlers: list[Any] = []  # C has no references to them
+_handlers: list[Any] = []  # keeps the callbacks alive: C holds no reference
 
 
 def before_abort(action: Callable[[], None]) -> None:
-    """Call `action` in a thread that aborts the process; the abort continues when it returns."""
+    """Call `action` in the aborting thread before the process aborts."""
 
     def handle(number: int) -> None:
-        if faulthandler.is_enabled():  # it had a handler for this signal
+        if faulthandler.is_enabled():  # we have replaced its handler for this signal
             faulthandler.dump_traceback()
         action()
 

@@ -1,8 +1,8 @@
-"""Finding this process's place in a cluster, and joining the cluster with JAX.
+"""Finds this process's place in a cluster and joins the cluster with JAX.
 
-Strategies that train synchronously run on the *training tasks*: the chief if there is one, then the
-workers. Their order gives JAX's process ids, and all connect to the first of them, the coordinator. An
-evaluator runs separately.
+Synchronous strategies run on the *training tasks*: the chief, if there is one, then the workers. Their
+order gives JAX's process ids, and all connect to the coordinator at the address of the first. An evaluator
+runs on its own.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import final
 import jax
 
 from replicax._jax import backends_are_initialized, connect_to_service
-from replicax.cluster._coordinator import Meeting, start_coordinator, stop_coordinator
+from replicax.cluster._coordinator import Rendezvous, start_coordinator, stop_coordinator
 from replicax.cluster._listening import listen_at_own_address, refuse_encryption_settings
 from replicax.cluster._notices import leave_sigterm_alone
 from replicax.cluster._options import ClusterOptions
@@ -49,12 +49,12 @@ class Place:
 
     @property
     def own(self) -> Task:
-        """This process."""
+        """The task of this process."""
         return self.tasks[self.process_id]
 
 
 def find_place(resolver: ClusterResolver) -> Place | None:
-    """This process's place among the training tasks of the resolver's cluster; None without a cluster.
+    """Find this process among the training tasks of the resolver's cluster; None without a cluster.
 
     Raises:
         ClusterError: the cluster has jobs that can't train together, or this process is not part of it.
@@ -80,14 +80,14 @@ def find_place(resolver: ClusterResolver) -> Place | None:
 def _check_jobs(spec: ClusterSpec, own_job: str) -> None:
     if own_job == "ps":
         raise ClusterError(
-            "This process is a 'ps' task, a parameter server, which strategies that train synchronously do "
-            "not use. Do not start such processes; the workers train without them."
+            "This process is a 'ps' task, a parameter server, which synchronous strategies do not use. Do "
+            "not start such processes; the workers train without them."
         )
     for job in dict.fromkeys([own_job, *spec.jobs]):
         if job not in ("chief", "worker", "evaluator", "ps"):
             raise ClusterError(
-                f"The cluster has a job {job!r}. A strategy that trains synchronously uses 'chief', "
-                "'worker' and 'evaluator'."
+                f"The cluster has a job {job!r}. Synchronous strategies know the jobs 'chief', 'worker' "
+                "and 'evaluator'."
             )
     for job in ("chief", "evaluator"):
         if job in spec.jobs and spec.num_tasks(job) > 1:
@@ -102,13 +102,13 @@ def join_cluster(place: Place | None, options: ClusterOptions | None = None) -> 
     """Connect JAX in this process with all tasks of `place`, which must all call this.
 
     Args:
-        place: from `find_place`. None changes nothing.
+        place: from `find_place`; None does nothing.
         options: how long to wait for the others.
 
     Raises:
-        BackendStartedError: JAX has already started in this process, without the others.
-        ClusterError: JAX has joined another cluster, two processes have one task, their clusters differ,
-            or the first task's address can't be used.
+        BackendStartedError: JAX's backend has already started in this process, without the others.
+        ClusterError: JAX has joined another cluster, two processes have the same task, their clusters
+            differ, or the first task's address can't be used.
         ClusterTimeoutError: not all tasks joined in time.
     """
     if jax.distributed.is_initialized():
@@ -124,7 +124,7 @@ def join_cluster(place: Place | None, options: ClusterOptions | None = None) -> 
 
 
 def _prepare_cpu_collectives() -> None:
-    """Without this, CPU devices of several processes can't communicate."""
+    """Select Gloo: without it, CPU devices of different processes can't communicate."""
     if not jax.config.values["jax_cpu_collectives_implementation"] and not backends_are_initialized():
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
 
@@ -144,7 +144,7 @@ def _refuse_started_backend(place: Place) -> None:
     if backends_are_initialized():
         raise BackendStartedError(
             f"{place.own} can't join its cluster: JAX has already started in this process, without the "
-            "others. Make the strategy first, before any array, `jax.devices()` or other strategy."
+            "others. Create the strategy first, before any array, `jax.devices()` or other strategy."
         )
 
 
@@ -153,7 +153,7 @@ def _join(place: Place, options: ClusterOptions) -> None:
     if place.process_id == 0:
         start_coordinator(address, tasks, options)
     try:
-        connection, service = Meeting(
+        connection, service = Rendezvous(
             address, place.process_id, tasks, options.start_timeout_seconds
         ).join()
     except BaseException:
@@ -161,7 +161,7 @@ def _join(place: Place, options: ClusterOptions) -> None:
         raise
     watch(
         connection, place.process_id, options
-    )  # first: a worker may die while JAX waits for all to connect
+    )  # before JAX connects: a worker may die while JAX waits for the others
     connect_to_service(service, len(tasks), place.process_id, options.heartbeat_timeout_seconds)
     leave_sigterm_alone()
 

@@ -1,4 +1,4 @@
-"""`ClusterDef` and `JobDef`: a cluster in the shape of TensorFlow's protocol buffers of these names."""
+"""`ClusterDef` and `JobDef`: dataclasses shaped like TensorFlow's protocol buffers of these names."""
 
 from __future__ import annotations
 

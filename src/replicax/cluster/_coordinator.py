@@ -1,4 +1,8 @@
-"""Starting the coordinator's process in the first worker, and meeting the other workers there."""
+"""Starts the coordinator beside rank 0, and joins it from every worker.
+
+The coordinator is a process of its own (`_coordinator_main.py`). `start_coordinator` launches it from the
+first worker; `Rendezvous.join` connects a worker to it and waits until all workers are there.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ from replicax.cluster._options import ClusterOptions
 from replicax.cluster._wire import Connection, host_and_port
 from replicax.errors import ClusterError, ClusterTimeoutError
 
-__all__ = ["Meeting", "start_coordinator", "stop_coordinator"]
+__all__ = ["Rendezvous", "start_coordinator", "stop_coordinator"]
 
 _RETRY_SECONDS = 0.05
 _GREETING_SECONDS = 10.0
@@ -35,7 +39,7 @@ _process: subprocess.Popen[bytes] | None = None
 
 
 def start_coordinator(address: str, tasks: Sequence[str], options: ClusterOptions) -> None:
-    """Start the process that the workers meet at `address`; it ends with the last of them.
+    """Start the coordinator, which listens at `address` and exits after the last worker.
 
     Raises:
         ClusterError: the port is in use, or the address can't be used.
@@ -62,18 +66,18 @@ def start_coordinator(address: str, tasks: Sequence[str], options: ClusterOption
     if "error" in answer:
         process.stdin.close()
         process.wait()
-        raise ClusterError(_why_no_coordinator(address, answer))
-    _process = process  # its input stays open until this process ends
+        raise ClusterError(_explain_failed_start(address, answer))
+    _process = process  # keeps its stdin open until this process exits
 
 
 def stop_coordinator() -> subprocess.Popen[bytes] | None:
-    """Tell the coordinator, if it runs, that this process gives up; it ends unless all have joined."""
+    """Tell the coordinator, if it runs, that this process gives up; it exits unless all have joined."""
     if _process is not None and _process.stdin is not None:
         _process.stdin.close()
     return _process
 
 
-def _why_no_coordinator(address: str, answer: dict[str, Any]) -> str:
+def _explain_failed_start(address: str, answer: dict[str, Any]) -> str:
     if answer.get("in_use"):
         return (
             f"The first worker can't listen at its address {address}: the port is in use. Choose a free "
@@ -86,22 +90,22 @@ def _why_no_coordinator(address: str, answer: dict[str, Any]) -> str:
 
 
 @final
-class Meeting:
-    """How a worker joins the cluster: it identifies itself and waits for the others."""
+class Rendezvous:
+    """Joins one worker to the cluster: it identifies itself and waits for the others."""
 
     def __init__(self, address: str, rank: int, tasks: Sequence[str], timeout_seconds: float) -> None:
-        """Meet the workers `tasks` at `address`, as number `rank` of them."""
+        """Join the workers `tasks` at `address`, as the one with this rank."""
         self._address, self._rank, self._tasks = address, rank, list(tasks)
         self._timeout_seconds = timeout_seconds
         self._deadline = time.monotonic() + timeout_seconds
         self._present: list[int] = []
 
     def join(self) -> tuple[Connection, str]:
-        """Wait for all workers; the connection to the hub, and the address of JAX's service.
+        """Wait for all workers; returns the connection to the hub and the address of JAX's service.
 
         Raises:
-            ClusterError: two workers have one rank, or their clusters differ.
-            ClusterTimeoutError: not all workers came in time.
+            ClusterError: two workers have the same rank, or their clusters differ.
+            ClusterTimeoutError: not all workers joined in time.
         """
         connection = self._connect()
         try:
@@ -118,8 +122,8 @@ class Meeting:
                         return connection, message["service"]
                     self._take(message)
                 if time.monotonic() > self._deadline:
-                    connection.send({"kind": "timed out"})  # so that the others need not time out
-                    raise ClusterTimeoutError(self._who_is_missing())
+                    connection.send({"kind": "timed out"})  # the others need not wait for their timeouts
+                    raise ClusterTimeoutError(self._describe_missing())
         except BaseException:
             connection.close()
             raise
@@ -131,7 +135,7 @@ class Meeting:
                 connection = Connection(socket.create_connection((host, port), self._seconds_left()))
             except OSError as error:
                 if time.monotonic() > self._deadline:
-                    raise ClusterTimeoutError(self._nobody_listens(error)) from error
+                    raise ClusterTimeoutError(self._describe_unreachable(error)) from error
             else:
                 if self._is_hub(connection):
                     return connection
@@ -141,7 +145,7 @@ class Meeting:
         return max(0.1, self._deadline - time.monotonic())
 
     def _is_hub(self, connection: Connection) -> bool:
-        """Whether a hub answers; False if it ends at once, as that of an earlier run might."""
+        """Whether a hub answers; False if it hangs up, as one left over from an earlier run might."""
         try:
             messages = connection.receive(min(_GREETING_SECONDS, self._seconds_left()))
         except ValueError:
@@ -170,7 +174,7 @@ class Meeting:
         if message["kind"] == "refused":
             raise ClusterError(f"{self._name} can't join its cluster. {message['reason']}")
         if message["kind"] == "timed out":
-            raise ClusterTimeoutError(self._who_is_missing(f"{self._tasks[message['rank']]} timed out"))
+            raise ClusterTimeoutError(self._describe_missing(f"{self._tasks[message['rank']]} timed out"))
         if message["kind"] == "present":
             self._present = message["ranks"]
 
@@ -178,7 +182,7 @@ class Meeting:
     def _name(self) -> str:
         return self._tasks[self._rank]
 
-    def _nobody_listens(self, error: OSError) -> str:
+    def _describe_unreachable(self, error: OSError) -> str:
         others = ", ".join(task for task in self._tasks if task != self._name)
         return (
             f"{self._name} timed out after {self._timeout_seconds:g} s at {self._address}, the address "
@@ -187,7 +191,7 @@ class Meeting:
             f"tasks: {others}."
         )
 
-    def _who_is_missing(self, who: str | None = None) -> str:
+    def _describe_missing(self, who: str | None = None) -> str:
         missing = ", ".join(t for rank, t in enumerate(self._tasks) if rank not in self._present)
         who = who or f"{self._name} timed out after {self._timeout_seconds:g} s"
         return (

@@ -1,12 +1,11 @@
-"""The coordinator: a process beside the first worker, with the hub and JAX's coordination service.
+"""The coordinator: a process beside rank 0 that runs the hub and JAX's coordination service.
 
-It is not part of the first worker because it must outlive it. If the service ended with the first worker,
-JAX would end all others at the same moment, before they could report why. The process ends with the last
-worker.
+It is separate from rank 0 because it must outlive it. If the service died with rank 0, JAX would terminate
+all other workers at once, before they could report why. The coordinator exits after the last worker.
 
-It starts in a fifth of a second because it imports only jaxlib, not JAX. Its arguments are one JSON
-object on the command line. It prints one line, {"ok": true} or {"error": ...}, and reads nothing: the end
-of its input is the end of the first worker.
+It starts in a fifth of a second because it imports only jaxlib, not JAX. Its arguments are one JSON object
+on the command line. It prints one line, {"ok": true} or {"error": ...}, and reads nothing from stdin: EOF
+means that rank 0 has exited.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ from replicax.cluster._wire import host_and_port
 
 __all__ = ["main"]
 
-_PORT_SECONDS = 2.0  # for the processes of an earlier run to end
-_services: list[Any] = []  # JAX's service ends with this reference
+_PORT_SECONDS = 2.0  # how long processes of an earlier run may still hold the port
+_services: list[Any] = []  # keeps JAX's service alive
 
 
 def main() -> None:
-    """Bring the workers together, and watch over them until the last one has ended."""
+    """Let the workers join, and watch them until the last one has exited."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # signals of a terminal are for the workers
+        signal.signal(number, signal.SIG_IGN)  # Ctrl-C in a terminal is meant for the workers
     arguments = json.loads(sys.argv[1])
     host, port = host_and_port(arguments["address"])
     try:
@@ -45,18 +44,18 @@ def main() -> None:
     print(json.dumps({"ok": True}), flush=True)
     os.dup2(
         os.open(os.devnull, os.O_WRONLY), 1
-    )  # a reader of the first worker's pipes must not wait for us
+    )  # whoever reads rank 0's output must not wait for us to close it
 
     def start_service() -> str:
         bound = listener.getsockname()[0]
         return _start_service(host, bound, len(arguments["tasks"]), arguments["heartbeat_seconds"])
 
     Hub(listener, sys.stdin.fileno(), arguments["tasks"], arguments["stuck_seconds"], start_service).serve()
-    os._exit(0)  # the service would log that it ends
+    os._exit(0)  # skip the service's shutdown, which would log errors
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Listen at the address if it is one of this machine, or else at all of its addresses."""
+    """Listen at the address if it belongs to this machine, otherwise at all of its addresses."""
     deadline = time.monotonic() + _PORT_SECONDS
     while True:
         try:
@@ -75,36 +74,36 @@ def _listen_once(host: str, port: int) -> socket.socket:
         except OSError as error:
             if (
                 error.errno != errno.EADDRNOTAVAIL
-            ):  # an address of a router or a service before this machine
+            ):  # the address of a router or a service in front of this machine
                 raise
     return socket.create_server(("", port), backlog=1024)
 
 
 def _is_unreachable(host: str, resolved: str) -> bool:
-    """Whether a machine's name is a loopback address on that machine, as some systems have it."""
+    """Whether the machine's own name resolves to a loopback address, as on some systems."""
     is_loopback = ipaddress.ip_address(resolved.partition("%")[0]).is_loopback
     return is_loopback and host not in ("localhost", resolved)
 
 
 def _start_service(host: str, bound: str, num_tasks: int, heartbeat_seconds: float) -> str:
-    """Start JAX's coordination service beside the hub, at any free port; its address for the workers."""
+    """Start JAX's coordination service at a free port; returns its address for the workers."""
     # Not through replicax._jax, which imports JAX.
     service: Any = importlib.import_module("jaxlib._jax").get_distributed_runtime_service
     family = socket.AF_INET6 if ":" in bound else socket.AF_INET
     with socket.create_server((bound, 0), family=family) as probe:
         port = probe.getsockname()[1]
-    # A recoverable service does not propagate failures, and no process waits for others at the end.
-    # Otherwise JAX would end the other processes without a message.
+    # A recoverable service does not propagate failures and has no shutdown barrier. Without this, JAX would
+    # terminate the other processes without a message.
     _services.append(
         service(
-            f"{_bracketed(bound)}:{port}",
+            f"{_add_brackets(bound)}:{port}",
             num_tasks,
             heartbeat_timeout=max(1, round(heartbeat_seconds)),
             recoverable=True,
         )
     )
-    return f"{_bracketed(host)}:{port}"
+    return f"{_add_brackets(host)}:{port}"
 
 
-def _bracketed(host: str) -> str:
+def _add_brackets(host: str) -> str:
     return f"[{host}]" if ":" in host else host

@@ -1,8 +1,8 @@
-"""Finding the cluster of this process without being told how it was started.
+"""Detects the cluster of this process from its environment.
 
 Only unambiguous evidence counts: variables that a launcher sets under its own name, in a job of several
-processes. RANK and WORLD_SIZE alone, or a pod of a Job, may mean something else; such programs must pass a
-resolver.
+processes. RANK and WORLD_SIZE alone, or a pod of a Kubernetes Job, may mean something else; such programs
+must pass a resolver.
 """
 
 from __future__ import annotations
@@ -26,16 +26,19 @@ __all__ = ["detect_cluster"]
 def detect_cluster(auto_set_gpu: bool = True) -> ClusterResolver | None:
     """The resolver for the way in which this process was started; None if it was started alone.
 
-    `MultiWorkerMirroredStrategy()` uses it. In this order: TF_CONFIG; JAX_COORDINATOR_ADDRESS and its
-    companions (Kubeflow); a worker of Ray Train; `torchrun`; Open MPI's `mpirun` and Slurm's `srun` with
-    several processes. A launcher inside another comes first. Ray's own tasks and actors inherit variables
-    from the process that started Ray, so only TF_CONFIG and JAX's variables count there.
+    `MultiWorkerMirroredStrategy()` uses it. It looks for, in this order: TF_CONFIG;
+    JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID (Kubeflow); a Ray Train worker;
+    `torchrun`; Open MPI's `mpirun` and Slurm's `srun` with several processes. If one launcher runs inside
+    another, the inner one wins. Ray tasks and actors inherit variables from the process that started Ray,
+    so only TF_CONFIG and JAX's variables count there.
 
     Args:
-        auto_set_gpu: let a resolver that divides the GPUs of a host set CUDA_VISIBLE_DEVICES.
+        auto_set_gpu: allow the resolver to set CUDA_VISIBLE_DEVICES, to divide a host's GPUs among its
+            tasks.
 
     Returns:
-        None also if `jax.distributed` is already initialized, unless TF_CONFIG is set.
+        The resolver, or None. Also None if `jax.distributed` is already initialized, unless TF_CONFIG is
+        set.
 
     Raises:
         ClusterError: there is a cluster, but it is not valid.
@@ -52,14 +55,14 @@ def detect_cluster(auto_set_gpu: bool = True) -> ClusterResolver | None:
         return TFConfigClusterResolver()
     if jax.distributed.is_initialized():
         return None
-    for is_here, make in _ways(auto_set_gpu):
+    for is_here, make in _launchers(auto_set_gpu):
         if is_here():
             return make()
     return None
 
 
-def _ways(auto_set_gpu: bool) -> list[tuple[Callable[[], bool], Callable[[], ClusterResolver]]]:
-    """How to recognise each way of starting processes, and its resolver; inner launchers first."""
+def _launchers(auto_set_gpu: bool) -> list[tuple[Callable[[], bool], Callable[[], ClusterResolver]]]:
+    """A test and a resolver for each launcher; inner launchers come first."""
     return [
         (has_jax_variables, JAXClusterResolver),
         (runs_in_ray_train, RayTrainClusterResolver),

@@ -1,4 +1,4 @@
-"""The machines of an instance group of Google Compute Engine, found with its API, as in TensorFlow."""
+"""`GCEClusterResolver`: the machines of a Google Compute Engine instance group, found with its API."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, final
 from replicax.cluster._own_address import index_of_own_address
 from replicax.cluster._resolver import ClusterResolver, master_url
 from replicax.cluster._spec import ClusterSpec
-from replicax.cluster._workers import joined_address
+from replicax.cluster._workers import format_address
 from replicax.errors import NotInClusterError
 
 __all__ = ["GCEClusterResolver"]
@@ -15,9 +15,9 @@ __all__ = ["GCEClusterResolver"]
 
 @final
 class GCEClusterResolver(ClusterResolver):
-    """A resolver that asks Compute Engine for the running machines of a group, again on every call.
+    """A resolver that asks Compute Engine for the running machines of an instance group, on every call.
 
-    The tasks are the machines in the order of their addresses.
+    The tasks are the machines, ordered by address.
 
     Args:
         project: the project of the group.
@@ -25,10 +25,10 @@ class GCEClusterResolver(ClusterResolver):
         instance_group: its name.
         port: the port of every task.
         task_type: the job that all machines belong to.
-        task_id: the index of this machine. None finds the machine that has the address of this one.
+        task_id: the index of this machine; None finds it by this machine's address.
         rpc_layer: the protocol of the URLs that `master` returns.
         credentials: Google credentials; "default" uses those of the machine.
-        service: a client of the API `compute` `v1`; None makes one with the credentials.
+        service: a client of the API `compute` `v1`; None creates one with the credentials.
 
     Raises:
         ImportError: the package `google-api-python-client` is not installed.
@@ -58,7 +58,6 @@ class GCEClusterResolver(ClusterResolver):
         credentials: Any = "default",
         service: Any = None,
     ) -> None:
-        """Connect to the API."""
         self._project, self._zone, self._group, self._port = project, zone, instance_group, port
         self._service = _client(credentials) if service is None else service
         self._task_type, self._rpc_layer = task_type, rpc_layer
@@ -70,7 +69,7 @@ class GCEClusterResolver(ClusterResolver):
         Raises:
             NotInClusterError: the group has no running machine.
         """
-        addresses = sorted(joined_address(self._ip(name), self._port) for name in self._machines())
+        addresses = sorted(format_address(self._ip(name), self._port) for name in self._machines())
         if not addresses:
             raise NotInClusterError(
                 f"The instance group {self._group!r} in {self._zone} of the project {self._project!r} has "
@@ -120,7 +119,7 @@ class GCEClusterResolver(ClusterResolver):
     def task_type(self, task_type: str | None) -> None:
         raise RuntimeError(
             f"task_type of a GCEClusterResolver can't be changed to {task_type!r}: all machines of the "
-            f"group belong to {self._task_type!r}. Make another resolver."
+            f"group belong to {self._task_type!r}. Create another resolver."
         )
 
     @property

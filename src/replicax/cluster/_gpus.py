@@ -1,6 +1,6 @@
-"""Dividing the GPUs of a host between the tasks that run on it, with CUDA_VISIBLE_DEVICES.
+"""Divides a host's GPUs among the tasks on it, with CUDA_VISIBLE_DEVICES.
 
-JAX reads the variable when it starts, so the GPUs of a task are chosen before.
+JAX reads the variable when its backend starts, so the GPUs must be chosen before that.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from pathlib import Path
 from replicax._jax import backends_are_initialized
 from replicax.errors import BackendStartedError, ClusterError
 
-__all__ = ["gpus_of_host", "show_gpus", "show_share_of_gpus"]
+__all__ = ["visible_gpus", "set_visible_gpus", "set_visible_share"]
 
 _VARIABLE = "CUDA_VISIBLE_DEVICES"
 _DEVICE_FILES = Path("/dev")
 
 
-def gpus_of_host() -> list[str] | None:
-    """The GPUs in CUDA_VISIBLE_DEVICES, or else those of the host; None if it has none."""
+def visible_gpus() -> list[str] | None:
+    """The GPUs in CUDA_VISIBLE_DEVICES, otherwise all GPUs of the host; None if there are none."""
     shown = os.environ.get(_VARIABLE)
     if shown is not None:
         return [gpu.strip() for gpu in shown.split(",") if gpu.strip()]
@@ -26,31 +26,31 @@ def gpus_of_host() -> list[str] | None:
     return list(map(str, range(len(numbers)))) or None
 
 
-def show_gpus(gpus: list[str], resolver: str) -> None:
-    """Let JAX see these GPUs only.
+def set_visible_gpus(gpus: list[str], resolver: str) -> None:
+    """Make only these GPUs visible to JAX.
 
     Raises:
-        BackendStartedError: JAX has started with others.
+        BackendStartedError: JAX has already started with other GPUs.
     """
     if os.environ.get(_VARIABLE) == ",".join(gpus):
         return
     if backends_are_initialized():
         raise BackendStartedError(
-            f"{resolver} chooses the GPUs of this task, but JAX has already started with all of them. Make "
-            "the resolver before JAX is first used, or pass auto_set_gpu=False."
+            f"{resolver} chooses the GPUs of this task, but JAX has already started with all of them. "
+            "Create the resolver before JAX is first used, or pass auto_set_gpu=False."
         )
     os.environ[_VARIABLE] = ",".join(gpus)
 
 
-def show_share_of_gpus(local_index: int, num_local_tasks: int, resolver: str) -> None:
-    """Divide the GPUs of the host evenly between its tasks, and show this task its share.
+def set_visible_share(local_index: int, num_local_tasks: int, resolver: str) -> None:
+    """Divide the host's GPUs evenly among its tasks, and make only this task's share visible.
 
-    A list that is shorter than the number of tasks was made for this task alone, and stays.
+    If the list has fewer GPUs than the host has tasks, it was made for this task alone and is left alone.
 
     Raises:
         ClusterError: the tasks of this host would have different numbers of GPUs.
     """
-    gpus = gpus_of_host()
+    gpus = visible_gpus()
     if not gpus or num_local_tasks == 1 or len(gpus) < num_local_tasks:
         return
     if len(gpus) % num_local_tasks:
@@ -60,4 +60,4 @@ def show_share_of_gpus(local_index: int, num_local_tasks: int, resolver: str) ->
             "auto_set_gpu=False."
         )
     share = len(gpus) // num_local_tasks
-    show_gpus(gpus[local_index * share :][:share], resolver)
+    set_visible_gpus(gpus[local_index * share :][:share], resolver)

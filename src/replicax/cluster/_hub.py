@@ -1,10 +1,10 @@
-"""The meeting point of all workers: it brings them together, and tells all when one has failed.
+"""The hub: the coordinator's server, which all workers connect to and which tells all when one has failed.
 
-Every worker connects to the hub before JAX connects to anything, and says who it is. So a missing worker,
-two workers with one rank, and different clusters are detected before they can do harm. The connections stay
-open until the processes end: if a process dies, the system closes its connection.
+Every worker connects and identifies itself before JAX connects to anything. So a missing worker, a rank
+that is taken twice and clusters that differ are detected before they can do harm. The connections stay open
+until the processes exit: if a process dies, the operating system closes its connection.
 
-The coordinator's process imports this module without JAX, so it imports nothing but the standard library.
+The coordinator imports this module without JAX, so it uses only the standard library.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from replicax.cluster._wire import Connection
 __all__ = ["GREETING", "Hub"]
 
 GREETING = {"kind": "replicax", "protocol": 1}
-"""The first message on every connection, by which a worker recognises a hub."""
+"""The first message on every connection; it tells a worker that this is a hub."""
 
 _TICK_SECONDS = 0.1
 
 
 @final
 class Hub:
-    """Serves the workers of one cluster, in one thread, until all have gone."""
+    """Serves the workers of one cluster in one thread, until all have disconnected."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Hub:
         stuck_seconds: float,
         start_service: Callable[[], str],
     ) -> None:
-        """Serve on `listener`, and end with `parent`, a readable file, if not all workers have come."""
+        """Serve on `listener`. At the EOF of `parent`, rank 0's pipe, stop unless all have joined."""
         self._listener, self._parent, self._tasks = listener, parent, list(tasks)
         self._stuck_seconds, self._start_service = stuck_seconds, start_service
         self._selector = selectors.DefaultSelector()
@@ -52,7 +52,7 @@ class Hub:
         self._stacks_sent = self._parent_lost = False
 
     def serve(self) -> None:
-        """Serve until all workers have gone."""
+        """Serve until all workers have disconnected."""
         while not self._done():
             for key, _ in self._selector.select(_TICK_SECONDS):
                 key.data(key.fileobj)
@@ -63,7 +63,7 @@ class Hub:
         return (self._judge is not None or self._parent_lost) and not self._ranks
 
     def _lose_parent(self, parent: Any) -> None:
-        """The process that started the hub, the first worker, has ended."""
+        """The first worker, which started this process, has exited."""
         self._selector.unregister(parent)
         self._parent_lost = True
         if self._judge is None:
@@ -92,7 +92,7 @@ class Hub:
         elif self._judge is not None:
             self._judge.hear(rank, message, time.monotonic())
         elif message["kind"] == "timed out" and rank in self._present:
-            self._tell_who_is_present()
+            self._announce_members()
             self._send_all({"kind": "timed out", "rank": rank})
             self._present.clear()
 
@@ -102,7 +102,7 @@ class Hub:
             return
         if self._judge is not None:
             self._judge.lose(rank, time.monotonic())
-            self._tell_who_is_present()
+            self._announce_members()
         elif self._present.pop(rank, None) is not None:
             self._refuse_all(
                 f"{self._named(rank)} ended before all workers had joined. See its own output."
@@ -124,7 +124,7 @@ class Hub:
         else:
             self._ranks[connection] = rank
             self._present[rank] = hello
-            self._tell_who_is_present()
+            self._announce_members()
             if len(self._present) == len(self._tasks):
                 self._start()
 
@@ -173,7 +173,7 @@ class Hub:
 
     # Running.
 
-    def _tell_who_is_present(self) -> None:
+    def _announce_members(self) -> None:
         ranks = sorted(rank for rank in self._ranks.values() if rank is not None)
         self._send_all({"kind": "present", "ranks": ranks})
 
@@ -186,7 +186,7 @@ class Hub:
         self._stacks_sent = judge.wants_stacks
 
     def _send_all(self, message: dict[str, Any]) -> None:
-        # Most recently heard from first: sending to a stopped process may block for seconds.
+        # Most recently heard from first: a send to a stopped process may block for seconds.
         joined = [connection for connection, rank in self._ranks.items() if rank is not None]
         for connection in sorted(joined, key=lambda c: c.heard, reverse=True):
             connection.send(message)

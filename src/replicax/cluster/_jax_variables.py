@@ -1,7 +1,8 @@
-"""A cluster in JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID.
+"""`JAXClusterResolver`: reads JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID.
 
-Kubeflow Trainer's JAX runtime sets these variables; a Kubernetes manifest or a script can do it, too. The
-JAXJob of Kubeflow's older Training Operator sets the same ones without the prefix, with the port apart.
+Kubeflow Trainer's JAX runtime sets these variables; a Kubernetes manifest or a script can do so, too. The
+JAXJob of Kubeflow's older Training Operator sets them without the prefix, and the port in a variable of its
+own.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from typing import final
 
 from replicax.cluster._workers import (
     WorkersResolver,
-    after_coordinator,
-    joined_address,
+    format_address,
+    pad_addresses,
     read_number,
     read_variable,
 )
@@ -23,7 +24,7 @@ _DEFAULT_PORT = "8476"  # JAX's own coordinator port on TPU hosts
 _NAMES = ("COORDINATOR_ADDRESS", "NUM_PROCESSES", "PROCESS_ID")
 _ADVICE = (
     "set JAX_COORDINATOR_ADDRESS to 'host:port' of the first process, JAX_NUM_PROCESSES to their number, "
-    "and JAX_PROCESS_ID to the number of this one, from 0. Kubeflow's JAX runtime does it."
+    "and JAX_PROCESS_ID to the number of this one, from 0. Kubeflow's JAX runtime sets all three."
 )
 
 
@@ -54,13 +55,12 @@ class JAXClusterResolver(WorkersResolver):
     """
 
     def __init__(self, rpc_layer: str | None = None) -> None:
-        """Read the variables."""
         old = "JAX_COORDINATOR_ADDRESS" not in os.environ and has_jax_variables()
         prefix = "" if old else "JAX_"
         address = read_variable(f"{prefix}COORDINATOR_ADDRESS", _ADVICE)
         if not address.rpartition(":")[2].isdecimal():
             port = os.environ.get(f"{prefix}COORDINATOR_PORT", _DEFAULT_PORT)
-            address = joined_address(address, port)
+            address = format_address(address, port)
         num_processes = read_number(f"{prefix}NUM_PROCESSES", _ADVICE)
         index = read_number(f"{prefix}PROCESS_ID", _ADVICE)
-        super().__init__(after_coordinator(address, num_processes), index, rpc_layer)
+        super().__init__(pad_addresses(address, num_processes), index, rpc_layer)

@@ -1,15 +1,15 @@
-"""Deciding which worker has failed, from what the workers report about themselves.
+"""The judge: decides which worker has failed, from the workers' own reports.
 
-Every worker reports its progress a few times a second: how many collectives it has started, the line of the
-user's program, and which messages of other workers it waits for. It also reports an exception that ends its
-program, and that its program has ended. A worker whose connection closes without that has died.
+Every worker reports its progress a few times a second: how many collectives it has started, the current
+line of the user's program, and which message it is waiting for. It also reports an exception that ends its
+program, and the normal end of its program. A worker that disconnects without either has died.
 
-A worker that is silent, or makes no progress, has not failed: it may compute for hours. It is *stuck*
-when others have waited for it for too long, in a collective that it has not started, unless it compiles
-or writes a checkpoint.
+A worker that is silent or makes no progress has not failed: it may be computing for hours. It is *stuck*
+when others have waited for it for too long in a collective that it has not started, unless it is compiling
+or writing a checkpoint.
 
-The coordinator's process imports this module without JAX, so it imports nothing but the standard library.
-Times are seconds of one clock and are passed in, so that tests need not wait.
+The coordinator imports this module without JAX, so it uses only the standard library. Times are passed in,
+as seconds of one clock, so that tests need not wait.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from typing import Any, final
 
 __all__ = ["Judge", "Verdict"]
 
-# A worker that loses its connection to a dead worker fails too, sometimes before the death is noticed.
+# A worker that is connected to a dead one fails, too, sometimes before the death is noticed.
 _CONSEQUENCE_SECONDS = 1.0
-# Reports are not simultaneous, so a difference in what is about to start must last.
+# Reports are not simultaneous, so a difference in pending collectives counts only if it lasts.
 _PENDING_SECONDS = 0.5
-# The last messages of a worker that has ended arrive within this time.
+# The last messages of a worker that has exited arrive within this time.
 _MESSAGE_SECONDS = 0.5
 # How long to wait for the stacks of the workers.
 _STACKS_SECONDS = 2.0
-# States that may last for long, and for how long a worker that was in one may be silent.
+# States that may take long, and how long a worker in one of them may be silent.
 _PATIENT_STATES = ("compiling", "checkpoint")
 _SILENT_SECONDS = 1.0
 
@@ -37,7 +37,7 @@ _SILENT_SECONDS = 1.0
 @final
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What every worker is told when one of them has failed: an error class and its contents."""
+    """What all workers are told when one has failed: an error class and its arguments."""
 
     error: str
     rank: int
@@ -58,9 +58,9 @@ class _Worker:
     line: str = ""
     state: str = ""
     collectives: dict[int, list[Any]] = dataclasses.field(default_factory=dict)
-    """Of some collectives, by number: fingerprint, description, batch, and the digest of all up to it."""
+    """Number of a collective -> fingerprint, description, batch, and the digest of all up to it."""
     pending: list[Any] | None = None
-    """The collective that it is about to start: number, the same, and since when."""
+    """The collective that it is about to start: the number, the same fields, and since when."""
     pending_since: float = 0.0
     waits_for: dict[str, Any] | None = None
     waits_since: float = 0.0
@@ -68,7 +68,7 @@ class _Worker:
     failure: dict[str, Any] | None = None
     failed_at: float = 0.0
     gone: str = ""
-    """'left' when its program has ended, 'died' when its process has; empty before."""
+    """'left' if its program ended normally, 'died' if its process was lost; empty while it runs."""
     gone_at: float = 0.0
     stacks: str | None = None
 
@@ -76,43 +76,43 @@ class _Worker:
         return f"rank {self.rank} ({self.name})"
 
     def is_excused(self, now: float) -> bool:
-        """Whether it does something that may take long."""
+        """Whether it is doing something that may take long."""
         return self.state in _PATIENT_STATES and now - self.heard < _SILENT_SECONDS
 
     @property
     def waits(self) -> str:
-        """The message that it waits for."""
+        """The message that it is waiting for."""
         return "" if self.waits_for is None else self.waits_for["what"]
 
     def still_waits_for(self, other: _Worker) -> bool:
-        """Whether it waits for a message of the other, also since the other has gone."""
+        """Whether it waits for a message from `other`, and has since `other` disconnected."""
         if self.waits_for is None or self.waits_for["rank"] != other.rank:
             return False
         return not other.gone or self.heard >= other.gone_at + _MESSAGE_SECONDS
 
     @property
     def place(self) -> str:
-        """Where it was when it last reported."""
+        """Where its program was at its last report."""
         return f"collective {self.step}" + (f", {self.line}" if self.line else "")
 
 
 @final
 class Judge:
-    """Listens to all workers and decides once, for all of them, what has failed."""
+    """Collects the reports of all workers and decides, once for all of them, what has failed."""
 
     def __init__(self, names: Sequence[str], stuck_seconds: float, now: float) -> None:
-        """Expect reports of workers with these names, in the order of their ranks."""
+        """Expect reports from workers with these names, by rank."""
         self._workers = [_Worker(rank, name, now) for rank, name in enumerate(names)]
         self._stuck_seconds = stuck_seconds
         self._stacks_asked: float | None = None
 
     @property
     def wants_stacks(self) -> bool:
-        """Whether the workers are to send their stacks."""
+        """Whether the workers should send their stacks."""
         return self._stacks_asked is not None
 
     def hear(self, rank: int, message: dict[str, Any], now: float) -> None:
-        """Take a report of a worker."""
+        """Process a worker's report."""
         worker = self._workers[rank]
         worker.heard = now
         match message["kind"]:
@@ -139,13 +139,13 @@ class Judge:
             worker.waits_for, worker.waits_since = message["waits_for"], now
 
     def lose(self, rank: int, now: float) -> None:
-        """A worker's connection has closed."""
+        """A worker has disconnected."""
         worker = self._workers[rank]
         if not worker.gone:
             worker.gone, worker.gone_at = "died", now
 
     def decide(self, now: float) -> Verdict | None:
-        """What has failed; None as long as nothing has."""
+        """What has failed; None while nothing has."""
         self._update_behind(now)
         for rule in (self._failed, self._died, self._failed_by_another, self._different, self._left):
             if (verdict := rule(now)) is not None:
@@ -183,9 +183,9 @@ class Judge:
             "WorkerLostError",
             worker.rank,
             worker.step,
-            f"{worker} has died, last seen at {worker.place}: its process ended without a report, for "
-            "example killed by a signal, by the system for lack of memory, or by a crash in native "
-            "code. See its own output. Restart all workers from the last checkpoint.",
+            f"{worker} has died, last seen at {worker.place}: its process ended without a report. A "
+            "signal, the out-of-memory killer or a crash in native code may have ended it; see its own "
+            "output. Restart all workers from the last checkpoint.",
         )
 
     def _different(self, now: float) -> Verdict | None:
@@ -197,9 +197,9 @@ class Judge:
         return self._about_to_differ()
 
     def _about_to_differ(self) -> Verdict | None:
-        """A worker is about to start another collective than one that another has started.
+        """A worker is about to start a collective that differs from one another worker has started.
 
-        Workers that are all about to start different ones tell each other, and have started nothing.
+        If neither has started, the workers notice by themselves: they compare collectives before starting.
         """
         for worker, other in itertools.permutations(self._workers, 2):
             if worker.pending is None or worker.heard - worker.pending_since < _PENDING_SECONDS:
@@ -218,7 +218,7 @@ class Judge:
         return None
 
     def _waiting_for(self, worker: _Worker) -> Iterator[tuple[_Worker, str]]:
-        """The workers that need `worker` in order to continue, each with what it waits in."""
+        """The workers that wait for `worker`, each with the collective or message that it waits in."""
         for other in self._workers:
             if other.gone:
                 continue
@@ -228,7 +228,7 @@ class Judge:
                 yield other, f"{other.waits}, {other.line}"
 
     def _stuck(self, now: float) -> Verdict | None:
-        worker = next((w for w in self._workers if self._has_been_late(w, now)), None)
+        worker = next((w for w in self._workers if self._is_overdue(w, now)), None)
         if worker is None:
             self._stacks_asked = None
             return None
@@ -240,7 +240,7 @@ class Judge:
             return self._verdict_of_stuck(worker, now)
         return None
 
-    def _has_been_late(self, worker: _Worker, now: float) -> bool:
+    def _is_overdue(self, worker: _Worker, now: float) -> bool:
         if worker.behind_since is not None and now - worker.behind_since >= self._stuck_seconds:
             return True
         return not (worker.gone or worker.is_excused(now)) and any(
@@ -252,15 +252,15 @@ class Judge:
         waiting = ", ".join(f"{other} in {what}" for other, what in self._waiting_for(worker))
         silent = now - worker.heard
         if silent > self._stuck_seconds / 2:
-            state = f"nothing was heard of it for {silent:.0f} s, so its process or host is stopped"
+            state = f"no heartbeat for {silent:.0f} s, so its process or host is stopped"
         else:
-            state = "its process lives, but does not go on"
+            state = "its process is alive, but makes no progress"
         message = (
-            f"{worker} is stuck, last seen at {worker.place}: {state}. Waiting for it for more than "
-            f"{self._stuck_seconds:g} s: {waiting}. If it does work that the others must wait for "
-            "(evaluating alone, a slow reader), allow more time with "
-            "ClusterOptions(stuck_timeout_seconds=...); otherwise see where it is:\n"
-            + "\n".join(_titled_stacks(w, now) for w in self._workers)
+            f"{worker} is stuck, last seen at {worker.place}: {state}. These workers have waited for it "
+            f"for more than {self._stuck_seconds:g} s: {waiting}. If it does work that the others must "
+            "wait for (evaluation on one rank, slow input), allow more time with "
+            "ClusterOptions(stuck_timeout_seconds=...); otherwise its stack shows where it is:\n"
+            + "\n".join(_format_stacks(w, now) for w in self._workers)
         )
         return Verdict("WorkerStuckError", worker.rank, worker.step, message, worker.stacks or "")
 
@@ -284,13 +284,13 @@ def _verdict_of_left(worker: _Worker, problem: str) -> Verdict:
         worker.rank,
         worker.step,
         f"{worker} has ended after collective {worker.step}, at the end of its program or by sys.exit, "
-        f"but {problem}. All workers must run the same steps: see whether they have the same data, "
-        "number of steps and conditions.",
+        f"but {problem}. All workers must run the same steps: check that they have the same data, number "
+        "of steps and conditions.",
     )
 
 
 def _differ(one: list[Any], other: list[Any]) -> bool:
-    """Whether two workers have started different collectives, here or before."""
+    """Whether two workers have started different collectives, at this number or before."""
     fingerprints, _, batches, digests = zip(one, other, strict=True)
     return fingerprints[0] != fingerprints[1] or _known_to_differ(batches) or _known_to_differ(digests)
 
@@ -306,8 +306,8 @@ def _verdict_of_difference(step: int, first: _Worker, other: _Worker) -> Verdict
         other.rank,
         step,
         f"The workers have started different collectives, number {step} or one before: {told}. All "
-        "workers must start the same collectives with the same batches, in the same order: see whether "
-        "they have the same data, number of steps and conditions.",
+        "workers must start the same collectives with the same batches, in the same order: check that they "
+        "have the same data, number of steps and conditions.",
     )
 
 
@@ -316,11 +316,10 @@ def _started(collective: list[Any]) -> str:
     return f"started {what}" + (f" with batch {batch}" if batch is not None else "")
 
 
-def _titled_stacks(worker: _Worker, now: float) -> str:
+def _format_stacks(worker: _Worker, now: float) -> str:
     if worker.gone:
         return f"---- {worker} has {worker.gone}"
     if worker.stacks is None:
-        return (
-            f"---- {worker} did not answer; last heard of {now - worker.heard:.0f} s ago, at {worker.place}"
-        )
+        ago = now - worker.heard
+        return f"---- {worker} did not answer; last heartbeat {ago:.0f} s ago, at {worker.place}"
     return f"---- the stack of {worker}:\n{worker.stacks.rstrip()}"

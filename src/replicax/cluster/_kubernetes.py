@@ -1,6 +1,6 @@
-"""The pods of a Kubernetes cluster, found by their labels with the Kubernetes API, as in TensorFlow.
+"""`KubernetesClusterResolver`: finds the pods of a cluster by their labels, with the Kubernetes API.
 
-It needs the package `kubernetes`, and permission to list pods. The pods of one Job need neither: see
+It needs the package `kubernetes` and permission to list pods. The pods of a single Job need neither: see
 `_kubernetes_job.py`.
 """
 
@@ -13,7 +13,7 @@ from typing import Any, final
 from replicax.cluster._own_address import index_of_own_address
 from replicax.cluster._resolver import ClusterResolver, master_url
 from replicax.cluster._spec import ClusterSpec
-from replicax.cluster._workers import joined_address
+from replicax.cluster._workers import format_address
 from replicax.errors import NotInClusterError
 
 __all__ = ["KubernetesClusterResolver", "KubernetesExecutableLocation"]
@@ -36,18 +36,18 @@ class KubernetesExecutableLocation(enum.Enum):
 
 @final
 class KubernetesClusterResolver(ClusterResolver):
-    """A resolver that asks Kubernetes for the running pods with given labels, again on every call.
+    """A resolver that asks Kubernetes for the running pods with given labels, on every call.
 
-    The tasks of a job are its pods in the order of their names. The task of this process is the pod with
-    the address of this machine; set `task_type` and `task_id` to choose another.
+    The tasks of a job are its pods, ordered by name. The task of this process is the pod with this
+    machine's address, unless you set `task_type` and `task_id`.
 
     Args:
         job_to_label_mapping: the label selectors of each job; None is TensorFlow's default,
             `{"worker": ["job-name=tensorflow"]}`.
         tf_server_port: the port of every task.
         rpc_layer: the protocol of the URLs that `master` returns.
-        override_client: a `kubernetes.client.CoreV1Api`; None makes one.
-        executable_location: where this program runs, which says how to find the API.
+        override_client: a `kubernetes.client.CoreV1Api`; None creates one.
+        executable_location: where this program runs; it decides how to reach the API.
 
     Raises:
         ImportError: the package `kubernetes` is not installed.
@@ -69,7 +69,6 @@ class KubernetesClusterResolver(ClusterResolver):
         override_client: Any = None,
         executable_location: KubernetesExecutableLocation = KubernetesExecutableLocation.WITHIN_CLUSTER,
     ) -> None:
-        """Connect to the API."""
         self._client = _client(executable_location) if override_client is None else override_client
         self._labels = _DEFAULT_LABELS if job_to_label_mapping is None else dict(job_to_label_mapping)
         self._port = tf_server_port
@@ -95,10 +94,10 @@ class KubernetesClusterResolver(ClusterResolver):
     def _address(self, pod: Any) -> str:
         if pod.status.phase != "Running":
             raise NotInClusterError(
-                f"The pod {pod.metadata.name!r} is not running: its phase is {pod.status.phase!r}. Make "
-                "the resolver again when all pods run."
+                f"The pod {pod.metadata.name!r} is not running: its phase is {pod.status.phase!r}. Try "
+                "again when all pods run."
             )
-        return joined_address(pod.status.pod_ip, self._port)
+        return format_address(pod.status.pod_ip, self._port)
 
     def master(
         self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
@@ -116,7 +115,7 @@ class KubernetesClusterResolver(ClusterResolver):
 
     @property
     def task_type(self) -> str | None:
-        """The job of this process; None if no pod has the address of this machine."""
+        """The job of this process; None if no pod has this machine's address."""
         return self._own()[0] if self._task_type is None else self._task_type
 
     @task_type.setter
@@ -125,7 +124,7 @@ class KubernetesClusterResolver(ClusterResolver):
 
     @property
     def task_id(self) -> int | None:
-        """The index of this process in its job; None if no pod has the address of this machine."""
+        """The index of this process in its job; None if no pod has this machine's address."""
         return self._own()[1] if self._task_id is None else self._task_id
 
     @task_id.setter
@@ -151,8 +150,8 @@ def _client(location: KubernetesExecutableLocation) -> Any:
         from kubernetes import client, config  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise ImportError(
-            "KubernetesClusterResolver needs the package `kubernetes`: pip install kubernetes. The pods of "
-            "one Job need only KubernetesJobClusterResolver, which does without it."
+            "KubernetesClusterResolver needs the package `kubernetes`: pip install kubernetes. For the "
+            "pods of a single Job, KubernetesJobClusterResolver works without it."
         ) from error
     if location is KubernetesExecutableLocation.WITHIN_CLUSTER:
         config.load_incluster_config()

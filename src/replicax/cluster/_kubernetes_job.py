@@ -1,8 +1,8 @@
-"""The pods of an Indexed Job or of a JobSet of Kubernetes, from what a pod knows about itself.
+"""`KubernetesJobClusterResolver`: the pods of an Indexed Job or a JobSet, from a pod's own environment.
 
-A pod of an Indexed Job has its number in JOB_COMPLETION_INDEX and as the end of its host name. With a
-headless Service as `subdomain`, the pods have names in the DNS: `train-0.workers`, `train-1.workers`, ...
-(a JobSet makes the Service). Only the number of pods is missing: it is an argument, or JAX's own detection
+A pod of an Indexed Job finds its index in JOB_COMPLETION_INDEX and at the end of its host name. With a
+headless Service as `subdomain`, the pods have DNS names: `train-0.workers`, `train-1.workers`, ... (a
+JobSet creates the Service). Only the number of pods is missing: it is an argument, or JAX's own detection
 asks the Kubernetes API for it.
 """
 
@@ -13,7 +13,7 @@ import socket
 from typing import final
 
 from replicax._jax import detect_kubernetes_job
-from replicax.cluster._workers import WorkersResolver, after_coordinator, joined_address, read_number
+from replicax.cluster._workers import WorkersResolver, format_address, pad_addresses, read_number
 from replicax.errors import ClusterError, NotInClusterError
 
 __all__ = ["KubernetesJobClusterResolver"]
@@ -34,7 +34,7 @@ class KubernetesJobClusterResolver(WorkersResolver):
 
     Raises:
         NotInClusterError: this process is not in a pod of an Indexed Job.
-        ClusterError: the pod has no name in the DNS, or there are fewer pods than its number.
+        ClusterError: the pod has no DNS name, or its index exceeds the number of pods.
 
     >>> from unittest.mock import patch
     >>> pod = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JOB_COMPLETION_INDEX": "1"}
@@ -47,17 +47,16 @@ class KubernetesJobClusterResolver(WorkersResolver):
     def __init__(
         self, num_workers: int | None = None, port: int = 8476, rpc_layer: str | None = None
     ) -> None:
-        """Read the pod's number and name."""
         if "KUBERNETES_SERVICE_HOST" not in os.environ:
             raise NotInClusterError(
                 "The environment variable KUBERNETES_SERVICE_HOST is not set: this process does not run in "
-                "a pod of Kubernetes."
+                "a Kubernetes pod."
             )
         index = read_number("JOB_COMPLETION_INDEX", _ADVICE)
         if num_workers is None:
             addresses = _ask_kubernetes(port)
         else:
-            addresses = [joined_address(host, port) for host in _hosts(index, num_workers)]
+            addresses = [format_address(host, port) for host in _hosts(index, num_workers)]
         super().__init__(addresses, index, rpc_layer)
 
 
@@ -78,12 +77,12 @@ def _ask_kubernetes(port: int) -> list[str]:
         found = detect_kubernetes_job(port)
     except RuntimeError as error:
         raise ClusterError(
-            f"KubernetesJobClusterResolver asked Kubernetes for the number of pods: {error}\nOr pass "
-            "num_workers, which is the Job's `parallelism`."
+            f"KubernetesJobClusterResolver could not get the number of pods from Kubernetes: {error}\nPass "
+            "num_workers instead: the Job's `parallelism`."
         ) from error
     if found is None:
         raise ClusterError(
             "KubernetesJobClusterResolver needs the number of pods. Pass num_workers, which is the Job's "
-            "`parallelism`, or install the package that asks Kubernetes for it: pip install 'jax[k8s]'."
+            "`parallelism`, or install the package that can ask Kubernetes for it: pip install 'jax[k8s]'."
         )
-    return after_coordinator(*found)
+    return pad_addresses(*found)

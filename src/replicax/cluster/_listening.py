@@ -1,10 +1,10 @@
-"""The network addresses where this process listens: those that the cluster names, and no others.
+"""Makes this process listen only at the addresses that the cluster spec names.
 
 By default Gloo, which connects CPU devices, listens at the address that the machine's name resolves to.
-Here it listens at the host of the task's address, if that belongs to this machine. There are two
-exceptions, in which Gloo's default remains: a Kubernetes service or a router may forward to this machine,
-and on many systems a machine resolves its own name to a loopback address, where the others can't reach it.
-The coordinator follows the same rules (`_coordinator_main.py`).
+Here it listens at the host of the task's address, if that belongs to this machine. In two cases Gloo's
+default stays: a Kubernetes service or a router may forward to this machine, and many systems resolve their
+own name to a loopback address, which the others can't reach. The coordinator follows the same rules
+(`_coordinator_main.py`).
 """
 
 from __future__ import annotations
@@ -29,31 +29,31 @@ _ENCRYPTION_SETTINGS = (
 
 
 def listen_at_own_address(address: str) -> None:
-    """Let this process listen for collectives of CPU devices at its task's address."""
+    """Make Gloo listen at this task's address."""
     if (host := own_host(address)) is not None:
         use_gloo_at(host)
 
 
 def refuse_encryption_settings() -> None:
-    """Raise if the user asked JAX to encrypt its coordination service, which the strategy would not do."""
+    """Raise if JAX is configured to encrypt its coordination service: our coordinator does not."""
     for name in _ENCRYPTION_SETTINGS:
         value = jax.config.values.get(name) or os.environ.get(name.upper(), "")
         if str(value).lower() not in ("", "0", "false", "none"):
             raise ClusterError(
                 f"{name.upper()} is set, but the coordinator that a strategy starts is not encrypted. Call "
-                "`jax.distributed.initialize` yourself before you make the strategy: JAX then encrypts its "
-                "coordination service, and the strategy uses those processes."
+                "`jax.distributed.initialize` yourself before you create the strategy: JAX then encrypts "
+                "its coordination service, and the strategy uses those processes."
             )
 
 
 def own_host(address: str) -> str | None:
-    """The host of `address` if this process can listen there and the others can reach it; else None."""
+    """The host of `address` if this process can listen there and others can reach it, otherwise None."""
     host = address.rpartition(":")[0].strip("[]")
     try:
         family, *_, found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.bind(found)
-    except OSError:  # unknown, or not an address of this machine
+    except OSError:  # unknown, or not this machine's
         return None
     resolved = str(found[0])
     is_loopback = ipaddress.ip_address(resolved.partition("%")[0]).is_loopback

@@ -1,12 +1,12 @@
-"""The log of the collectives that this process has started with others.
+"""The log of the collectives that this process has started.
 
-A collective between processes works only if every process starts the same ones, in the same order. So each
-program that communicates with other processes gets a sequence number when it is started, and has a
-*fingerprint*: what it does, with which shapes and dtypes. Processes whose fingerprints differ at the same
-number run different programs; the log also has the lines of the user's code, to say where.
+Collectives between processes work only if all processes start the same ones in the same order. So each
+program that communicates gets a sequence number when it starts, and has a *fingerprint*: what it does, with
+which shapes and dtypes. Processes whose fingerprints differ at the same number are running different
+programs; the log also has the lines of user code, to say where.
 
-Recording must cost almost nothing, because every training step does it: two attributes and a slot in a
-list. Other threads may read the log at any time without disturbing it.
+Every training step is recorded, so recording must cost almost nothing: it sets two attributes and a slot in
+a list. Other threads may read the log at any time.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from typing import Any, NamedTuple, final
 __all__ = ["Collective", "CollectiveLog", "Entry", "State", "collective_log"]
 
 _LENGTH = 1024
-_LONGEST = 160  # characters of `Collective.values` in its description
+_LONGEST = 160  # how many characters of `Collective.values` a description shows
 
 
 @final
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class Collective:
-    """A program that communicates with other processes; compared with `is`.
+    """A program that communicates with other processes; compared by identity.
 
     Args:
-        kind: what it does, "all-reduce SUM" or "train_step".
+        kind: what it does, such as "all-reduce SUM" or "train_step".
         values: the dtypes and shapes that processes must agree on, as text.
         line: the line of the user's code that first started it; processes may start it from different
             lines.
@@ -40,7 +40,7 @@ class Collective:
     values: str
     line: str
     fingerprint: str = dataclasses.field(init=False)
-    """A digest of `kind` and `values`, equal in all processes."""
+    """A digest of `kind` and `values`, the same in all processes."""
 
     def __post_init__(self) -> None:
         digest = hashlib.blake2b(f"{self.kind}\0{self.values}".encode(), digest_size=8).hexdigest()
@@ -58,24 +58,24 @@ class Entry(NamedTuple):
     seq: int
     collective: Collective
     batch: int | None
-    """The number of the batch that it got from a distributed dataset; None if it got none."""
+    """The number of the batch from a distributed dataset that it got; None if it got none."""
 
 
 class State(NamedTuple):
     """What a process is doing."""
 
     what: str
-    """A phase: "checking", "compiling", "input", "checkpoint"; else "running": between two collectives, or
-    waiting for the last one. Collectives run in the background, so Python can't tell these apart."""
+    """A phase, "checking", "compiling", "input" or "checkpoint"; otherwise "running", which is between two
+    collectives or in the last one. Collectives run asynchronously, so Python can't tell these apart."""
     seq: int
     """The number of the last collective that was started."""
     since: float
-    """When the phase, or else the last collective, was started, in seconds of `time.monotonic()`."""
+    """When the phase, or otherwise the last collective, started, by `time.monotonic()`."""
 
 
 @final
 class CollectiveLog:
-    """The collectives that this process has started with a group of processes, the last 1024 of them.
+    """The last 1024 collectives that this process has started with a group of processes.
 
     >>> from replicax.cluster import Collective, CollectiveLog
     >>> log = CollectiveLog()
@@ -91,23 +91,22 @@ class CollectiveLog:
     __slots__ = ("_batch", "_entries", "_phase", "_since", "pending", "running", "seq")
 
     def __init__(self) -> None:
-        """Start at number 0: nothing was started yet."""
         self.seq = 0
         self._batch: tuple[int, Any] = (0, None)
         self.pending: Entry | None = None
-        """The collective that this process is about to start, while it is compared with the others'."""
+        """The collective that this process is about to start, while it is checked against the others'."""
         self.running: Any = None
-        """An array that the last collective computes, to wait for; None if there is none."""
+        """A result of the last collective, to wait for; None if it has none."""
         self._entries: list[Entry | None] = [None] * _LENGTH
         self._since = time.monotonic()
         self._phase: tuple[str, float] | None = None
 
     def offer(self, number: int, array: Any) -> None:
-        """Remember the batch that the program reads now, by one of its arrays."""
+        """Remember one array of the batch that the program got last."""
         self._batch = (number, array)
 
     def batch_in(self, arguments: Sequence[Any]) -> int | None:
-        """The number of the last batch if one of its arrays is among `arguments`."""
+        """The number of the last batch, if its remembered array is among `arguments`."""
         number, array = self._batch
         for argument in arguments:
             if argument is array and array is not None:
@@ -115,7 +114,7 @@ class CollectiveLog:
         return None
 
     def record(self, collective: Collective, batch: int | None = None) -> int:
-        """Give the collective that is started now its number."""
+        """Record that a collective is being started; returns its number."""
         seq = self.seq + 1
         self._entries[seq % _LENGTH] = Entry(seq, collective, batch)
         self._since = time.monotonic()
@@ -128,7 +127,7 @@ class CollectiveLog:
         return self._entries[self.seq % _LENGTH]
 
     def recent(self, count: int) -> list[Entry]:
-        """The last `count` collectives, the oldest first; any thread may call this."""
+        """The last `count` collectives, oldest first; any thread may call this."""
         last = self.seq
         numbers = range(max(1, last - count + 1), last + 1)
         found = [self._entries[seq % _LENGTH] for seq in numbers]
@@ -145,7 +144,7 @@ class CollectiveLog:
 
     @property
     def state(self) -> State:
-        """What the process is doing; any thread may ask."""
+        """What the process is doing; any thread may call this."""
         phase, since, seq = self._phase, self._since, self.seq
         return State("running", seq, since) if phase is None else State(phase[0], seq, phase[1])
 
@@ -157,7 +156,7 @@ def collective_log(processes: Sequence[int] | None = None) -> CollectiveLog:
     """The log of this process's collectives with all processes, or with some of them.
 
     Args:
-        processes: a group that is smaller than the cluster; None is the whole cluster.
+        processes: a subset of the cluster; None means all processes.
 
     >>> from replicax.cluster import collective_log
     >>> collective_log() is collective_log()

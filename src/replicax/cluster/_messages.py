@@ -1,6 +1,6 @@
 """Messages between the processes of a cluster, through the coordinator of `jax.distributed`.
 
-They need no collective, so any thread may exchange them and no order has to be agreed on.
+They are not collectives, so any thread may exchange them, in any order.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ def exchange_between_processes(
 ) -> list[Any]:
     """Send `message` to all `processes` and return the messages of all of them, in order.
 
-    Every process calls this with its own message. Messages are JSON; those of a topic are numbered from 0.
-    A process that others wait for counts as stuck after a while, unless it `may_take_long`.
+    Every process calls this with its own message. Messages are JSON and are numbered from 0 within a topic.
+    A process that others wait for is reported as stuck after a while, unless `may_take_long`.
 
     Raises:
-        CollectiveTimeoutError: a message did not arrive in time, or before `cancelled()`.
+        CollectiveTimeoutError: a message did not arrive in time, or before `cancelled()` became true.
         WorkerFailedError: another worker has failed.
     """
     client = distributed_client()
@@ -71,7 +71,7 @@ def exchange_between_processes(
             if time.monotonic() > deadline:
                 raise CollectiveTimeoutError(
                     f"Process {own} timed out after {timeout_seconds:g} s waiting for message {number} of "
-                    f"process {process} about {topic}. See whether that process is still running."
+                    f"process {process} about {topic}. Check that this process is still running."
                 )
         return json.loads(mine)
 
@@ -82,27 +82,27 @@ def exchange_between_processes(
 
     received = [wait(process) for process in processes]
     if number and number % _BLOCK == 0 and own == processes[0]:
-        # Every process has sent this message, so every process has read all messages before it.
+        # All processes have sent this message, so all have read the messages before it.
         client.key_value_delete(f"{topic}/{number // _BLOCK - 1}/")
     return received
 
 
 def publish(topic: str, message: Any) -> None:
-    """Let the other processes read `message`, which is JSON, without waiting; replaces the last one."""
+    """Publish a JSON message that other processes can poll; it replaces the previous one."""
     client = distributed_client()
     if client is not None:
         client.key_value_set(f"{topic}/{jax.process_index()}", json.dumps(message), allow_overwrite=True)
 
 
 def all_published(topic: str) -> dict[int, Any]:
-    """What processes have published last about `topic`, by process."""
+    """The latest message about `topic` that each process has published, by process."""
     client = distributed_client()
     found = [] if client is None else client.key_value_dir_get(f"{topic}/")
     return {int(key.rpartition("/")[2]): json.loads(message) for key, message in found}
 
 
 def published(topic: str, process: int) -> Any:
-    """What `process` has published last about `topic`; None if nothing yet."""
+    """The latest message about `topic` that `process` has published; None if there is none."""
     client = distributed_client()
     if client is None:
         return None
@@ -115,5 +115,5 @@ def published(topic: str, process: int) -> Any:
 
 
 def _key(topic: str, number: int, process: int) -> str:
-    """Messages are stored in blocks, which are deleted together: each request takes as long as sending."""
+    """The key of a message. Keys share a prefix per block, so that one request deletes a whole block."""
     return f"{topic}/{number // _BLOCK}/{number}/{process}"

@@ -1,12 +1,12 @@
-"""Notices that a process will be ended soon: SIGTERM, or a platform's own signal.
+"""Preemption notices: SIGTERM, or what a platform's own function reports.
 
-When processes join a cluster, JAX installs a handler for SIGTERM that does nothing, so a program that is
-told to end continues. `leave_sigterm_alone` undoes that: SIGTERM ends a process unless the program uses
-`Notices`, which remember the notice instead.
+When a process joins a cluster, JAX installs a SIGTERM handler that swallows the signal, so the program
+can't be terminated any more. `leave_sigterm_alone` undoes that: SIGTERM terminates the process unless the
+program uses `Notices`, which record the signal instead.
 
-A Python signal handler waits for the main thread to return to Python, which may be blocked in a compilation
-or a collective for minutes. So the thread that waits for notices learns of the signal from a file that the
-interpreter writes to immediately.
+Python runs signal handlers in the main thread, which may be blocked in a compilation or a collective for
+minutes. So the thread that waits for notices reads the interpreter's wakeup file descriptor, which gets the
+signal at once.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ __all__ = ["Notices", "leave_sigterm_alone"]
 
 
 def leave_sigterm_alone() -> None:
-    """Restore the handling of SIGTERM from before JAX joined a cluster.
+    """Restore the SIGTERM handler from before JAX joined a cluster.
 
-    JAX keeps the signal if the environment says JAX_ENABLE_PREEMPTION_SERVICE=true, for programs that call
-    `multihost_utils.reached_preemption_sync_point` themselves.
+    JAX keeps its own if JAX_ENABLE_PREEMPTION_SERVICE=true is set in the environment, for programs that
+    call `multihost_utils.reached_preemption_sync_point` themselves.
     """
     asked = os.environ.get("JAX_ENABLE_PREEMPTION_SERVICE", "").lower() in ("1", "true", "yes", "on")
     handler = signal.getsignal(signal.SIGTERM)  # Python's own record, which JAX does not change
@@ -38,11 +38,11 @@ def leave_sigterm_alone() -> None:
 
 @final
 class Notices:
-    """Waits for a notice to this process.
+    """Waits for a preemption notice to this process.
 
     Args:
-        termination_watcher_fn: called once a second; returns whether this process will be ended. None waits
-            for SIGTERM.
+        termination_watcher_fn: called once a second; returns whether this process is about to be preempted.
+            None waits for SIGTERM.
     """
 
     def __init__(self, termination_watcher_fn: Callable[[], bool] | None) -> None:
@@ -58,18 +58,18 @@ class Notices:
         self._why = "SIGTERM"
 
     def wait(self, seconds: float) -> str | None:
-        """Why this process will be ended, if a notice comes within `seconds` or has come; else None."""
+        """Wait up to `seconds` for a notice; returns its reason, or None if there is no notice."""
         if select.select([self._reader], [], [], seconds)[0]:
             received = self._reader.recv(4096)
             if self._signal is not None:
                 if bytes([signal.SIGTERM]) in received:
                     self._why = "SIGTERM"
                 self._signal.pass_on(received)
-        if self._why is None and self._watcher is not None and self._is_told():
+        if self._why is None and self._watcher is not None and self._is_notified():
             self._why = f"{getattr(self._watcher, '__name__', 'termination_watcher_fn')} returned True"
         return self._why
 
-    def _is_told(self) -> bool:
+    def _is_notified(self) -> bool:
         now = time.monotonic()
         if self._watcher is None or now - self._asked < 1:
             return False
@@ -77,15 +77,15 @@ class Notices:
         return bool(self._watcher())
 
     def wake(self) -> None:
-        """End a `wait` in another thread."""
+        """Wake up a `wait` in another thread."""
         self._writer.send(b"\0")
 
     def forget(self) -> None:
-        """Wait for the next notice."""
+        """Forget the notice, to wait for the next one."""
         self._why = None
 
     def close(self, *, at_exit: bool = False) -> None:
-        """Restore the previous handler; `at_exit` means that the program is ending anyway."""
+        """Restore the previous handler; `at_exit` says that the program is exiting anyway."""
         if self._signal is None or self._signal.close(at_exit=at_exit):
             self._reader.close()
             self._writer.close()
@@ -93,19 +93,19 @@ class Notices:
 
 @final
 class _Signal:
-    """Our handler of SIGTERM. It passes the signal on to other instances and to event loops.
+    """Our SIGTERM handler. It passes the signal on to other instances and to event loops.
 
-    It does not call other previous handlers, since most would end the program.
+    It does not call other earlier handlers, because most of them would exit.
     """
 
     def __init__(self, receive: Callable[[], None], file: socket.socket) -> None:
         if threading.current_thread() is not threading.main_thread():
             raise RuntimeError(
-                "SIGTERM can be handled only in the main thread of a program. Make the handler there, or "
-                "pass TerminationConfig(termination_watcher_fn=...), which any thread may use."
+                "SIGTERM can be handled only in the main thread of a program. Create the handler there, or "
+                "pass TerminationConfig(termination_watcher_fn=...), which works in any thread."
             )
         self._receive = receive
-        self._handler = self._handle  # one object, to recognise it
+        self._handler = self._handle  # one bound method, so that `is` recognises it
         self._file = file.fileno()
         self._previous = signal.signal(signal.SIGTERM, self._handler)
         self._previous_file = signal.set_wakeup_fd(self._file, warn_on_full_buffer=False)
@@ -117,16 +117,16 @@ class _Signal:
             before._handle(number, frame)
 
     def pass_on(self, received: bytes) -> None:
-        """Pass what the interpreter wrote on to the previous reader."""
+        """Forward the wakeup bytes to the previous reader."""
         if self._previous_file >= 0:
             with contextlib.suppress(OSError):
                 os.write(self._previous_file, received)
 
     def close(self, *, at_exit: bool) -> bool:
-        """Restore the previous handler; False if another handler still passes signals on to this one.
+        """Restore the previous handler; False if another handler still forwards signals to this one.
 
-        A program that has finished its work, and is ending, must not be killed by the signal: it would look
-        as if it had failed.
+        At exit the signal stays ignored: a program that has finished its work must not look as if it
+        failed.
         """
         if threading.current_thread() is not threading.main_thread():
             return False

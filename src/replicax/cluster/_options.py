@@ -1,4 +1,4 @@
-"""How long the workers of a cluster wait for each other."""
+"""`ClusterOptions`: the timeouts of a cluster."""
 
 from __future__ import annotations
 
@@ -14,19 +14,15 @@ class ClusterOptions:
     """How long the workers of a cluster wait for each other; an argument of the strategy.
 
     Args:
-        start_timeout_seconds: until all workers have joined.
-        stuck_timeout_seconds: how long a worker may be behind the others, without reaching the collective
-            that they wait in. Compiling, saving a checkpoint, and computing while no other worker waits do
-            not count.
+        start_timeout_seconds: how long to wait until all workers have joined.
+        stuck_timeout_seconds: how long the others may wait in a collective that a worker has not reached.
+            Compiling, saving a checkpoint, and computing while no other worker waits do not count.
         cleanup_timeout_seconds: how long the `except` and `finally` blocks of a worker may take after
-        another
-            worker has failed. Then the process is ended.
-        shutdown_timeout_seconds: how long the first worker, whose host runs the coordinator, waits at its
-        end
-            for the others to end.
-        heartbeat_timeout_seconds: how long JAX's coordination service may be out of reach before JAX ends
-        the
-            process. The service notices nothing else; the watchdog does.
+            another worker has failed. Then the process is terminated.
+        shutdown_timeout_seconds: how long the first worker, whose host runs the coordinator, waits at exit
+            for the others to exit.
+        heartbeat_timeout_seconds: how long JAX's coordination service may be unreachable before JAX
+            terminates the process. The watchdog detects all other failures.
 
     >>> rx.cluster.ClusterOptions(stuck_timeout_seconds=600).stuck_timeout_seconds
     600
@@ -39,7 +35,6 @@ class ClusterOptions:
     heartbeat_timeout_seconds: float = 100.0
 
     def __post_init__(self) -> None:
-        """Check that all fields are positive numbers."""
         for name, seconds in vars(self).items():
             if isinstance(seconds, bool) or not isinstance(seconds, int | float):
                 raise TypeError(f"{name} must be a number of seconds, got {seconds!r}.")

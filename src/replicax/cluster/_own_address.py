@@ -1,4 +1,4 @@
-"""Which of several addresses is this machine's."""
+"""Finds this machine's address in a list of addresses."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def index_of_own_address(addresses: Sequence[str]) -> int | None:
 
 
 def _is_own(host: str) -> bool:
-    """An address is this machine's if a socket can be bound to it."""
+    """Whether a socket can be bound to the address, which then is this machine's."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as bound:

@@ -1,4 +1,4 @@
-"""`PreemptionWatcher`: remembers whether a process of the cluster will be ended."""
+"""`PreemptionWatcher`: tells a program that a process of its cluster is about to be preempted."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _PERIOD_SECONDS = 0.2
 
 @final
 class PreemptionWatcher:
-    """Remembers whether a process of the cluster was told to end, by SIGTERM.
+    """Records whether a process of the cluster has received SIGTERM, the notice of a preemption.
 
-    It only watches: what to do is up to the program. To save a checkpoint and end, use
+    It only watches; what to do is up to the program. To save a checkpoint and exit, use
     `rx.PreemptionCheckpointHandler`.
 
     >>> watcher = rx.PreemptionWatcher()
@@ -38,7 +38,7 @@ class PreemptionWatcher:
     """
 
     def __init__(self) -> None:
-        """Watch from now on; call this in the main thread, after making the strategy."""
+        """Start watching. Call this in the main thread, after creating the strategy."""
         self._notices = Notices(None)
         self._message: str | None = None
         self._closed = False
@@ -49,14 +49,14 @@ class PreemptionWatcher:
 
     @property
     def preemption_message(self) -> str | None:
-        """Which process was told to end, and how; None as long as none was."""
+        """Which process is being preempted, and how it was notified; None until one is."""
         return self._message
 
     def block_until_worker_exit(self) -> None:
         """Do nothing, as in TensorFlow on all platforms except TPUs with their own coordinator."""
 
     def close(self) -> None:
-        """Stop watching, and restore the previous handler of SIGTERM."""
+        """Stop watching and restore the previous SIGTERM handler."""
         self._close(at_exit=False)
 
     def _close(self, *, at_exit: bool) -> None:

@@ -1,4 +1,4 @@
-"""An exception that is sent to another process."""
+"""`Raised`: an exception that can be sent to another process."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Raised:
 
     @classmethod
     def catch(cls, error: Exception) -> Raised:
-        """Omit our own frame; an exception that can't be pickled is replaced by a `RuntimeError`."""
+        """Capture an exception without our frame; one that can't be pickled becomes a `RuntimeError`."""
         frames = error.__traceback__.tb_next if error.__traceback__ else None
         text = "".join(traceback.format_exception(type(error), error, frames))
         try:
-            pickle.loads(pickle.dumps(error))  # many exceptions can be pickled, but not unpickled
+            pickle.loads(pickle.dumps(error))  # many exceptions pickle fine but fail to unpickle
         except Exception:
             error = RuntimeError("".join(traceback.format_exception_only(error)).strip())
         return cls(error, text)

@@ -1,7 +1,7 @@
-"""A cluster of the workers of Ray Train, such as those of its `JaxTrainer`.
+"""`RayTrainClusterResolver`: the workers of a Ray Train trainer, such as its `JaxTrainer`.
 
-Ray Train knows the rank of a worker and the number of workers. The first worker chooses an address, and
-tells the others through Ray. Ray is never imported here: a worker of Ray Train has imported it.
+Ray Train knows a worker's rank and the number of workers. The first worker chooses an address and
+broadcasts it through Ray. This module never imports Ray: a Ray Train worker has already imported it.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import socket
 import sys
 from typing import Any, final
 
-from replicax.cluster._workers import WorkersResolver, after_coordinator, joined_address
+from replicax.cluster._workers import WorkersResolver, format_address, pad_addresses
 from replicax.errors import ClusterError, NotInClusterError
 
 __all__ = ["RayTrainClusterResolver", "runs_in_ray_train", "runs_in_ray_worker"]
 
 
 def runs_in_ray_worker() -> bool:
-    """Whether Ray runs this process, as a task or an actor."""
+    """Whether this process is a Ray task or actor."""
     ray: Any = sys.modules.get("ray")
     if ray is None or not getattr(ray, "is_initialized", bool)():
         return False
@@ -27,12 +27,12 @@ def runs_in_ray_worker() -> bool:
 
 
 def runs_in_ray_train() -> bool:
-    """Whether this process is a worker of Ray Train that runs with others."""
+    """Whether this process is one of several Ray Train workers."""
     return "ray.train" in sys.modules and runs_in_ray_worker() and _find_context() is not None
 
 
 def _find_context() -> Any:
-    """Ray Train's context; None outside of its workers."""
+    """Ray Train's context; None outside a worker."""
     try:
         context = sys.modules["ray.train"].get_context()
         return context if context.get_world_size() is not None else None
@@ -42,14 +42,14 @@ def _find_context() -> Any:
 
 @final
 class RayTrainClusterResolver(WorkersResolver):
-    """A resolver for the workers of Ray Train. All of them must make it, since they exchange an address.
+    """A resolver for Ray Train workers. All of them must create one, because they exchange an address.
 
     Args:
         rpc_layer: the protocol of the URLs that `master` returns.
 
     Raises:
         NotInClusterError: this process is not a worker of Ray Train.
-        ClusterError: this is the old version of Ray Train, which has no messages between workers.
+        ClusterError: this is version 1 of Ray Train, which has no broadcast between workers.
 
     >>> from replicax.cluster import RayTrainClusterResolver
     >>> RayTrainClusterResolver()
@@ -59,25 +59,24 @@ class RayTrainClusterResolver(WorkersResolver):
     """
 
     def __init__(self, rpc_layer: str | None = None) -> None:
-        """Agree on the address of the first worker."""
         if not runs_in_ray_train():
             raise NotInClusterError(
-                "This process is not a worker of Ray Train. Make the strategy in the function that a "
+                "This process is not a worker of Ray Train. Create the strategy in the function that a "
                 "trainer runs, or start the workers with `replicax.integrations.ray.run`."
             )
         context = _find_context()
         rank, num_workers = context.get_world_rank(), context.get_world_size()
         address = _broadcast(_choose_address(context) if rank == 0 else None)
-        super().__init__(after_coordinator(address, num_workers), rank, rpc_layer)
+        super().__init__(pad_addresses(address, num_workers), rank, rpc_layer)
 
 
 def _choose_address(context: Any) -> str:
-    """A free port of this worker; on the loopback interface if all workers run on this host."""
+    """The address of a free port here; on the loopback interface if all workers run on this host."""
     ip = sys.modules["ray"].util.get_node_ip_address()
     host = "127.0.0.1" if context.get_local_world_size() == context.get_world_size() else ip
     with socket.socket() as free:
         free.bind((host, 0))
-        return joined_address(host, free.getsockname()[1])
+        return format_address(host, free.getsockname()[1])
 
 
 def _broadcast(address: str | None) -> str:

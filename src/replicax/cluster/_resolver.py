@@ -1,7 +1,7 @@
-"""`ClusterResolver`: finds the cluster that a process belongs to, and its task in it.
+"""`ClusterResolver`: finds the cluster that a process belongs to, and the task of this process.
 
-There is one for each way of starting processes: an environment variable, Slurm, a TPU. A resolver only
-provides information. It starts nothing and connects to nothing.
+There is one subclass for each way of starting processes: environment variables, Slurm, a TPU. A resolver
+only provides information. It starts nothing and connects to nothing.
 """
 
 from __future__ import annotations
@@ -69,11 +69,11 @@ class ClusterResolver(abc.ABC):
     ) -> Mapping[str, int]:
         """The number of accelerators of a task, by platform: `{"GPU": 4}`. CPU devices do not count.
 
-        Counting them starts JAX, so join the cluster first. After that, those of other tasks are known too.
+        Counting them starts JAX, so join the cluster first. Then the devices of other tasks are known, too.
 
         Args:
-            task_type: the job of the task; None is the job of this process.
-            task_id: its index; None is the index of this process.
+            task_type: the job of the task; None means this process's.
+            task_id: its index; None means this process's.
             config_proto: must be None; JAX has no sessions.
 
         Raises:
@@ -94,7 +94,7 @@ class ClusterResolver(abc.ABC):
             raise ClusterError(
                 f"num_accelerators: this process is task {self.task_id} of {self.task_type!r} and can "
                 f"count only its own devices, not those of task {index} of {job!r}. Join the cluster "
-                "first, by making a MultiWorkerMirroredStrategy."
+                "first, by creating a MultiWorkerMirroredStrategy."
             )
         return tasks.index((job, index))
 
@@ -132,7 +132,7 @@ class ClusterResolver(abc.ABC):
 
 
 def master_url(address: str, rpc_layer: str | None) -> str:
-    """The URL of `address`; without a protocol, the address itself."""
+    """The URL of `address`; just the address if there is no protocol."""
     return f"{rpc_layer}://{address}" if rpc_layer else address
 
 
@@ -140,13 +140,13 @@ def refuse_config_proto(config_proto: Any) -> None:
     """Raise for the options of a TensorFlow session."""
     if config_proto is not None:
         raise TypeError(
-            "num_accelerators(config_proto=...) takes the options of a TensorFlow session, which do not "
-            f"exist in JAX; got {config_proto!r}. Leave it out."
+            "num_accelerators(config_proto=...) is for TensorFlow sessions, which do not exist in JAX; got "
+            f"{config_proto!r}. Leave it out."
         )
 
 
 def checked_task_id(task_id: Any, where: str) -> int | None:
-    """A task's index as an int, even if it is given as text or as 1.0; None is returned unchanged."""
+    """Convert a task's index, also one given as text or as 1.0, to an int; None stays None."""
     if task_id is None:
         return None
     number = integer(task_id)
@@ -156,7 +156,7 @@ def checked_task_id(task_id: Any, where: str) -> int | None:
 
 
 def count_accelerators(process: int | None = None) -> dict[str, int]:
-    """The number of accelerators of a process, by platform; None is this process."""
+    """The number of accelerators of a process, by platform; None means this process."""
     prepare_cpu_pool()
     devices = (
         jax.local_devices()

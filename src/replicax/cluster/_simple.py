@@ -1,4 +1,4 @@
-"""A cluster that the program specifies itself."""
+"""`SimpleClusterResolver`: a cluster that the program specifies itself."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class SimpleClusterResolver(ClusterResolver):
         task_id: its index in that job.
         environment: the environment that the cluster runs in.
         num_accelerators: the number of devices of each task, by platform, such as `{"GPU": 2}`; a strategy
-            uses that many. None is all that JAX finds.
+            uses that many. None means all that JAX finds.
         rpc_layer: the protocol of the URLs that `master` returns.
 
     Raises:
@@ -46,7 +46,6 @@ class SimpleClusterResolver(ClusterResolver):
         num_accelerators: Mapping[str, int] | None = None,
         rpc_layer: str | None = None,
     ) -> None:
-        """Check the cluster and the task."""
         if not isinstance(cluster_spec, ClusterSpec):
             raise TypeError(
                 f"SimpleClusterResolver takes a ClusterSpec, got {cluster_spec!r} of type "

@@ -1,7 +1,7 @@
-"""A cluster of the tasks that Slurm's `srun` started, from the environment variables that it sets.
+"""`SlurmClusterResolver`: the tasks that Slurm's `srun` started, from its environment variables.
 
-Tasks are in the order of their Slurm ranks: by default all tasks of the first host, then all of the next
-("block"), or one of each host in turn ("cyclic"). The tasks of a host get consecutive ports.
+Tasks are ordered by Slurm rank: by default all tasks of the first host, then all of the next ("block"), or
+one from each host in turn ("cyclic"). The tasks of a host get consecutive ports.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
-from replicax.cluster._gpus import gpus_of_host, show_gpus
+from replicax.cluster._gpus import set_visible_gpus, visible_gpus
 from replicax.cluster._hostlist import expand_counts, expand_hostlist
 from replicax.cluster._resolver import ClusterResolver, count_accelerators, master_url, refuse_config_proto
 from replicax.cluster._spec import ClusterSpec, integer
@@ -24,14 +24,14 @@ _GPUS = re.compile(r"(?:[^:,]+:)*(\d+)")  # a number, or kinds and a number: "a1
 
 
 def started_by_slurm() -> bool:
-    """Whether `srun` started this process as one of several tasks; a batch script is not a task."""
+    """Whether `srun` started this process as one of several tasks; a batch script doesn't count."""
     return "SLURM_PROCID" in os.environ and os.environ.get("SLURM_STEP_NUM_TASKS", "1") != "1"
 
 
 @final
 @dataclass(frozen=True)
 class _Task:
-    """One rank: its host, and its index among the tasks of that host."""
+    """One rank: its host, and its local index on that host."""
 
     host: str
     local_index: int
@@ -44,14 +44,14 @@ class SlurmClusterResolver(ClusterResolver):
     Args:
         jobs: the number of tasks of each job, by name; None makes all tasks workers. Ranks are assigned to
             the jobs in alphabetical order, so a chief comes first.
-        port_base: the port of the first task of each host; the next task has the next port.
-        gpus_per_node: the number of GPUs of each host for these tasks; None asks Slurm, then
+        port_base: the port of the first task on each host; the next task gets the next port.
+        gpus_per_node: the number of GPUs on each host for these tasks; None asks Slurm, then
             CUDA_VISIBLE_DEVICES.
-        gpus_per_task: the number of GPUs of each task; None divides those of the host evenly.
-        tasks_per_node: the number of tasks of each host; None asks Slurm.
+        gpus_per_task: the number of GPUs of each task; None divides the host's GPUs evenly.
+        tasks_per_node: the number of tasks on each host; None asks Slurm.
         auto_set_gpu: set CUDA_VISIBLE_DEVICES so that each task sees only its own GPUs; must happen before
-            JAX starts. Changes nothing if Slurm has already done so, or without GPUs. An empty
-            CUDA_VISIBLE_DEVICES hides the GPUs, unless the number of them is given here.
+            JAX starts. Does nothing if Slurm has already done so, or without GPUs. An empty
+            CUDA_VISIBLE_DEVICES hides the GPUs, unless you pass their number.
         rpc_layer: the protocol of the URLs that `master` returns.
 
     Raises:
@@ -82,7 +82,6 @@ class SlurmClusterResolver(ClusterResolver):
         auto_set_gpu: bool = True,
         rpc_layer: str | None = "grpc",
     ) -> None:
-        """Read Slurm's environment variables and choose this task's GPUs."""
         rank = _required_number("SLURM_PROCID")
         tasks, per_host = _all_tasks(tasks_per_node)
         if jobs is None:
@@ -100,7 +99,7 @@ class SlurmClusterResolver(ClusterResolver):
                 f"This process has the Slurm rank {rank}, but jobs={dict(jobs)} has only "
                 f"{sum(jobs.values())} tasks. Start as many processes as there are tasks."
             )
-        self._gpus_per_task = _divided_gpus(gpus_per_node, gpus_per_task, max(per_host))
+        self._gpus_per_task = _count_gpus_per_task(gpus_per_node, gpus_per_task, max(per_host))
         if auto_set_gpu and self._gpus_per_task:
             _show_gpus(tasks[rank].local_index, self._gpus_per_task)
 
@@ -109,7 +108,7 @@ class SlurmClusterResolver(ClusterResolver):
         return self._spec
 
     def get_task_info(self) -> tuple[str | None, int | None]:
-        """The job of this process, and its index in it."""
+        """The job of this process and its index in that job."""
         return self.task_type, self.task_id
 
     def master(
@@ -131,7 +130,7 @@ class SlurmClusterResolver(ClusterResolver):
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: None = None
     ) -> dict[str, int]:
-        """The number of GPUs of each task; what JAX finds if neither you nor Slurm specified it."""
+        """The number of GPUs of each task; if neither you nor Slurm specified it, what JAX finds."""
         refuse_config_proto(config_proto)
         return count_accelerators() if self._gpus_per_task is None else {"GPU": self._gpus_per_task}
 
@@ -158,7 +157,7 @@ def _required_number(name: str, or_else: str = "") -> int:
 
 
 def _all_tasks(tasks_per_node: int | None) -> tuple[list[_Task], list[int]]:
-    """The tasks in the order of their ranks, and the number of tasks of each host."""
+    """The tasks by rank, and the number of tasks on each host."""
     hosts = expand_hostlist(_required("SLURM_STEP_NODELIST", "SLURM_NODELIST"))
     if tasks_per_node is None:
         counts = expand_counts(_required("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"))
@@ -174,8 +173,8 @@ def _all_tasks(tasks_per_node: int | None) -> tuple[list[_Task], list[int]]:
         tasks.sort(key=lambda task: task.local_index)
     elif not distribution.startswith("block"):
         raise ClusterError(
-            f"Slurm distributes these tasks by {distribution!r}, from which the host of a rank can't be "
-            "derived. Use `srun --distribution=block` or `cyclic`."
+            f"Slurm distributed these tasks by {distribution!r}, which does not tell the host of a rank. "
+            "Use `srun --distribution=block` or `cyclic`."
         )
     return tasks, counts
 
@@ -210,7 +209,7 @@ def _assign_ranks(jobs: Mapping[str, int], num_tasks: int) -> dict[str, range]:
     return ranges
 
 
-def _divided_gpus(per_node: int | None, per_task: int | None, tasks_per_node: int) -> int | None:
+def _count_gpus_per_task(per_node: int | None, per_task: int | None, tasks_per_node: int) -> int | None:
     """The number of GPUs of each task; None if it is not specified."""
     for number, what in ((per_node, "gpus_per_node"), (per_task, "gpus_per_task")):
         if number is not None:
@@ -222,11 +221,13 @@ def _divided_gpus(per_node: int | None, per_task: int | None, tasks_per_node: in
     if per_task is None:
         per_task = _gpus_in_environment("SLURM_GPUS_PER_TASK")
     if per_task is None:
-        return _visible_gpus(tasks_per_node) if per_node is None else int(per_node) // tasks_per_node
+        return (
+            _visible_gpus_per_task(tasks_per_node) if per_node is None else int(per_node) // tasks_per_node
+        )
     if per_node is not None and per_task * tasks_per_node > per_node:
         raise ClusterError(
             f"{tasks_per_node} tasks on a host with {per_task} GPUs each need "
-            f"{per_task * tasks_per_node} GPUs, and a host has {per_node}."
+            f"{per_task * tasks_per_node} GPUs, but a host has {per_node}."
         )
     return int(per_task)
 
@@ -239,17 +240,17 @@ def _gpus_in_environment(*names: str) -> int | None:
     return None
 
 
-def _visible_gpus(tasks_per_node: int) -> int | None:
-    """The share of a task in CUDA_VISIBLE_DEVICES; all of it if the list is this task's own."""
+def _visible_gpus_per_task(tasks_per_node: int) -> int | None:
+    """How many GPUs of CUDA_VISIBLE_DEVICES a task gets: all, if the list is for this task alone."""
     if not os.environ.get("CUDA_VISIBLE_DEVICES"):
         return None
-    shown = len(gpus_of_host() or ())
+    shown = len(visible_gpus() or ())
     return shown // tasks_per_node or shown
 
 
 def _show_gpus(local_index: int, num_gpus: int) -> None:
-    """Let JAX see only the GPUs of this task."""
-    shown = gpus_of_host() if os.environ.get("CUDA_VISIBLE_DEVICES") else None
+    """Make only this task's GPUs visible to JAX."""
+    shown = visible_gpus() if os.environ.get("CUDA_VISIBLE_DEVICES") else None
     first = local_index * num_gpus
     visible = list(map(str, range(first + num_gpus))) if shown is None else shown
     if shown is not None and len(visible) == num_gpus:
@@ -260,4 +261,4 @@ def _show_gpus(local_index: int, num_gpus: int) -> None:
             f"Task {local_index} of this host needs {num_gpus} GPUs of its own, but CUDA_VISIBLE_DEVICES "
             f"lists {len(visible)} for all tasks: {','.join(visible)}. Use fewer tasks or GPUs per task."
         )
-    show_gpus(mine, "SlurmClusterResolver")
+    set_visible_gpus(mine, "SlurmClusterResolver")

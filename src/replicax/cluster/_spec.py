@@ -35,13 +35,12 @@ class ClusterSpec:
     """
 
     def __init__(self, cluster: Mapping[str, Any] | ClusterSpec | ClusterDef) -> None:
-        """Check the jobs and number their tasks."""
         if isinstance(cluster, ClusterDef):
             cluster = {job.name: job.tasks for job in cluster.job}
         if isinstance(cluster, ClusterSpec):
             self._jobs = cluster._jobs
         elif isinstance(cluster, Mapping):
-            self._jobs = {_checked_job(job): _numbered(job, tasks) for job, tasks in cluster.items()}
+            self._jobs = {_checked_job(job): _index_tasks(job, tasks) for job, tasks in cluster.items()}
         else:
             raise TypeError(
                 "ClusterSpec takes a dict from job names to lists of addresses, such as "
@@ -65,7 +64,7 @@ class ClusterSpec:
         return f"ClusterSpec({self.as_dict()!r})"
 
     def as_dict(self) -> dict[str, Any]:
-        """The jobs, each as a list of addresses, or as a dict by index if the indices have gaps.
+        """The jobs, each as a list of addresses, or as a dict from index to address if there are gaps.
 
         >>> from replicax.cluster import ClusterSpec
         >>> ClusterSpec({"worker": {1: "host1:1", 0: "host0:1"}, "ps": {5: "host5:1"}}).as_dict()
@@ -77,7 +76,7 @@ class ClusterSpec:
         }
 
     def as_cluster_def(self) -> ClusterDef:
-        """The cluster as TensorFlow's `ClusterDef` has it, with the jobs in alphabetical order.
+        """The cluster as a `ClusterDef`, with the jobs in alphabetical order as in TensorFlow.
 
         >>> from replicax.cluster import ClusterSpec
         >>> ClusterSpec({"worker": ["host0:1"]}).as_cluster_def().job[0].tasks
@@ -136,7 +135,7 @@ class ClusterSpec:
         return tasks[task_index]
 
     def job_tasks(self, job_name: str) -> list[str | None]:
-        """The addresses of a job's tasks by index, with None for missing indices.
+        """The addresses of a job's tasks, with None for missing indices.
 
         Raises:
             ClusterError: the job does not exist.
@@ -156,12 +155,12 @@ class ClusterSpec:
 
 
 def training_tasks(spec: ClusterSpec) -> list[tuple[str, int]]:
-    """The job and index of each task that trains, in the order of JAX's process ids: the chief first."""
+    """The job and index of each training task, by JAX process id: the chief first."""
     return [(job, i) for job in ("chief", "worker") if job in spec.jobs for i in spec.task_indices(job)]
 
 
 def integer(value: Any) -> int | None:
-    """`value` as an int if it is a whole number, 0 or more, of any type or as text; otherwise None."""
+    """`value` as an int, if it is a whole number >= 0 of any type or as text; otherwise None."""
     if isinstance(value, bool):
         return None
     try:
@@ -182,7 +181,7 @@ def _text(value: Any) -> Any:
     return value.decode() if isinstance(value, bytes) else value
 
 
-def _numbered(job: str, tasks: Any) -> dict[int, str]:
+def _index_tasks(job: str, tasks: Any) -> dict[int, str]:
     """The tasks by index, in order."""
     if isinstance(tasks, list | tuple):
         tasks = dict(enumerate(tasks))

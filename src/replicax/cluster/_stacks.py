@@ -1,8 +1,8 @@
-"""Where a Python program is: the line of the user's code, and the stacks of all threads.
+"""Where a Python program is: the current line of user code, and the stacks of all threads.
 
-Other threads run on while Python code follows their frames. Eager replicas, which are greenlets, then
-replace frames by others, and following one that is gone crashes. `faulthandler` reads all stacks in one
-operation of the interpreter.
+Walking the frames of another thread is not safe: the thread keeps running, and eager replicas, which are
+greenlets, swap frames, so that the walk can crash. `faulthandler` reads all stacks in one operation of the
+interpreter.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 
 
 def main_stack() -> list[FrameSummary]:
-    """What the main thread is executing, the innermost call first."""
+    """The stack of the main thread, innermost call first."""
     return _stacks().get(threading.main_thread().ident or 0, [])
 
 
 def _stacks() -> dict[int, list[FrameSummary]]:
-    """The stacks of all threads by identifier, the innermost calls first, up to 100 of each."""
+    """The stacks of all threads by identifier, innermost call first, up to 100 frames each."""
     with tempfile.TemporaryFile() as file:
         faulthandler.dump_traceback(file, all_threads=True)
         file.seek(0)
@@ -52,7 +52,7 @@ def _stacks() -> dict[int, list[FrameSummary]]:
 
 
 def user_line(stack: list[FrameSummary]) -> str:
-    """The innermost line of the user's code, such as 'train.py:31 in step'; empty if there is none."""
+    """The innermost line of user code, such as 'train.py:31 in step'; empty if there is none."""
     frame = next((frame for frame in stack if _is_users(frame.filename)), None)
     return "" if frame is None else f"{os.path.basename(frame.filename)}:{frame.lineno} in {frame.name}"
 
@@ -63,7 +63,7 @@ def _is_users(filename: str) -> bool:
 
 
 def is_inside(stack: list[FrameSummary], folder: str) -> bool:
-    """Whether the innermost code of Replicax that is running is in `folder`."""
+    """Whether the innermost frame of Replicax is in `folder`."""
     ours = next((frame.filename for frame in stack if frame.filename.startswith(_PACKAGE)), "")
     return ours.startswith(os.path.join(_PACKAGE, folder))
 

@@ -1,13 +1,13 @@
-"""Stopping this process because of a failure, here or in another worker.
+"""Stops this process when it or another worker has failed.
 
 When another worker has failed, its error is raised in the main thread, so that the program's `except` and
-`finally` blocks run. It is raised with a real signal, which also interrupts `time.sleep` and other waiting.
-A main thread that is blocked in native code, usually in the collective that the other worker will never
-join, can't raise. After a second the error is printed and the process ended, with status `BLOCKED_STATUS`.
+`finally` blocks run. A real signal raises it, which also interrupts `time.sleep` and other waits. If the
+main thread is blocked in native code, usually in a collective that the failed worker will never join, it
+can't raise. Then, after a second, the error is printed and the process exits with `BLOCKED_STATUS`.
 
-When this program itself fails, an exception hook reports it. Some failures are consequences: when a worker
-dies, those connected to it fail too. They wait a moment to learn the cause, and print it last. Aborts of
-native code are treated the same way.
+When this program itself fails, an exception hook reports it. Some failures are only consequences: when a
+worker dies, those connected to it fail, too. They wait a moment to learn the cause, and print it last.
+Aborts in native code are handled the same way.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from replicax.cluster._stacks import all_stacks
 __all__ = ["BLOCKED_STATUS", "Stopper"]
 
 BLOCKED_STATUS = 70
-"""The exit status of a worker that was blocked in native code when another worker had failed."""
+"""The exit status of a worker that was blocked in native code when another worker failed."""
 
 _SIGNAL = signal.SIGURG  # ignored by default, and rarely used
 _RAISE_SECONDS = 1.0
@@ -41,16 +41,16 @@ _LIBRARIES = ("Gloo", "NCCL")  # JAX raises some of their errors as ValueError
 
 @final
 class Stopper:
-    """Stops this process when a worker has failed; made in the main thread."""
+    """Stops this process when a worker has failed; create it in the main thread."""
 
     def __init__(self, report: Callable[[dict[str, Any]], None], cleanup_seconds: float) -> None:
-        """Report exceptions that end the program with `report`."""
+        """Call `report` for an exception that ends the program."""
         self._report, self._cleanup_seconds = report, cleanup_seconds
         self._error: Exception | None = None
         self._known, self._raised = threading.Event(), threading.Event()
         self._end_at: float | None = None
         self.is_failing = False
-        """Whether this program ends with its own exception."""
+        """Whether this program is ending with an exception of its own."""
         self._previous_hook = sys.excepthook
         self._can_raise = threading.current_thread() is threading.main_thread()
         if self._can_raise:
@@ -66,7 +66,7 @@ class Stopper:
     # Another worker has failed.
 
     def stop(self, error: Exception) -> None:
-        """Raise `error` in the main thread; called in the watchdog's thread."""
+        """Raise `error` in the main thread; called from the watchdog's thread."""
         self._error = error
         self._known.set()
         if not self.is_failing:
@@ -74,7 +74,7 @@ class Stopper:
             self.interrupt()
 
     def interrupt(self) -> None:
-        """Raise the error in the main thread, or end the process if it is blocked."""
+        """Raise the error in the main thread, or exit if that is blocked."""
         self._raised.clear()
         if self._can_raise:
             signal.pthread_kill(threading.main_thread().ident or 0, _SIGNAL)
@@ -82,12 +82,12 @@ class Stopper:
             self._end(BLOCKED_STATUS)
 
     def await_cause(self, error: BaseException) -> None:
-        """Wait a moment for the failure that has caused `error`, if it may have one: it is raised here."""
+        """If another worker's failure may have caused `error`, wait a moment for it: it is raised here."""
         if not self.is_failing and _may_be_caused_by_another(error):
-            self._known.wait(_CAUSE_SECONDS)  # the signal of `interrupt` ends it
+            self._known.wait(_CAUSE_SECONDS)  # the signal from `interrupt` ends the wait
 
     def tick(self) -> None:
-        """End a process that does not end on its own; called periodically in the watchdog's thread."""
+        """Exit if the program takes too long to; called periodically from the watchdog's thread."""
         if self._end_at is not None and time.monotonic() > self._end_at:
             self._end(1)
 
@@ -99,12 +99,12 @@ class Stopper:
             self._previous_handler(number, frame)
 
     def _end(self, status: int) -> None:
-        """Print the error and end the process, whatever the main thread does."""
+        """Print the error and exit, whatever the main thread is doing."""
         text = traceback.format_exception_only(self._error) if self._error is not None else []
         flushing = threading.Thread(target=_flush, daemon=True)
         flushing.start()
-        flushing.join(_FLUSH_SECONDS)  # the main thread may hold the lock of a file
-        os.write(2, _marked("".join(text)).encode(errors="replace"))
+        flushing.join(_FLUSH_SECONDS)  # the main thread may hold a file's lock
+        os.write(2, _with_banner("".join(text)).encode(errors="replace"))
         os._exit(status)
 
     # This program has failed.
@@ -123,11 +123,13 @@ class Stopper:
         self._previous_hook(kind, error, trace)
         if by_another and self._known.wait(_CAUSE_SECONDS) and self._error is not None:
             print(
-                _marked("".join(traceback.format_exception_only(self._error))), file=sys.stderr, flush=True
+                _with_banner("".join(traceback.format_exception_only(self._error))),
+                file=sys.stderr,
+                flush=True,
             )
 
     def _abort(self) -> None:
-        """Native code aborts: wait for the cause, while `stop` in another thread raises or prints it."""
+        """Native code is aborting: wait for the cause, which `stop` raises or prints in another thread."""
         message = "native code has aborted the process; its output says why"
         self._report({"type": "SIGABRT", "message": message, "traceback": all_stacks(), "by_another": True})
         if self._known.wait(_CAUSE_SECONDS):
@@ -140,7 +142,7 @@ def _flush() -> None:
             file.flush()
 
 
-def _marked(text: str) -> str:
+def _with_banner(text: str) -> str:
     return f"\n==== Replicax: a worker has failed ====\n{text.rstrip()}\n"
 
 
@@ -151,7 +153,7 @@ def _is_caused_by(error: BaseException | None, cause: BaseException) -> bool:
 
 
 def _may_be_caused_by_another(error: BaseException) -> bool:
-    """Whether the error may come from a lost connection to another worker."""
+    """Whether a lost connection to another worker may have caused the error."""
     if isinstance(error, jax.errors.JaxRuntimeError | ConnectionError | TimeoutError):
         return True
     return isinstance(error, Exception) and any(name in str(error) for name in _LIBRARIES)

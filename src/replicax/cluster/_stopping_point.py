@@ -1,11 +1,11 @@
-"""Where all processes stop when one of them will be ended: at the same point of their programs.
+"""Agrees on the step at which all processes stop when one is about to be preempted.
 
-Every program passes the same points, one after the other, at most a few apart. A process that gets a notice
-publishes it. A thread in each process sees the notice and reports how many points its program has passed;
-from then on the program waits at its next point until all have reported. They stop at the first point that
-no program has passed. A program never waits for another program here, only for these threads, so it does
-not matter if others are blocked in a collective or a compilation: those that are behind continue until they
-reach the point.
+Every program passes the same sequence of points, usually the ends of its steps. A process that gets a
+notice publishes it. A thread in each process sees the notice and reports how many points its program has
+passed; from then on the program waits at its next point until all have reported. All stop at the first
+point that no program has passed. A program waits only for the reporting threads, never for another program,
+so it does not matter if others are blocked in a collective or a compilation: those that are behind run on
+to the point.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ TOPIC = "replicax/preemption"
 
 @final
 class StoppingPoint:
-    """Watches for notices to any process, and finds the point where all stop.
+    """Watches for notices to any process, and finds the point at which all stop.
 
     Args:
         termination_watcher_fn: see `Notices`.
-        delay: how much longer to wait before telling the others, given the seconds since the notice to this
-            process.
+        delay: given the seconds since this process got its notice, returns how many more to wait before it
+            tells the others.
 
     >>> from replicax.cluster import StoppingPoint
     >>> point = StoppingPoint(lambda: True, delay=lambda seconds: 0.0)
@@ -61,13 +61,13 @@ class StoppingPoint:
         self._closed = False
         self._error: BaseException | None = None
         self.message: str | None = None
-        """Which process got a notice, and why; None as long as none did."""
+        """Which process got a notice, and why; None until one does."""
         self._thread = threading.Thread(target=self._watch, name="replicax_preemption", daemon=True)
         self._thread.start()
         atexit.register(self._close, at_exit=True)
 
     def reached(self) -> bool:
-        """Pass a point, unless all processes stop here; returns whether they do."""
+        """Pass a point; returns whether all processes stop here."""
         with self._lock:
             if self._told is None:
                 self._passed += 1
@@ -75,7 +75,7 @@ class StoppingPoint:
         if not self._decided.wait(_TIMEOUT_SECONDS):
             raise CollectiveTimeoutError(
                 f"Process {self._process} timed out after {_TIMEOUT_SECONDS:g} s agreeing with the others "
-                f"on where to stop. {self.message}. See whether all of them are still running."
+                f"on where to stop. {self.message}. Check that all of them are still running."
             )
         if self._error is not None:
             raise self._error
@@ -87,7 +87,7 @@ class StoppingPoint:
             return False
 
     def resume(self) -> None:
-        """Continue after a stop; there may be another one later."""
+        """Continue after a stop; another notice may come later."""
         with self._lock:
             self._generation += 1
             self._told = self._where = self.message = None
@@ -95,7 +95,7 @@ class StoppingPoint:
             self._decided.clear()
 
     def close(self) -> None:
-        """Stop watching. The others need not wait for this process: it has passed all its points."""
+        """Stop watching, and tell the others not to wait for this process."""
         self._close(at_exit=False)
 
     def _close(self, *, at_exit: bool) -> None:
@@ -127,7 +127,7 @@ class StoppingPoint:
             self._decided.set()
 
     def _look(self, why: str | None, since: float | None) -> None:
-        """Look for a notice, here or elsewhere; if there is one, report how many points were passed."""
+        """Look for a notice to any process; if there is one, report how many points were passed."""
         message = next(iter(self._read("notice").values()), None)
         if message is None and why is not None and self._delay(time.monotonic() - (since or 0)) <= 0:
             message = f"Process {self._process} will be ended ({why})"
@@ -149,5 +149,5 @@ class StoppingPoint:
             publish(f"{TOPIC}/{self._generation}/{what}", message)
 
     def _read(self, what: str) -> dict[int, Any]:
-        """What the processes have told, by process."""
+        """What the processes have published, by process."""
         return all_published(f"{TOPIC}/{self._generation}/{what}") if self._num_processes > 1 else {}

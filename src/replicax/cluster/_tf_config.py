@@ -1,9 +1,9 @@
-"""A cluster in the environment variable TF_CONFIG, in TensorFlow's format.
+"""`TFConfigClusterResolver`: reads the environment variable TF_CONFIG, in TensorFlow's format.
 
     {"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index": 0}}
 
-The cluster is the same for all processes; the task is different for each. A task may also say
-how many of its devices a strategy uses, which TensorFlow's format does not have:
+The cluster is the same for all processes; the task is different for each. As an extension of TensorFlow's
+format, a task may also say how many of its devices a strategy uses:
 
     {"cluster": ..., "task": {"type": "worker", "index": 0, "num_accelerators": {"CPU": 2}}}
 """
@@ -26,13 +26,13 @@ _VARIABLE = "TF_CONFIG"
 
 @final
 class TFConfigClusterResolver(ClusterResolver):
-    """A resolver that reads TF_CONFIG, again on every call.
+    """A resolver that reads TF_CONFIG, on every call.
 
     Args:
-        task_type: replaces `"task": {"type": ...}`.
-        task_id: replaces `"task": {"index": ...}`.
-        rpc_layer: replaces `"rpc_layer"`.
-        environment: replaces `"environment"`.
+        task_type: overrides `"task": {"type": ...}`.
+        task_id: overrides `"task": {"index": ...}`.
+        rpc_layer: overrides `"rpc_layer"`.
+        environment: overrides `"environment"`.
 
     Properties and methods raise `ClusterFormatError`, a `json.JSONDecodeError`, if TF_CONFIG is not JSON,
     and `ClusterError` if it is JSON but not a cluster.
@@ -57,7 +57,6 @@ class TFConfigClusterResolver(ClusterResolver):
         rpc_layer: str | None = None,
         environment: str | None = None,
     ) -> None:
-        """Take values that replace parts of TF_CONFIG."""
         self.task_type, self.task_id = task_type, task_id
         self._rpc_layer = rpc_layer
         self._environment = environment
@@ -73,9 +72,9 @@ class TFConfigClusterResolver(ClusterResolver):
     def master(
         self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
     ) -> str:
-        """`"session_master"` if TF_CONFIG has it, or else the address of a task, by default of this one.
+        """`"session_master"` if TF_CONFIG has it, otherwise the address of a task, by default this one.
 
-        "" if the cluster has at most one task.
+        Returns "" if the cluster has at most one task.
 
         Raises:
             ClusterError: the cluster has no such task.
@@ -98,10 +97,10 @@ class TFConfigClusterResolver(ClusterResolver):
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: None = None
     ) -> Mapping[str, int]:
-        """The number of devices of this task: those that TF_CONFIG gives it, or else its accelerators.
+        """The number of devices of this task: as TF_CONFIG says, otherwise its accelerators.
 
         Raises:
-            ClusterError: the devices of another task were requested, which this process can't see.
+            ClusterError: you asked for another task, whose devices this process can't see.
         """
         given = _read_section("task").get("num_accelerators")
         if given is None or (task_type, task_id) != (None, None):

@@ -1,6 +1,7 @@
-"""A cluster in the environment variables of PyTorch's `torchrun`, which many launchers set.
+"""`TorchrunClusterResolver`: reads the environment variables of PyTorch's `torchrun`.
 
-RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT; LOCAL_RANK and LOCAL_WORLD_SIZE among those of a host
+They are RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT and, for the processes of one host, LOCAL_RANK and
+LOCAL_WORLD_SIZE. Many other launchers set them, too.
 """
 
 from __future__ import annotations
@@ -8,11 +9,11 @@ from __future__ import annotations
 import os
 from typing import final
 
-from replicax.cluster._gpus import show_share_of_gpus
+from replicax.cluster._gpus import set_visible_share
 from replicax.cluster._workers import (
     WorkersResolver,
-    after_coordinator,
-    joined_address,
+    format_address,
+    pad_addresses,
     read_number,
     read_variable,
 )
@@ -23,7 +24,7 @@ _ADVICE = "start the program with `torchrun`, or set RANK, WORLD_SIZE, MASTER_AD
 
 
 def started_by_torchrun() -> bool:
-    """Whether `torchrun` itself started this process: RANK and WORLD_SIZE alone may mean anything."""
+    """Whether `torchrun` itself started this process; RANK and WORLD_SIZE alone prove nothing."""
     return "TORCHELASTIC_RUN_ID" in os.environ and "RANK" in os.environ
 
 
@@ -32,10 +33,10 @@ class TorchrunClusterResolver(WorkersResolver):
     """A resolver for processes started by `torchrun`, or by something that sets the same variables.
 
     Args:
-        port: the port of the first worker. None is MASTER_PORT, or the next one if torchrun's own store
+        port: the port of the first worker. None means MASTER_PORT, or the next one if torchrun's own store
             listens on MASTER_PORT.
-        auto_set_gpu: if LOCAL_RANK is set, divide the GPUs of the host between its processes, by setting
-            CUDA_VISIBLE_DEVICES; must happen before JAX starts.
+        auto_set_gpu: if LOCAL_RANK is set, set CUDA_VISIBLE_DEVICES to this process's share of the host's
+            GPUs; must happen before JAX starts.
         rpc_layer: the protocol of the URLs that `master` returns.
 
     Raises:
@@ -54,15 +55,14 @@ class TorchrunClusterResolver(WorkersResolver):
     def __init__(
         self, port: int | None = None, auto_set_gpu: bool = True, rpc_layer: str | None = None
     ) -> None:
-        """Read the variables and choose the GPUs of this process."""
-        address = joined_address(
+        address = format_address(
             read_variable("MASTER_ADDR", _ADVICE), _free_port() if port is None else port
         )
         num_workers, rank = read_number("WORLD_SIZE", _ADVICE), read_number("RANK", _ADVICE)
-        super().__init__(after_coordinator(address, num_workers), rank, rpc_layer)
+        super().__init__(pad_addresses(address, num_workers), rank, rpc_layer)
         if auto_set_gpu and "LOCAL_RANK" in os.environ and "LOCAL_WORLD_SIZE" in os.environ:
             num_local = read_number("LOCAL_WORLD_SIZE", _ADVICE)
-            show_share_of_gpus(read_number("LOCAL_RANK", _ADVICE), num_local, type(self).__name__)
+            set_visible_share(read_number("LOCAL_RANK", _ADVICE), num_local, type(self).__name__)
 
 
 def _free_port() -> int:

@@ -1,12 +1,12 @@
-"""TPUs: the resolver that finds them, and TensorFlow's functions that initialize them.
+"""TPUs: `TPUClusterResolver`, and TensorFlow's functions that initialize a TPU.
 
-With JAX a program runs *on* the machine that the TPU is attached to. JAX has no remote TPU to look up, to
-connect to or to initialize, so these functions do little: they return the devices that JAX has. Programs
-that initialize a TPU for TensorFlow run unchanged. A remote TPU, given by its name, is refused.
+A JAX program runs *on* the machine that the TPU is attached to. There is no remote TPU to look up, connect
+to or initialize, so these functions do little: they return the devices that JAX has. Programs that
+initialize a TPU for TensorFlow run unchanged; a remote TPU, given by name, is refused.
 
-Without a TPU, `TPUClusterResolver()` is an error, on which TensorFlow programs choose another strategy.
-With `TPUClusterResolver("local")`, JAX's other devices stand in for TPU cores, with a warning, so that a
-program for TPUs can be tested on any machine.
+Without a TPU, `TPUClusterResolver()` raises, which TensorFlow programs catch to choose another strategy.
+With `TPUClusterResolver("local")`, JAX's other devices stand in for TPU cores, with a warning, so that TPU
+programs can be tested on any machine.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _logger = logging.getLogger("replicax")
 
 
 class TPUSystemMetadata(NamedTuple):
-    """What a TPU consists of; made by `TPUClusterResolver.get_tpu_system_metadata`."""
+    """The size of a TPU; returned by `TPUClusterResolver.get_tpu_system_metadata`."""
 
     num_cores: int
     """The number of cores of all hosts."""
@@ -55,10 +55,10 @@ class TPUSystemMetadata(NamedTuple):
 
 @final
 class TPUClusterResolver(ClusterResolver):
-    """The TPU that this process runs on; if it is a slice with several hosts, all of the slice.
+    """The TPU that this process runs on, or the whole slice if it spans several hosts.
 
     Args:
-        tpu: None or "" is the TPU of this machine, "local" also allows other devices in place of its cores.
+        tpu: None or "" means this machine's TPU; "local" also accepts other devices in place of TPU cores.
             A name or an address is refused: JAX can't use a remote TPU.
         zone: must be None, like the following arguments, which locate a TPU by name.
         project: must be None.
@@ -95,7 +95,6 @@ class TPUClusterResolver(ClusterResolver):
         service: Any = None,
         discovery_url: str | None = None,
     ) -> None:
-        """Refuse a remote TPU."""
         if job_name != "worker":
             raise ClusterError(
                 f"TPUClusterResolver(job_name={job_name!r}): the job of the processes of a TPU is 'worker'."
@@ -130,7 +129,7 @@ class TPUClusterResolver(ClusterResolver):
     def connect(
         cls, tpu: str | None = None, zone: str | None = None, project: str | None = None
     ) -> TPUClusterResolver:
-        """Make a resolver and initialize its TPU, in one call.
+        """Create a resolver and initialize its TPU in one call.
 
         >>> from replicax.cluster import TPUClusterResolver
         >>> strategy = rx.TPUStrategy(TPUClusterResolver.connect("local"))
@@ -144,7 +143,7 @@ class TPUClusterResolver(ClusterResolver):
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """The TPU cores; without a TPU, the devices that stand in for them. Starts JAX.
+        """The TPU cores or, without a TPU, the devices that stand in for them. Starts JAX.
 
         >>> from replicax.cluster import TPUClusterResolver
         >>> TPUClusterResolver("local").devices == tuple(jax.devices())
@@ -161,7 +160,7 @@ class TPUClusterResolver(ClusterResolver):
     def master(
         self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
     ) -> str:
-        """The empty address: this process."""
+        """Always "": the cluster is this process."""
         if task_type is not None or task_id is not None:
             self.cluster_spec().task_address(str(task_type), task_id or 0)  # raises: there are no tasks
         return master_url("", rpc_layer or self.rpc_layer)
@@ -169,7 +168,7 @@ class TPUClusterResolver(ClusterResolver):
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: None = None
     ) -> dict[str, int]:
-        """The number of cores of each process, including devices that stand in for them: `{"TPU": 8}`."""
+        """The number of cores of each process, or of devices that stand in for them: `{"TPU": 8}`."""
         refuse_config_proto(config_proto)
         return {"TPU": Topology(self.devices).num_tpus_per_task}
 
@@ -191,7 +190,7 @@ class TPUClusterResolver(ClusterResolver):
 
 
 def warn_of_stand_ins(devices: Sequence[Device]) -> None:
-    """Warn once, in the log `replicax`, that other devices stand in for TPU cores."""
+    """Log a warning, once, if other devices stand in for TPU cores."""
     if devices[0].platform != "tpu":
         _warn_of_stand_ins(devices[0].platform.upper())
 
@@ -214,7 +213,7 @@ def connect_to_cluster(cluster_spec_or_resolver: ClusterResolver | ClusterSpec) 
         cluster_spec_or_resolver: a `TPUClusterResolver`, or any cluster without tasks.
 
     Raises:
-        ClusterError: the cluster has tasks. Strategies for several hosts join them by themselves.
+        ClusterError: the cluster has tasks. Multi-worker strategies join them by themselves.
 
     >>> from replicax.cluster import TPUClusterResolver, connect_to_cluster
     >>> connect_to_cluster(TPUClusterResolver("local"))
@@ -233,10 +232,10 @@ def connect_to_cluster(cluster_spec_or_resolver: ClusterResolver | ClusterSpec) 
 
 
 def initialize_tpu_system(cluster_resolver: TPUClusterResolver | None = None) -> Topology:
-    """The topology of the TPU, which JAX initializes when it starts.
+    """Return the topology of the TPU, which JAX has initialized already.
 
     Args:
-        cluster_resolver: a `TPUClusterResolver`; None is the TPU of this process.
+        cluster_resolver: a `TPUClusterResolver`; None means this process's TPU.
 
     Returns:
         The coordinates of the cores, for `DeviceAssignment.build`.
@@ -249,7 +248,7 @@ def initialize_tpu_system(cluster_resolver: TPUClusterResolver | None = None) ->
 
 
 def shutdown_tpu_system(cluster_resolver: TPUClusterResolver | None = None) -> None:
-    """Do nothing: JAX holds the TPU until the process ends.
+    """Do nothing: JAX holds the TPU until the process exits.
 
     Args:
         cluster_resolver: a `TPUClusterResolver`, or None.

@@ -1,4 +1,4 @@
-"""Several resolvers combined into one."""
+"""`UnionResolver`: combines several resolvers into one."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["UnionResolver"]
 
 @final
 class UnionResolver(ClusterResolver):
-    """The union of the clusters of several resolvers; everything else comes from the first resolver.
+    """The union of several resolvers' clusters; everything else comes from the first resolver.
 
-    If several clusters have the same job, its tasks are concatenated. If one of them has gaps in the
-    indices of that job, all tasks keep their indices.
+    If several clusters have the same job, its tasks are concatenated. If the indices of that job have gaps
+    in any of them, all tasks keep their indices.
 
     Args:
         cluster_resolvers: the resolvers, at least one.
@@ -43,7 +43,6 @@ class UnionResolver(ClusterResolver):
         task_id: int | None = None,
         rpc_layer: str | None = None,
     ) -> None:
-        """Check the resolvers."""
         if not cluster_resolvers:
             raise ClusterError("UnionResolver takes one or more resolvers, got none.")
         for resolver in cluster_resolvers:
@@ -68,7 +67,7 @@ class UnionResolver(ClusterResolver):
         for resolver in self._resolvers:
             for job, tasks in resolver.cluster_spec().as_dict().items():
                 parts.setdefault(job, []).append(tasks)
-        return ClusterSpec({job: _joined(job, tasks) for job, tasks in parts.items()})
+        return ClusterSpec({job: _concatenate(job, tasks) for job, tasks in parts.items()})
 
     def master(
         self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
@@ -95,7 +94,7 @@ class UnionResolver(ClusterResolver):
         return self._resolvers[0].environment
 
 
-def _joined(job: str, parts: list[Any]) -> list[str] | dict[int, str]:
+def _concatenate(job: str, parts: list[Any]) -> list[str] | dict[int, str]:
     if all(isinstance(tasks, list) for tasks in parts):
         return [address for tasks in parts for address in tasks]
     joined: dict[int, str] = {}

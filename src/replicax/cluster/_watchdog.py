@@ -1,8 +1,7 @@
-"""Telling the other workers how this one is doing, and stopping it when one of them has failed.
+"""The watchdog: reports this worker's progress to the hub, and stops the worker when another has failed.
 
-One thread sends the progress of this process to the hub and waits for news, a few times a second. It
-reads the number of collectives that were started and the main thread's current line; the training loop
-itself does nothing for it.
+One thread sends a report a few times a second and listens for the hub's messages. It reads the number of
+collectives that were started and the main thread's current line, so the training loop does nothing extra.
 """
 
 from __future__ import annotations
@@ -34,20 +33,20 @@ __all__ = [
 ]
 
 PERIOD_SECONDS = 0.25
-"""How often progress is reported."""
+"""Seconds between reports."""
 
 _watchdog: Watchdog | None = None
 
 
 def watch(connection: Connection, rank: int, options: ClusterOptions) -> None:
-    """Watch over this process, number `rank` of its cluster, until it ends."""
+    """Start the watchdog of this process, which has this rank."""
     global _watchdog
     _watchdog = Watchdog(connection, rank, options)
     _watchdog.start()
 
 
 def worker_failure() -> Exception | None:
-    """The error of this process's cluster, if one of its workers has failed.
+    """The error that stopped this process's cluster; None while all workers are fine.
 
     >>> from replicax.cluster import worker_failure
     >>> worker_failure() is None
@@ -57,17 +56,16 @@ def worker_failure() -> Exception | None:
 
 
 def raise_failure() -> None:
-    """Raise the error of another worker in this thread, if one has failed."""
+    """Raise another worker's failure in this thread, if there is one."""
     if (error := worker_failure()) is not None:
         raise copy.copy(error)
 
 
 def await_cause(error: BaseException) -> None:
-    """Raise the failure of another worker if it has caused `error`, a failure to communicate, in this one.
+    """If another worker's failure caused `error`, a communication error in this one, raise that failure.
 
-    When a worker dies, those that communicate with it fail too, sometimes before they can know why. This
-    waits for up to three seconds to learn it. Other errors return at once, and so does a process that is
-    not in a cluster.
+    When a worker dies, those that communicate with it fail, too, sometimes before they know why. This waits
+    up to three seconds to find out. For other errors, and outside a cluster, it returns at once.
 
     >>> from replicax.cluster import await_cause
     >>> try:
@@ -81,7 +79,7 @@ def await_cause(error: BaseException) -> None:
 
 @contextlib.contextmanager
 def waiting_for(process: int, what: str) -> Iterator[None]:
-    """A block in which this thread waits for a message of another process."""
+    """A `with` block in which this thread waits for a message from another process."""
     if _watchdog is None:
         yield
         return
@@ -91,7 +89,7 @@ def waiting_for(process: int, what: str) -> Iterator[None]:
 
 @final
 class Watchdog:
-    """Reports this process to the hub, and stops it when another one has failed."""
+    """Reports to the hub, and stops this process when another one has failed."""
 
     def __init__(self, connection: Connection, rank: int, options: ClusterOptions) -> None:
         """Take over the connection to the hub."""
@@ -159,7 +157,7 @@ class Watchdog:
         self._connection.send(message)
 
     def _waits_of_program(self, stack: list[Any]) -> dict[str, Any] | None:
-        """The message that the program waits for: in its main thread, or in a thread that it waits for."""
+        """The message that the main thread waits for, by itself or through another thread."""
         waits = dict(self._waits)
         main = waits.pop(threading.main_thread(), None)
         if main is None and waits and (is_inside(stack, "input") or is_inside(stack, "checkpoint")):
@@ -180,8 +178,8 @@ class Watchdog:
         if not self._leaving:
             self._stop(
                 errors.WorkerLostError(
-                    "The coordinator, a process on the host of rank 0, has ended. That host or "
-                    "container has probably ended too. Restart all workers from the last checkpoint."
+                    "Lost the connection to the coordinator, a process on the host of rank 0. That host or "
+                    "container has probably stopped. Restart all workers from the last checkpoint."
                 )
             )
             self._watch_stopping()
@@ -201,7 +199,7 @@ class Watchdog:
             and collective_log().seq > self._step_of_error
             and not self._leaving
         ):
-            # The program has caught the error and started a collective that can't end.
+            # The program caught the error and started a collective that can't complete.
             self._step_of_error = collective_log().seq
             self._stopper.interrupt()
         self._stopper.tick()
@@ -215,7 +213,7 @@ class Watchdog:
         self._connection.send({"kind": "failed", "step": collective_log().seq, **failure})
 
     def _leave(self) -> None:
-        """Say that the program has ended. The first worker waits for the others, who need its host."""
+        """Report that the program has ended. Rank 0 waits for the others, which need its host."""
         failed = self._stopper.is_failing or self._stopper.error is not None
         if not failed:
             self._leaving = True

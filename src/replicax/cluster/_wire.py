@@ -1,6 +1,6 @@
 """JSON messages over a TCP connection, one per line.
 
-The coordinator's process imports this module without JAX, so it imports nothing but the standard library.
+The coordinator imports this module without JAX, so it uses only the standard library.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _SEND_SECONDS = 5.0
 
 
 def host_and_port(address: str) -> tuple[str, int]:
-    """The parts of 'host:port', where the host may be an IPv6 address in brackets."""
+    """Split 'host:port'; the host may be an IPv6 address in brackets."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
 
 
 @final
 class Connection:
-    """One end of a connection. Any thread may send; one thread receives."""
+    """One end of a connection. Any thread may send; only one may receive."""
 
     def __init__(self, sock: socket.socket) -> None:
         """Take over a connected socket."""
@@ -35,7 +35,7 @@ class Connection:
         sock.settimeout(_SEND_SECONDS)
         self._socket, self._received, self._lock = sock, b"", threading.Lock()
         self.heard = time.monotonic()
-        """When the other end has last sent something."""
+        """When the other end last sent something."""
 
     def fileno(self) -> int:
         """The file descriptor, for `select`."""
@@ -51,10 +51,10 @@ class Connection:
         return True
 
     def receive(self, timeout_seconds: float) -> list[dict[str, Any]] | None:
-        """The messages that arrive within the timeout; returns as soon as there is one. None at the end.
+        """Wait for messages up to the timeout and return those that arrived; None at the end of the stream.
 
         Raises:
-            ValueError: the other end does not send messages of this kind.
+            ValueError: what arrived is not a JSON message.
         """
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
@@ -71,5 +71,4 @@ class Connection:
         return [json.loads(line) for line in lines]
 
     def close(self) -> None:
-        """Close the connection."""
         self._socket.close()

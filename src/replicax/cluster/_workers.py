@@ -1,7 +1,7 @@
-"""Resolvers that know their own number, the number of workers, and where the first one listens.
+"""`WorkersResolver`: the base of resolvers that know their rank, the world size and rank 0's address.
 
-Most ways of starting processes tell a process no more than this, and JAX needs no more: all connect to the
-first worker. The addresses of the others are "unknown" then.
+Most launchers tell a process no more than this, and JAX needs no more: all processes connect to rank 0. The
+addresses of the others are then "unknown".
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from replicax.errors import ClusterError, NotInClusterError
 __all__ = [
     "UNKNOWN_ADDRESS",
     "WorkersResolver",
-    "after_coordinator",
-    "joined_address",
+    "pad_addresses",
+    "format_address",
     "read_number",
     "read_variable",
 ]
@@ -31,20 +31,19 @@ class WorkersResolver(ClusterResolver):
     """A cluster of workers only. A subclass finds their addresses and the index of this process.
 
     Args:
-        addresses: the addresses of all workers; only the first must be known.
+        addresses: the addresses of all workers; only the first one has to be known.
         index: the index of this process.
         rpc_layer: the protocol of the URLs that `master` returns.
 
     Raises:
-        ClusterError: there are not so many workers.
+        ClusterError: the index exceeds the number of workers.
     """
 
     @abc.abstractmethod
     def __init__(self, addresses: Sequence[str], index: int, rpc_layer: str | None = None) -> None:
-        """Check the index."""
         if not 0 <= index < len(addresses):
             raise ClusterError(
-                f"{type(self).__name__}: this process has the number {index}, but there are "
+                f"{type(self).__name__}: this process has the index {index}, but there are only "
                 f"{len(addresses)} processes, numbered from 0."
             )
         self._spec = ClusterSpec({"worker": list(addresses)})
@@ -57,7 +56,7 @@ class WorkersResolver(ClusterResolver):
     def master(
         self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None
     ) -> str:
-        """The address of a worker, by default of the first, which all connect to.
+        """The address of a worker, by default the first, which all connect to.
 
         Raises:
             ClusterError: the worker does not exist.
@@ -66,12 +65,12 @@ class WorkersResolver(ClusterResolver):
         return master_url(address, rpc_layer or self._rpc_layer)
 
 
-def after_coordinator(address: str, num_workers: int) -> list[str]:
-    """The addresses of the workers if only the first is known."""
+def pad_addresses(address: str, num_workers: int) -> list[str]:
+    """The addresses of all workers when only the first is known."""
     return [address, *[UNKNOWN_ADDRESS] * (num_workers - 1)]
 
 
-def joined_address(host: str, port: int | str) -> str:
+def format_address(host: str, port: int | str) -> str:
     """`host:port`, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
 
