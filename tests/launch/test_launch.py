@@ -281,7 +281,7 @@ def test_a_module_can_be_launched(capfd):
         ([__file__], "--workers N is required"),
         ([__file__, "--workers", "2"], "--workers N is required before the script"),
         (["--workers", "0", __file__], "argument --workers: expected an integer, 1 or more, got '0'"),
-        (["--workers", "2"], "no program: write the script, or -m and a module"),
+        (["--workers", "2"], "no program: pass a script, or -m and a module"),
         (["--workers", "2", "-m"], "-m needs the name of a module"),
         (["--workers", "2", "-m", "no.such"], "there is no module 'no.such'"),
         (["--wrokers", "2", __file__], "unrecognized arguments: --wrokers"),

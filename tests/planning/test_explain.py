@@ -234,7 +234,7 @@ def test_mistakes():
     step, _, _ = make_step(strategy)
     with pytest.raises(ContextError, match=r"strategy\.scope"):
         rx.explain(step, SPEC)
-    with strategy.scope(), pytest.raises(ValueError, match="needs all sizes"):
+    with strategy.scope(), pytest.raises(ValueError, match="needs a fully known shape"):
         rx.explain(step, rx.PerReplicaSpec(rx.TensorSpec([None, WIDTH])))
     with pytest.raises(ValueError, match="'mirrored', 'optimizer', 'all'"):
         rx.explain(step, batch_for(strategy), shard="none")
@@ -242,5 +242,5 @@ def test_mistakes():
         rx.explain(step, batch_for(strategy), num_replicas=0)
     with pytest.raises(TypeError, match="element_spec"):
         rx.explain(step, strategy.distribute_dataset(rx.from_arrays(np.ones((4, 4))).batch(4)))
-    with pytest.raises(ContextError, match="this step has none"):
+    with pytest.raises(ContextError, match="this step uses none"):
         rx.explain(lambda x: x + 1, jnp.ones(3), num_replicas=4)

@@ -120,7 +120,7 @@ def test_the_scaling_of_an_explanation():
 def test_mistakes():
     found = rx.explain(lambda x: x, jax.ShapeDtypeStruct((3,), jnp.float32))
     wires = rx.Interconnect(bandwidth=1e9)
-    with pytest.raises(ValueError, match="pass one of them"):
+    with pytest.raises(ValueError, match="pass exactly one positive number"):
         found.scaling(interconnect=wires)
     with pytest.raises(ValueError, match="Pass step_seconds="):
         found.scaling(interconnect=wires, flops_per_second=1e12)

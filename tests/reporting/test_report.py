@@ -192,7 +192,7 @@ def test_bad_numbers(options):
 
 def test_while_another_profile_is_taken(tmp_path):
     step = rx.function(lambda x: x + 1)
-    with rx.profile(tmp_path), pytest.raises(ContextError, match="another profile is already running"):
+    with rx.profile(tmp_path), pytest.raises(ContextError, match="profiler, which is already running"):
         rx.report(step, [jnp.ones(3)] * 10)
 
 

@@ -1,8 +1,8 @@
-"""Starting the workers of a cluster on this machine.
+"""Starts the workers of a cluster on this machine.
 
-A worker gets its place in the cluster and its devices from its environment, and listens on the loopback
-interface only. It leads a process group of its own, and a guard kills that group when the process that
-started it ends, even by SIGKILL. `python -m replicax launch` and `replicax.testing` are built on this.
+A worker gets its rank and its devices through environment variables, and listens only on the loopback
+interface. Each worker has its own process group, and a guard kills that group when the launcher is gone,
+even by SIGKILL. `python -m replicax launch` and `replicax.testing` are built on this.
 """
 
 from replicax.launch._devices import Devices, divide_devices

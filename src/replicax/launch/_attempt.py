@@ -1,4 +1,4 @@
-"""One attempt: all workers run until each has ended, by itself or because another failed."""
+"""One attempt: start all workers and wait until each has exited, on its own or because another failed."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from replicax.launch._process import WorkerProcess, describe_status
 __all__ = ["Attempt", "Ending", "Failure", "Request"]
 
 _TICK_SECONDS = 0.02
-_SECONDS_TO_LEAVE = 8.0  # for workers to notice by themselves that another has failed
+_SECONDS_TO_LEAVE = 8.0  # how long workers get to notice that another has failed
 _SECONDS_TO_TERMINATE = 5.0
 _SECONDS_FOR_OUTPUT = 2.0
-# How a worker ends because another has failed; it names the other one.
+# The error of a worker that stopped because another had failed; it names the other one.
 _CONSEQUENCE = re.compile(r"^replicax\.errors\.Worker(Failed|Lost|Stuck|Left)Error: ")
 
 
@@ -50,7 +50,7 @@ class Failure:
 @final
 @dataclass(frozen=True)
 class Request:
-    """A wish from outside that all workers end: a signal, at once or with time to clean up."""
+    """A request to stop all workers: a signal, at once or with time to clean up."""
 
     number: int
     seconds_to_end: float
@@ -62,7 +62,7 @@ class Ending:
     """How an attempt ended.
 
     Args:
-        failure: the worker that failed first, by itself; None if none did.
+        failure: the first failure that no other failure had caused; None if there was none.
         statuses: the exit statuses of all workers.
     """
 
@@ -72,12 +72,12 @@ class Ending:
 
 @final
 class Attempt:
-    """Starts the workers, and watches them until all have ended.
+    """Starts the workers and watches them until all have exited.
 
     Args:
-        guard: kills the workers if this process ends.
+        guard: kills the workers if this process dies.
         output: shows what they print.
-        command: the program of every worker, with its arguments.
+        command: the command line of every worker.
         devices: the devices of each worker.
         environment: the environment variables that all workers get.
     """
@@ -90,11 +90,10 @@ class Attempt:
         devices: Sequence[Devices],
         environment: Mapping[str, str],
     ) -> None:
-        """Start the workers."""
         self._output = output
         self._workers: list[WorkerProcess] = []
-        self._failed: list[WorkerProcess] = []  # by themselves, in the order of their ends
-        self._signals: list[tuple[float, int]] = []  # when to send which signal to all
+        self._failed: list[WorkerProcess] = []  # on their own, in the order in which they exited
+        self._signals: list[tuple[float, int]] = []  # (when, signal) to send to all workers
         self._is_stopping, self._has_signalled = False, False
         addresses = local_addresses(len(devices))
         for rank, own in enumerate(devices):
@@ -106,10 +105,10 @@ class Attempt:
             output.add(worker)
 
     def watch(self, next_request: Callable[[], Request | None]) -> Ending:
-        """Wait until all workers have ended.
+        """Wait until all workers have exited.
 
         Args:
-            next_request: asked repeatedly whether all workers are to end now.
+            next_request: polled for requests to stop all workers.
         """
         try:
             while self._is_running():
@@ -125,12 +124,12 @@ class Attempt:
         return Ending(self._first_failure(), tuple(statuses))
 
     def _is_running(self) -> bool:
-        statuses = [worker.poll() for worker in self._workers]  # of all of them, to note when they ended
+        statuses = [worker.poll() for worker in self._workers]  # poll all: it records when they exited
         return None in statuses
 
     def _note_failures(self) -> None:
         if self._has_signalled:
-            return  # how workers end from now on is our doing
+            return  # from now on workers exit because of our signals
         for worker in self._workers:
             if worker.poll() and worker not in self._failed:
                 self._failed.append(worker)

@@ -1,4 +1,4 @@
-"""Which devices each worker on this machine gets: its share of the GPUs, or virtual CPU devices."""
+"""Divides the devices among the workers on this machine: the GPUs, or virtual CPU devices."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LISTING_SECONDS = 30
 @final
 @dataclass(frozen=True)
 class Devices:
-    """The devices of one worker: some GPUs, as CUDA_VISIBLE_DEVICES names them, or else CPU devices."""
+    """The devices of one worker: GPUs, named as in CUDA_VISIBLE_DEVICES, or virtual CPU devices."""
 
     gpus: tuple[str, ...] = ()
     cpu_devices: int = 1
@@ -30,11 +30,11 @@ class Devices:
 def divide_devices(
     num_workers: int, devices_per_worker: int | None, environment: Mapping[str, str]
 ) -> list[Devices]:
-    """The devices of each worker.
+    """Choose the devices of each worker.
 
     Args:
         num_workers: the number of workers on this machine.
-        devices_per_worker: None divides all GPUs evenly, or gives each worker one CPU device.
+        devices_per_worker: None divides all GPUs evenly or, without GPUs, gives each worker one CPU device.
         environment: the environment variables of this process.
 
     Raises:
@@ -69,7 +69,7 @@ def visible_gpus(environment: Mapping[str, str]) -> Sequence[str]:
 
 
 def _named_gpus(visible: str) -> list[str]:
-    """CUDA ignores what follows the first name that is not a device."""
+    """The GPUs in a CUDA_VISIBLE_DEVICES list; like CUDA, stop at the first invalid name."""
     names = [name.strip() for name in visible.split(",")]
     ends = [i for i, name in enumerate(names) if name in ("", "-1", "NoDevFiles")]
     return names[: ends[0]] if ends else names

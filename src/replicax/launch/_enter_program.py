@@ -1,7 +1,7 @@
-"""The first program of a worker's process: it reports to the guard, then becomes the worker.
+"""The entry program of a worker process: it registers with the guard, then execs the worker.
 
-Usage: `_enter_program.py DESCRIPTOR COMMAND ...`. A worker that reported itself after it started could be
-missed by a launcher that is killed in between.
+Usage: `_enter_program.py DESCRIPTOR COMMAND ...`. If the launcher registered its workers instead, a worker
+would be lost when the launcher is killed between starting and registering it.
 """
 
 import os
@@ -9,7 +9,7 @@ import sys
 
 
 def main() -> None:
-    """Report this process, then execute the worker's command in it."""
+    """Register this process, then exec the worker's command."""
     descriptor, command = int(sys.argv[1]), sys.argv[2:]
     os.write(descriptor, f"+{os.getpid()}\n".encode())
     os.close(descriptor)

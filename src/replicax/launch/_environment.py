@@ -1,4 +1,4 @@
-"""The environment of a worker: its place in the cluster, and its devices."""
+"""The environment variables of a worker: its place in the cluster, and its devices."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from replicax.launch._devices import Devices
 
 __all__ = ["DEVICE_SETTINGS", "worker_environment"]
 
-# Settings of the CPU devices of the process that starts workers, which are not those of the workers.
+# CPU device settings of the launching process, which the workers must not inherit.
 DEVICE_SETTINGS = ("PJRT_NPROC", "NPROC", "JAX_NUM_CPU_DEVICES")
 _DEVICE_COUNT_FLAG = re.compile(r"--xla_force_host_platform_device_count=\d+\s*")
 
@@ -44,6 +44,6 @@ def worker_environment(
     config = {"cluster": {"worker": list(addresses)}, "task": task}
     return kept | {
         "PYTHONFAULTHANDLER": "1",  # a crash in native code prints the Python stacks
-        "PYTHONUNBUFFERED": "1",  # what a worker printed before it was killed is not lost
+        "PYTHONUNBUFFERED": "1",  # keeps what a worker printed before it was killed
         "TF_CONFIG": json.dumps(config),
     }

@@ -1,8 +1,8 @@
-"""The guard: a small process that kills the workers if the process that started them is gone.
+"""The guard: a small process that kills the workers if the launcher is gone.
 
-It reads a pipe that only this process writes to, and each worker for a moment as it starts. However this
-process ends, the kernel closes its end of the pipe, and the guard kills the process groups of all workers
-that have not ended.
+It reads a pipe whose write end is held only by the launcher and, briefly, by each worker as it starts.
+However the launcher dies, the kernel closes its end of the pipe, and the guard kills the process groups of
+all workers that are still running.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import IO, Self, final
 __all__ = ["Guard"]
 
 _FOLDER = Path(__file__).parent
-_PLAIN_PYTHON = (sys.executable, "-I", "-S")  # without the user's settings and packages: starts in 15 ms
+_PLAIN_PYTHON = (sys.executable, "-I", "-S")  # isolated and without site-packages: starts in 15 ms
 
 
 @final
 class Guard:
     """Starts processes that do not outlive this one.
 
-    Leave the `with` block only after the processes have ended: it kills those that remain.
+    Leave the `with` block only after the processes have exited: it kills those that remain.
 
     >>> import sys
     >>> from replicax.launch import Guard
@@ -78,12 +78,12 @@ class Guard:
         )
 
     def forget(self, pid: int) -> None:
-        """Leave the process group `pid`, which has ended, alone from now on."""
+        """Stop guarding the process group `pid`, which has exited."""
         with contextlib.suppress(BrokenPipeError):  # the guard was killed
             os.write(self._writing, f"-{pid}\n".encode())
 
     def close(self) -> None:
-        """Kill the processes that were not forgotten, and end the guard."""
+        """Kill the processes that are still guarded, and stop the guard."""
         if self._writing >= 0:
             os.close(self._writing)
             self._writing = -1

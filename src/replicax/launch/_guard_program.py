@@ -1,7 +1,7 @@
-"""The program of the guard; see `_guard.py`. It imports only the standard library, to start quickly.
+"""The guard's program; see `_guard.py`. It uses only the standard library, to start quickly.
 
-Its input has a line `+PID` for each worker that starts and `-PID` for each that has ended. When the input
-ends, everyone who could write to it has ended or is done, and the workers that are left are killed.
+It reads a line `+PID` for each worker that starts and `-PID` for each that has exited. At EOF the launcher
+is gone, and the guard kills the workers that remain.
 """
 
 import contextlib
@@ -11,7 +11,7 @@ import sys
 
 
 def main() -> None:
-    """Read until the launcher ends; then kill the process groups of its workers."""
+    """Read until the launcher is gone; then kill the process groups of its workers."""
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
     groups = set()

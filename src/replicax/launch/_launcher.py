@@ -1,9 +1,9 @@
 """`launch`: runs a program on several workers, and restarts them all when one fails.
 
-An attempt ends when all workers have ended. If one failed, and restarts are left, the next attempt starts
-all of them again, with new ports and dense ranks: the program continues from its checkpoint. A worker that
-fails twice in a row is left out, as far as `min_workers` allows. The user changes the number of workers by
-writing it to the file `workers` in the log folder.
+An attempt is over when all workers have exited. If one failed and restarts are left, the next attempt
+starts all of them again with new ports and contiguous ranks, and the program continues from its checkpoint.
+A worker that fails twice in a row is dropped, as far as `min_workers` allows. Users change the number of
+workers by writing it to the file `workers` in the log folder.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class LaunchOptions:
     """What to launch, and how.
 
     Args:
-        command: the program of every worker, with its arguments.
+        command: the command line of every worker.
         num_workers: the number of processes.
-        log_dir: an existing folder for the logs, one for each worker, and the compilation cache.
-        devices_per_worker: None divides all GPUs evenly, or gives each worker one CPU device.
-        min_workers: continue with as few if workers keep failing; None always needs all.
-        max_restarts: how often all workers are started again after a failure.
-        grace_seconds: how long workers may take to end after a signal, before they are killed.
+        log_dir: an existing folder for the workers' logs and the compilation cache.
+        devices_per_worker: None divides all GPUs evenly or, without GPUs, gives each worker one CPU device.
+        min_workers: if workers keep failing, continue with as few as this; None requires all of them.
+        max_restarts: how often to restart all workers after a failure.
+        grace_seconds: how long workers may take to exit after a signal before they are killed.
     """
 
     command: Sequence[str]
@@ -50,9 +50,10 @@ class LaunchOptions:
 
 
 def launch(options: LaunchOptions) -> int:
-    """Run the program on all workers until it is done; the exit status.
+    """Run the program on all workers until it is done, and return the exit status.
 
-    It is that of the worker that failed first, or 128 + n for signal n; 0 if all succeeded.
+    It is 0 if all workers succeeded, otherwise that of the worker that failed first, or 128 + n for signal
+    n.
 
     Raises:
         DeviceError: there are not enough GPUs.
@@ -119,7 +120,7 @@ class _Launcher:
         return failed if failed > 0 else 128 + number
 
     def _prepare_restart(self, failure: Failure) -> bool:
-        """Report the failure; whether the workers are started again."""
+        """Report the failure; returns whether to restart the workers."""
         self._num_failures += 1
         if self._num_failures > self._options.max_restarts:
             _report(failure, "the others were stopped" if len(self._staff.devices) > 1 else "")
@@ -134,7 +135,7 @@ class _Launcher:
 @final
 @dataclass
 class _Staff:
-    """Which of the workers that could run do run, each with its own devices."""
+    """Which of the possible workers run, each with its own devices."""
 
     slots: Sequence[Devices]
     smallest: int
@@ -150,13 +151,13 @@ class _Staff:
         return [self.slots[slot] for slot in self.active]
 
     def resize(self, number: int) -> None:
-        """Use this many workers, first those that run now."""
+        """Use this many workers; those that run now come first."""
         others = [slot for slot in range(len(self.slots)) if slot not in self.active]
         self.active = sorted([*self.active, *others][:number])
         self.last_failed = None
 
     def note_failure(self, rank: int) -> bool:
-        """Leave the worker out if it has failed twice in a row and others are enough; whether it is."""
+        """Drop a worker that has failed twice in a row, if enough others remain; returns whether it was."""
         slot = self.active[rank]
         is_left_out = slot == self.last_failed and len(self.active) > self.smallest
         self.last_failed = None if is_left_out else slot

@@ -1,7 +1,7 @@
-"""What the workers print: shown with their ranks, and written to one log for each.
+"""What the workers print: shown with a rank prefix, and written to one log per worker.
 
-Lines of different workers never mix. A worker's standard output goes to ours and its error output to ours;
-its log has both.
+Lines of different workers are never interleaved. A worker's stdout goes to our stdout and its stderr to our
+stderr; its log has both.
 """
 
 from __future__ import annotations
@@ -34,20 +34,19 @@ class Output:
     """The output of the workers of one attempt.
 
     Args:
-        folder: where the logs are; they are appended to.
-        stdout: shows the workers' output.
-        stderr: shows their error output.
+        folder: where the logs are; existing logs are appended to.
+        stdout: where the workers' stdout is shown.
+        stderr: where their stderr is shown.
     """
 
     def __init__(self, folder: Path, stdout: TextIO, stderr: TextIO) -> None:
-        """Show nothing yet."""
         self._folder, self._stdout, self._stderr = folder, stdout, stderr
         self._selector = selectors.DefaultSelector()
         self._logs: dict[int, IO[bytes]] = {}
         self._last_lines: dict[int, collections.deque[str]] = {}
 
     def add(self, worker: WorkerProcess) -> None:
-        """Show what this worker prints from now on."""
+        """Start showing what this worker prints."""
         rank = worker.rank
         self._logs[rank] = self.log_path(rank).open("ab", buffering=0)
         self._last_lines[rank] = collections.deque(maxlen=_LINES_KEPT)
@@ -58,7 +57,7 @@ class Output:
             self._selector.register(pipe, selectors.EVENT_READ, stream)
 
     def log_path(self, rank: int) -> Path:
-        """The file with everything that the worker printed."""
+        """The worker's log file."""
         return self._folder / f"worker_{rank}.log"
 
     def last_lines(self, rank: int) -> Sequence[str]:
@@ -66,7 +65,7 @@ class Output:
         return list(self._last_lines.get(rank, ()))
 
     def show(self, timeout_seconds: float) -> None:
-        """Show what the workers print within this time, or have printed."""
+        """Show what the workers have printed, or print within this time."""
         if not self._selector.get_map():
             time.sleep(timeout_seconds)
         for key, _ in self._selector.select(timeout_seconds):
@@ -77,7 +76,7 @@ class Output:
         self._stderr.flush()
 
     def finish(self, timeout_seconds: float) -> None:
-        """Show the rest, after the workers have ended; a process that they left behind may hold it up."""
+        """Show the rest after the workers have exited; a process they left behind may keep a pipe open."""
         deadline = time.monotonic() + timeout_seconds
         while self._selector.get_map() and time.monotonic() < deadline:
             self.show(0.05)
@@ -110,7 +109,7 @@ class _Stream:
         self._rest = b""
 
     def read(self) -> bool:
-        """Show the complete lines that have come; False at the end."""
+        """Show the complete lines that have arrived; returns False at EOF."""
         try:
             data = os.read(self._pipe.fileno(), 1 << 16)
         except BlockingIOError:
@@ -121,7 +120,7 @@ class _Stream:
         return bool(data)
 
     def close(self) -> None:
-        """Show a last line that has no end."""
+        """Show a last line without a newline."""
         if self._rest:
             self._show(self._rest)
         self._pipe.close()
@@ -132,9 +131,9 @@ class _Stream:
 
 
 def last_traceback(lines: Sequence[str]) -> str:
-    """The last traceback in the lines, with those that led to it; without one, the last lines.
+    """The last traceback in the lines, with the ones that it chains; without any, the last lines.
 
-    Log lines of XLA's libraries, which often follow a traceback, are left out.
+    Native log lines of XLA, which often follow a traceback, are skipped.
     """
     lines = [line for line in lines if not _NATIVE_LOG.match(line)]
     starts = [i for i, line in enumerate(lines) if line.startswith(_TRACEBACK)]

@@ -1,8 +1,8 @@
 """Free ports on the loopback interface.
 
-The kernel gives ports of its ephemeral range to outgoing connections, so that a port which is free now may
-be in use a moment later. Ports below that range are not handed out by the system; they are drawn at random,
-so that two launchers rarely draw the same.
+The kernel assigns ports of its ephemeral range to outgoing connections, so a port that is free now may be
+in use a moment later. So we choose below that range, at random, so that two launchers rarely choose the
+same.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def local_addresses(num_workers: int) -> list[str]:
 
 
 def _candidates(count: int) -> Iterator[int]:
-    # Not the user's own generator: a program that seeds it would always draw the same ports.
+    # Not the global generator: a program that seeds it would always draw the same ports.
     generator, end = random.SystemRandom(), _first_ephemeral_port()
     return (generator.randrange(_LOWEST_PORT, end) for _ in range(count))
 

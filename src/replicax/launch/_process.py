@@ -18,15 +18,15 @@ __all__ = ["WorkerProcess", "describe_status"]
 class WorkerProcess:
     """A running worker, the leader of its own process group.
 
-    Processes that it started may outlive it, as its coordinator does, until `kill`.
+    Processes that it started, such as the coordinator, may outlive it until `kill`.
 
     Args:
-        rank: the worker's index among the workers.
-        guard: kills the worker if this process ends.
+        rank: the worker's rank.
+        guard: kills the worker if this process dies.
         command: the program and its arguments.
         environment: all environment variables of the worker.
-        stdout: where the worker's output goes, as for `subprocess.Popen`.
-        stderr: where its error output goes.
+        stdout: where the worker's stdout goes, as for `subprocess.Popen`.
+        stderr: where its stderr goes.
     """
 
     def __init__(
@@ -38,7 +38,6 @@ class WorkerProcess:
         stdout: IO[bytes] | int | None = None,
         stderr: IO[bytes] | int | None = None,
     ) -> None:
-        """Start the worker."""
         self.rank = rank
         self.started_at = time.monotonic()
         self.ended_at: float | None = None
@@ -47,22 +46,22 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """The process, and its process group."""
+        """The id of the process, and of its process group."""
         return self._process.pid
 
     @property
     def stdout(self) -> IO[bytes] | None:
-        """The reading end of the worker's output, if it is a pipe."""
+        """The read end of the worker's stdout, if it is a pipe."""
         return self._process.stdout
 
     @property
     def stderr(self) -> IO[bytes] | None:
-        """The reading end of the worker's error output, if it is a pipe."""
+        """The read end of the worker's stderr, if it is a pipe."""
         return self._process.stderr
 
     @property
     def seconds(self) -> float:
-        """How long the worker has run, or ran."""
+        """How long the worker has been running, or ran."""
         return (time.monotonic() if self.ended_at is None else self.ended_at) - self.started_at
 
     def poll(self) -> int | None:
@@ -74,12 +73,12 @@ class WorkerProcess:
         return self._process.returncode
 
     def send(self, number: int) -> None:
-        """Send a signal to the worker's own process, unless it has ended."""
+        """Send a signal to the worker's process, unless it has exited."""
         if self.poll() is None:
             self._process.send_signal(number)
 
     def kill(self) -> int:
-        """Kill the worker, and the processes that it started, also if it has ended; its exit status."""
+        """Kill the worker and any processes that it left behind; returns its exit status."""
         self.poll()
         self._signal_group(signal.SIGKILL)
         status = self._process.wait()
@@ -88,7 +87,7 @@ class WorkerProcess:
         return status
 
     def _signal_group(self, number: int) -> bool:
-        """Whether there was a process to send the signal to."""
+        """Send a signal to the group; returns whether any process of it was left."""
         if self._forgotten:
             return False
         try:
@@ -98,7 +97,7 @@ class WorkerProcess:
         return True
 
     def _forget(self) -> None:
-        """Never signal the group again: it has ended, and its number may be given to others."""
+        """Never signal the group again: it is gone, and its id may be reused."""
         if not self._forgotten:
             self._forgotten = True
             self._guard.forget(self.pid)

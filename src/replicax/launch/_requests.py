@@ -19,14 +19,13 @@ _SECONDS_BETWEEN_READS = 0.5
 
 @final
 class Signals:
-    """SIGINT, SIGTERM and SIGHUP of this process, as requests to the workers. A second SIGINT kills them.
+    """Turns SIGINT, SIGTERM and SIGHUP into requests to stop the workers. A second SIGINT kills them.
 
     Args:
-        grace_seconds: how long the workers may take to end.
+        grace_seconds: how long the workers may take to exit.
     """
 
     def __init__(self, grace_seconds: float) -> None:
-        """Handle no signals yet."""
         self._grace_seconds = grace_seconds
         self._arrived: list[int] = []
         self._previous: dict[int, Any] = {}
@@ -34,7 +33,7 @@ class Signals:
         """The first signal that was passed on."""
 
     def next(self) -> Request | None:
-        """What the workers are to do because of the next signal."""
+        """The request for the next signal; None if there was no signal."""
         if not self._arrived:
             return None
         number = _FORWARDED[signal.Signals(self._arrived.pop(0))]
@@ -64,28 +63,27 @@ class WorkersFile:
         path: the file.
         smallest: the smallest number that is accepted.
         largest: the largest.
-        complain: is told what is wrong with the file.
+        complain: called with a message if the file is invalid.
     """
 
     def __init__(self, path: Path, smallest: int, largest: int, complain: Callable[[str], None]) -> None:
-        """Begin with the largest number."""
         self._path, self._smallest, self._largest, self._complain = path, smallest, largest, complain
         self._next_read = 0.0
         self._seen = ""
         self.write(largest)
 
     def write(self, number: int) -> None:
-        """Show this number to the user."""
+        """Write the current number, for the user to see."""
         self._seen = str(number)
         self._path.write_text(f"{number}\n")
 
     def changed(self) -> int | None:
-        """The number that the user wrote since the last call; None if the file is as it was."""
+        """The number that the user has written since the last call; None if the file is unchanged."""
         if time.monotonic() < self._next_read:
             return None
         self._next_read = time.monotonic() + _SECONDS_BETWEEN_READS
         text = self._path.read_text().strip() if self._path.exists() else self._seen
-        if text in (self._seen, ""):  # empty: being written
+        if text in (self._seen, ""):  # empty: the user's write is in progress
             return None
         self._seen = text
         if text.isdecimal() and self._smallest <= int(text) <= self._largest:

@@ -1,4 +1,8 @@
-"""What a step will need, before it runs: memory, computation and communication on any number of devices."""
+"""`rx.explain`: the memory, computation and communication of a step, for any number of devices.
+
+The step is traced and compiled from shapes, as if the strategy had those devices (`_plan.py`); the numbers
+come from the compiled program (`_program_text.py`, `_collectives.py`). Nothing runs and no array moves.
+"""
 
 from replicax.planning._collectives import COLLECTIVES, Collective, collectives_in, user_line_of
 from replicax.planning._explain import explain

@@ -1,4 +1,4 @@
-"""The arguments of a step as shapes, placed on the devices that it is explained for."""
+"""The arguments of a step as shapes, with shardings on the devices that it is explained for."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ class Arguments:
         self._leaves = list(map(_from_spec, leaves))
 
     def on(self, mesh: ReplicaMesh | None) -> tuple[list[Any], Any]:
-        """Their shapes on the devices of `mesh` (None: their own devices), and the structure.
+        """The shapes on the devices of `mesh` (None: where the arguments are now), and the tree structure.
 
-        Each replica gets as many rows as it has now.
+        The rows per replica stay the same.
         """
         shapes = _Shapes(mesh)
         return jax.tree.flatten(self._treedef.unflatten(map(shapes.of, self._leaves)), is_leaf=is_variable)
 
 
 def _from_spec(leaf: Any) -> Any:
-    """A spec as the value that it describes, with a shape instead of an array."""
+    """Replace a spec by the value that it describes, with a shape instead of an array."""
     if isinstance(leaf, DistributedDataset | DistributedIterator):
         raise TypeError(
             "rx.explain got a distributed dataset. Explain the step that the loop calls: "
@@ -56,7 +56,7 @@ def _from_spec(leaf: Any) -> Any:
     if not has_strategy():
         raise ContextError(
             "rx.explain got an rx.PerReplicaSpec outside of a strategy's scope, so the number of replicas "
-            "is not known. Call it in `with strategy.scope():`."
+            "is unknown. Call it inside `with strategy.scope():`."
         )
     mesh, first = current().strategy.mesh, _shape(leaf.value_specs[0])
     if any(_shape(spec).shape != first.shape for spec in leaf.value_specs):
@@ -67,21 +67,21 @@ def _from_spec(leaf: Any) -> Any:
 def _shape(spec: TensorSpec) -> jax.ShapeDtypeStruct:
     if None in spec.shape:
         raise ValueError(
-            f"rx.explain needs all sizes, got {spec!r}. Pass a batch, or a spec with numbers only."
+            f"rx.explain needs a fully known shape, got {spec!r}. Pass a batch, or a spec without None."
         )
     sizes = [size for size in spec.shape if size is not None]
     return jax.ShapeDtypeStruct(sizes, jax.dtypes.canonicalize_dtype(spec.dtype))
 
 
 def _stacked(part: Any, mesh: ReplicaMesh) -> jax.ShapeDtypeStruct:
-    """The global array that has such a part on each replica."""
+    """The global array with one such part on each replica."""
     first, *others = part.shape or (1,)
     return jax.ShapeDtypeStruct((first * mesh.num_replicas, *others), part.dtype, sharding=mesh.sharded)
 
 
 @final
 class _Shapes:
-    """Arguments as shapes on the devices of one mesh. The same mask is the same object in each batch."""
+    """Converts arguments to shapes on one mesh. Values that share a mask keep sharing it."""
 
     def __init__(self, mesh: ReplicaMesh | None) -> None:
         self._mesh = mesh

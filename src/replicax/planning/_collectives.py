@@ -1,4 +1,4 @@
-"""The collectives of a compiled program: kind, size, axis of the mesh, and the line of the user's code."""
+"""Finds the collectives of a compiled program: kind, size, mesh axis and the line of user code."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ COLLECTIVES = (
     "collective-broadcast",
     "ragged-all-to-all",
 )
-"""XLA's names of the operations that communicate."""
+"""XLA's names for the operations that communicate."""
 _SHAPE = re.compile(r"\b([a-z]+\d*\w*)\[([\d,]*)\]")
 _LISTED = re.compile(r"(?:replica_groups|source_target_pairs)=\{((?:\{[\d,]*\},?)*)\}")
 _COUNTED = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
@@ -48,17 +48,17 @@ class Collective:
     bytes: int
     """The size of the whole value on a device: what is reduced, or what has been gathered."""
     axis: str
-    """The axes of the mesh that it communicates over, joined by "+"; empty if it is none of them."""
+    """The mesh axes that it communicates over, joined by "+"; empty if its groups match no axis."""
     line: str
-    """The user's line of code that it comes from, as "file:line"; empty if XLA does not know."""
+    """The line of user code that it comes from, as "file:line"; empty if XLA does not know."""
     times: int | None
-    """How often a step runs it; None if it is in a loop of unknown length."""
+    """How often it runs in a step; None if it is in a loop of unknown length."""
     num_devices: int
     """How many devices take part."""
 
     @property
     def bytes_sent(self) -> int:
-        """What a device sends in a step, with ring algorithms; a loop of unknown length counts once."""
+        """What each device sends in a step with ring algorithms; a loop of unknown length counts once."""
         rounds = 2 if self.kind == "all-reduce" else 1
         sent = rounds * self.bytes * (self.num_devices - 1) // self.num_devices
         return (1 if self.times is None else self.times) * sent
@@ -89,7 +89,7 @@ def _collective(operation: Operation, program: ProgramText, shape: dict[str, int
 
 def _num_bytes(operation: Operation, num_devices: int) -> int:
     sizes = [_size(dtype, shape) for dtype, shape in _SHAPE.findall(operation.result)]
-    if operation.kind == "all-gather-start":  # its result has the operands too, before what is gathered
+    if operation.kind == "all-gather-start":  # its result is (operands, gathered values)
         return sum(sizes[len(sizes) // 2 :])
     if operation.kind == "collective-permute-start":
         return max(sizes)
@@ -112,7 +112,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def _groups(text: str) -> list[list[int]]:
-    """The devices that communicate with each other; empty if all do."""
+    """The groups of devices that communicate with each other; empty if all devices do."""
     if (listed := _LISTED.search(text)) is not None:
         return [_numbers(group) for group in re.findall(r"\{([\d,]*)\}", listed[1])]
     if (counted := _COUNTED.search(text)) is not None:
@@ -123,7 +123,7 @@ def _groups(text: str) -> list[list[int]]:
 
 
 def _axis(groups: Sequence[Sequence[int]], shape: dict[str, int]) -> str:
-    """The fewest axes of a mesh whose devices include each of the groups."""
+    """The smallest set of mesh axes along which each group communicates."""
     names = [name for name, size in shape.items() if size > 1]
     ids = np.arange(math.prod(shape.values())).reshape(tuple(shape.values()))
     for count in range(1, len(names) + 1):
@@ -134,7 +134,7 @@ def _axis(groups: Sequence[Sequence[int]], shape: dict[str, int]) -> str:
 
 
 def _along(ids: np.ndarray, names: list[str], chosen: Iterable[str]) -> list[set[int]]:
-    """The groups of devices that differ only in their position on the `chosen` axes."""
+    """The groups of devices that differ only in their coordinates on the `chosen` axes."""
     axes = [names.index(name) for name in chosen]
     size = math.prod(ids.shape[axis] for axis in axes)
     moved = np.moveaxis(ids, axes, range(-len(axes), 0))
@@ -149,7 +149,7 @@ def _include(sets: list[set[int]], groups: Sequence[Sequence[int]]) -> bool:
 
 
 def user_line_of(frames: Iterator[Frame]) -> str:
-    """The innermost line of the user's program, or else of another library."""
+    """The innermost line of user code; without one, that of another library."""
     foreign = [frame for frame in frames if not frame.file.startswith((*_OWN, "<frozen"))]
     own = [frame for frame in foreign if not frame.file.startswith(_LIBRARIES)]
     chosen = next(iter(own or foreign), None)

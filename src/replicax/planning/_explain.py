@@ -1,4 +1,4 @@
-"""`rx.explain`: trace and compile a step without running it, for any number of devices."""
+"""`rx.explain`: traces and compiles a step for any number of devices, without running it."""
 
 from __future__ import annotations
 
@@ -38,26 +38,26 @@ def explain(
 ) -> Explanation:
     """Find out what a step needs on each device, before it runs.
 
-    The step is traced and compiled from shapes only: nothing is computed, and no array is moved. Variables
-    that its first call would create, such as the state of an optimizer, are created. Print the result, or
-    open it in a browser: `explanation.save("step.html")`.
+    The step is traced and compiled from shapes: nothing is computed, and no array is moved. Variables that
+    its first call would create, such as optimizer state, are created. Print the result, or open it in a
+    browser: `explanation.save("step.html")`.
 
     Args:
         step: a function made by `rx.function`, or one that could be.
-        args: the arguments of the step. `jax.ShapeDtypeStruct` or `rx.TensorSpec` can take the place of
-            an array, and, in a strategy's scope, `rx.PerReplicaSpec` that of a per-replica value, such as
-            the `element_spec` of a distributed dataset.
-        num_replicas: explain it for this number of replicas instead of the strategy's. Each gets as many
-            rows of the batch as now. If this machine does not have that many devices, XLA compiles for
-            CPU devices instead.
-        shard: explain it with "mirrored", "optimizer" or "all" (see `rx.ShardedStrategy`) instead of the
-            strategy's own setting.
+        args: the arguments of the step. You can pass a `jax.ShapeDtypeStruct` or an `rx.TensorSpec` instead
+            of an array and, in a strategy's scope, an `rx.PerReplicaSpec` instead of a per-replica value,
+            for example the `element_spec` of a distributed dataset.
+        num_replicas: explain the step for this number of replicas instead of the strategy's. The rows per
+            replica stay the same. If this machine does not have that many devices, XLA compiles for CPU
+            devices instead.
+        shard: explain the step with "mirrored", "optimizer" or "all" (see `rx.ShardedStrategy`) instead of
+            the strategy's own setting.
         compare: also compile the step with the other settings of `shard`, to show their effect.
-        device_memory: the bytes that a device has; by default what JAX reports, if it does.
+        device_memory: the memory of a device in bytes; by default what JAX reports, if anything.
         kwargs: keyword arguments of the step.
 
     Raises:
-        ContextError: the step has no strategy that could have other devices or another setting.
+        ContextError: `num_replicas` or `shard` was given, but the step has no strategy that supports them.
 
     >>> import optax
     >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -100,7 +100,7 @@ def _check(num_replicas: Any, shard: Any) -> None:
 
 
 class _Choice(NamedTuple):
-    """A way to place the step: as the strategy does it, if `answers` is None."""
+    """One way to place the step; `answers` None means the strategy's own."""
 
     strategy: Strategy | None
     answers: Answers | None
@@ -108,7 +108,7 @@ class _Choice(NamedTuple):
 
 
 class _Program(NamedTuple):
-    """The step, compiled in one way."""
+    """The step, compiled for one `_Choice`."""
 
     name: str
     mesh: ReplicaMesh | None
@@ -122,21 +122,21 @@ class _Program(NamedTuple):
 def _choices(
     step: CompiledStep, num_replicas: int | None, shard: ShardSetting | None, compare: bool
 ) -> tuple[_Choice, list[_Choice]]:
-    """The way that was asked for, and those to compare it with."""
+    """The choice that was asked for, and those to compare it with."""
     strategy = strategy_of(step)
     if strategy is None:
         if num_replicas is not None or shard is not None:
             raise ContextError(
-                "rx.explain(num_replicas=..., shard=...) needs a step with the variables of one "
-                "MirroredStrategy or ShardedStrategy, but this step has none."
+                "rx.explain(num_replicas=..., shard=...) needs a step that uses variables of one "
+                "MirroredStrategy or ShardedStrategy, but this step uses none."
             )
         return _Choice(None, None, "mirrored"), []
     now = (strategy.num_replicas_in_sync, strategy.answers.shards.shard)
     count, chosen = num_replicas or now[0], shard or now[1]
     if count != now[0] and not strategy.mesh.is_local:
         raise ContextError(
-            f"rx.explain(num_replicas={count}) in one of several processes: explain other numbers of "
-            "replicas in a program that runs in one process."
+            f"rx.explain(num_replicas={count}) was called in one of several processes. To explain another "
+            "number of replicas, run the program in one process."
         )
     others: list[ShardSetting] = [s for s in _SETTINGS if s != chosen and compare and count > 1]
     settings: list[ShardSetting] = [chosen, *others]
@@ -146,7 +146,7 @@ def _choices(
 
 
 def strategy_of(step: CompiledStep) -> Strategy | None:
-    """The strategy whose devices the step uses, if it has a copy or a part of variables on each."""
+    """The strategy of the step's variables, if it replicates or shards them over its devices."""
     found = {v.distribute_strategy for v, _ in step.shapes if v.layout.has_copies or v.layout.is_split}
     if not found and has_strategy():
         scope: Any = current().strategy
@@ -166,14 +166,14 @@ def _compiled(
 def lowered_as_planned(
     fn: Callable[..., Any], arguments: Arguments, first: CompiledStep, strategy: Strategy, answers: Answers
 ) -> tuple[CompiledStep, list[Any], list[tuple[Variable, Layout, jax.ShapeDtypeStruct]], Any]:
-    """The step lowered as if the strategy gave other answers, with its leaves and variables."""
+    """Lower the step as if the strategy gave other answers; returns it with its leaves and variables."""
     with as_planned(strategy, [v for v, _ in first.shapes], answers):
         leaves, treedef = arguments.on(answers.communicator.mesh)
         return _lower(CompiledStep(fn, leaves, treedef, tag=next(_tags)), leaves)
 
 
 def _lower(step: CompiledStep, leaves: list[Any]) -> tuple[CompiledStep, list[Any], Any, Any]:
-    """The lowered step, with what is needed of it after the strategy's own answers are restored."""
+    """Lower the step, and collect what depends on the planned answers while they are in effect."""
     with with_source_lines():
         lowered = step.lower_shapes(leaves)
     return step, leaves, [(v, v.layout, shape) for v, shape in step.shapes], lowered

@@ -1,4 +1,4 @@
-"""What `rx.explain` returns: numbers, a table in text, and a page for a browser."""
+"""`Explanation`, the result of `rx.explain`: numbers, a text table and an HTML page."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class VariableUse:
     bytes: int
     """Its size on each device."""
     parts: tuple[int, ...]
-    """Into how many parts each of its axes is divided."""
+    """Into how many shards each of its axes is split."""
     padded_shape: tuple[int, ...]
-    """The shape of all parts together."""
+    """The shape of all shards together, with padding."""
     holders: tuple[int, ...]
-    """For each device of the mesh, which part it has."""
+    """For each device of the mesh, which shard it holds."""
 
     @classmethod
     def of(cls, variable: Variable, layout: Layout, array: jax.ShapeDtypeStruct) -> VariableUse:
@@ -64,7 +64,7 @@ class VariableUse:
 
 
 def _holders(array: jax.ShapeDtypeStruct) -> tuple[int, ...]:
-    """Which part of an array each device has, in the order of the mesh."""
+    """Which shard of an array each device holds, in mesh order."""
     if array.sharding is None:
         return (0,)
     places = array.sharding.devices_indices_map(tuple(array.shape))
@@ -87,7 +87,7 @@ class ShardingEffect:
 
     @property
     def bytes_sent(self) -> int:
-        """What a device sends in a step; see `Collective.bytes_sent`."""
+        """The bytes that each device sends in a step; see `Collective.bytes_sent`."""
         return sum(collective.bytes_sent for collective in self.collectives)
 
 
@@ -96,8 +96,8 @@ class ShardingEffect:
 class Explanation:
     """What a step needs on each device: the result of `rx.explain`.
 
-    The numbers are those that XLA reports for the compiled program. Its temporaries are one block, so a
-    device needs `memory.peak`. XLA counts the operations of a loop once.
+    XLA reports these numbers for the compiled program. It allocates all temporaries as one block, so a
+    device needs `memory.peak`. It counts the operations of a loop body once.
 
     >>> v = rx.Variable(jnp.zeros(1000), name="v")
     >>> @rx.function
@@ -122,7 +122,7 @@ class Explanation:
     platform: str
     """The platform that it was compiled for."""
     shard: str
-    """What is divided among the replicas: "mirrored" (nothing), "optimizer" or "all"."""
+    """What is sharded over the replicas: "mirrored" (nothing), "optimizer" or "all"."""
     memory: Memory
     """The memory on each device, by purpose."""
     flops: float
@@ -132,9 +132,9 @@ class Explanation:
     variables: tuple[VariableUse, ...]
     """The variables that the step uses."""
     settings: tuple[ShardingEffect, ...]
-    """The effect of each setting of `shard`, if they were compared; else of this one."""
+    """The effect of each setting of `shard`, if they were compared; otherwise of this one only."""
     device_memory: int | None
-    """The bytes that a device has; None if that is not known."""
+    """The memory of a device in bytes; None if unknown."""
 
     @property
     def num_devices(self) -> int:
@@ -148,14 +148,14 @@ class Explanation:
 
     @property
     def fits(self) -> bool | None:
-        """Whether a device has enough memory; None if its memory is not known."""
+        """Whether the step fits into a device's memory; None if that is unknown."""
         return None if self.device_memory is None else self.memory.peak <= self.device_memory
 
     @property
     def advice(self) -> list[str]:
-        """The settings that would make the step need less memory.
+        """Changes that would reduce the memory of the step.
 
-        If other settings were compared, their effects are in `settings`.
+        If other settings were compared, `settings` has their effects.
         """
         return advise(self.memory, self.device_memory, self.num_replicas, self.shard)
 
@@ -170,17 +170,17 @@ class Explanation:
         flops_per_second: float | None = None,
         overlap: float = 0.0,
     ) -> Scaling:
-        """Predict the time of the step on other numbers of replicas, from its operations and collectives.
+        """Predict the step time on other numbers of replicas, from the step's operations and collectives.
 
-        Each replica has as many rows as now. The page about `rx.explain` describes the model, what it
-        leaves out, and how it compares with published results.
+        The rows per replica stay the same. The guide to `rx.explain` describes the model, what it leaves
+        out, and how it compares with published results.
 
         Args:
             num_replicas: the numbers of replicas.
-            interconnect: how fast devices and hosts send to each other.
+            interconnect: the bandwidth and latency between devices and between hosts.
             step_seconds: how long a device computes in a step, as measured on one device.
-            flops_per_second: the operations per second that a device attains, in place of `step_seconds`.
-            overlap: which part of the collectives' time is hidden behind computation, from 0 to 1.
+            flops_per_second: the operations per second that a device attains, instead of `step_seconds`.
+            overlap: the fraction of the collectives' time that is hidden behind computation, 0 to 1.
 
         >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
         >>> with strategy.scope():
@@ -274,7 +274,7 @@ class Explanation:
         return frame(explanation_page(self.to_dict()))
 
     def to_dict(self) -> dict[str, Any]:
-        """All numbers as dicts, lists, strings and numbers, for JSON.
+        """The explanation as plain dicts, lists, strings and numbers, for JSON.
 
         >>> v = rx.Variable(jnp.zeros(1000), name="v")
         >>> rx.explain(lambda x: v.assign_add(x), jnp.ones(1000)).to_dict()["memory"]["parameters"]
@@ -295,7 +295,7 @@ class Explanation:
 
 
 def memory_parts(memory: Memory) -> list[tuple[str, int]]:
-    """The uses of memory, with labels for people."""
+    """The uses of memory, with labels."""
     return [
         ("parameters", memory.parameters),
         ("optimizer state", memory.optimizer),
@@ -314,9 +314,9 @@ def setting_row(effect: ShardingEffect, chosen: str) -> tuple[str, ...]:
 
 
 def grouped(collectives: Iterable[Collective]) -> list[tuple[str, ...]]:
-    """Rows of kind, axis, times, bytes and line; collectives that differ only in bytes share a row.
+    """Rows of kind, axis, count, bytes and line; collectives that differ only in bytes share a row.
 
-    The row with the most bytes comes first.
+    Rows are sorted by bytes, largest first.
     """
     groups: dict[tuple[str, str, str, bool], list[Collective]] = {}
     for c in collectives:
@@ -332,7 +332,7 @@ def grouped(collectives: Iterable[Collective]) -> list[tuple[str, ...]]:
 
 
 def short_line(line: str) -> str:
-    """A line with its path relative to the working folder, if it is inside it."""
+    """A 'file:line' with its path relative to the working directory, if it is in there."""
     file, _, number = line.rpartition(":")
     try:
         return f"{Path(file).relative_to(Path.cwd())}:{number}" if file else ""
@@ -354,15 +354,15 @@ def _compute_seconds(flops: float, step_seconds: float | None, flops_per_second:
     given = [x for x in (step_seconds, flops_per_second) if x is not None]
     if len(given) != 1 or not given[0] > 0:
         raise ValueError(
-            f"scaling(step_seconds={step_seconds!r}, flops_per_second={flops_per_second!r}): pass one of "
-            "them, more than 0: the seconds that a device computes in a step, or the floating-point "
+            f"scaling(step_seconds={step_seconds!r}, flops_per_second={flops_per_second!r}): pass exactly "
+            "one positive number: the seconds that a device computes in a step, or the floating-point "
             "operations per second that it attains."
         )
     if step_seconds is not None:
         return step_seconds
     if not flops > 0:
         raise ValueError(
-            "scaling(flops_per_second=...) needs a step with floating-point operations, and XLA counts "
+            "scaling(flops_per_second=...) needs a step with floating-point operations, but XLA counts "
             "none. Pass step_seconds=, the time that a device computes."
         )
     return flops / given[0]
@@ -377,5 +377,5 @@ def _checked_counts(num_replicas: Sequence[int]) -> Sequence[int]:
 
 def _checked_overlap(overlap: float) -> float:
     if not 0 <= overlap <= 1:
-        raise ValueError(f"scaling(overlap={overlap!r}): pass a part of the collectives' time, 0 to 1.")
+        raise ValueError(f"scaling(overlap={overlap!r}): pass a fraction, 0 to 1.")
     return overlap

@@ -1,4 +1,4 @@
-"""A step compiled for one replica instead of its strategy's, on an existing device."""
+"""Compiles a step for one replica, on a real device, whatever its strategy."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ __all__ = ["OneReplica", "compile_for_one_replica"]
 
 
 class OneReplica(NamedTuple):
-    """The compiled step. Its program takes the arrays that it reads, that it writes, and arguments."""
+    """A compiled step. Its program takes (arrays it only reads, arrays it also writes, arguments)."""
 
     program: jax.stages.Compiled
     read: list[tuple[Variable, jax.ShapeDtypeStruct]]
     written: list[tuple[Variable, jax.ShapeDtypeStruct]]
     leaves: list[Any]
-    """The leaves of the arguments: shapes where the program takes an array."""
+    """The leaves of the arguments, with shapes in place of arrays."""
 
 
 def compile_for_one_replica(fn: Callable[..., Any], args: Any, kwargs: Any) -> OneReplica:
-    """Compile a step for one replica, with the rows of the batch that each replica has now."""
+    """Compile a step for one replica and one replica's rows."""
     arguments = Arguments(args, kwargs)
     first = CompiledStep(fn, *arguments.on(None))
     strategy = strategy_of(first)
     if strategy is None or not strategy.mesh.is_local:
         raise ContextError(
-            "A step can be compared with one device only if its variables belong to one "
+            "A step can be compared with one device only if all its variables belong to one "
             "MirroredStrategy or ShardedStrategy, in one process."
         )
     step, leaves, state, lowered = lowered_as_planned(

@@ -1,4 +1,4 @@
-"""The page that shows an explanation in a browser."""
+"""The HTML page of an explanation."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ __all__ = ["explanation_page"]
 
 
 def explanation_page(explanation: dict[str, Any]) -> str:
-    """The page for an explanation, as HTML."""
     return page(Path(__file__).with_name("page.html"), _with_patterns(explanation))
 
 
 def _with_patterns(explanation: dict[str, Any]) -> dict[str, Any]:
-    """The same, with each placement of a variable listed only once, in `patterns`."""
+    """Move the placements of variables to a list without repetitions, `patterns`."""
     patterns: dict[tuple[int, ...], int] = {}
     variables = [
         {**v, "holders": patterns.setdefault(v["holders"], len(patterns))} for v in explanation["variables"]

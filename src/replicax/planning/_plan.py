@@ -1,8 +1,8 @@
-"""A strategy as if it had other devices, or divided its state in another way.
+"""Makes a strategy trace as if it had other devices, or sharded its state differently.
 
-A step refers to its strategy and variables, so to trace it for 64 devices the strategy itself must have
-them. During a trace, `as_planned` gives the strategy another mesh and its variables other layouts. Nothing
-is computed or moved: the arrays in the store stay where they are, and the store is locked.
+A step closes over its strategy and variables, so to trace it for 64 devices the strategy itself must have
+them. For the duration of a trace, `as_planned` gives the strategy another mesh and its variables other
+layouts. Nothing is computed or moved: the arrays stay in the store, which is locked meanwhile.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["as_planned", "plan"]
 
 
 def plan(strategy: Strategy, num_replicas: int, shard: ShardSetting) -> Answers:
-    """The answers of a strategy like this one with another number of replicas or another `shard`."""
+    """The answers that this strategy would give with another number of replicas or another `shard`."""
     mesh = strategy.mesh
     if num_replicas != mesh.num_replicas:
         mesh = _planned_mesh(mesh, num_replicas)
@@ -40,14 +40,14 @@ def _planned_mesh(mesh: ReplicaMesh, num_replicas: int) -> ReplicaMesh:
 
 
 def _devices(platform: str, count: int) -> Sequence[Device]:
-    """A number of devices of a platform, or CPU devices instead if this machine has too few."""
+    """`count` devices of a platform, or of the CPU if this machine has too few."""
     existing = jax.local_devices(backend=platform)
     return existing[:count] if len(existing) >= count else planned_cpu_devices(count)
 
 
 @contextlib.contextmanager
 def as_planned(strategy: Strategy, variables: Sequence[Variable], answers: Answers) -> Iterator[None]:
-    """A `with` block in which `strategy` gives other `answers`, which lay out its `variables`."""
+    """A `with` block in which `strategy` gives these `answers` and lays out `variables` by them."""
     own = [v for v in variables if v.distribute_strategy is strategy]
     attributes, layouts = dict(vars(strategy)), [v._layout for v in own]
     with strategy.store.exclusive():

@@ -1,7 +1,7 @@
-"""The text of a compiled program: its operations, how often they run, and where they come from.
+"""Parses the text of a compiled program: its operations, how often they run, and their source lines.
 
-XLA prints a program as computations, each a list of operations. An operation may call others: a loop
-its body, a fusion its parts. Lines of code are in tables of stack frames at the top:
+XLA prints a program as computations, each a list of operations. An operation may call computations: a loop
+its body, a fusion its parts. Source lines are in tables of stack frames at the top:
 
     StackFrames
     7 {file_location_id=4 parent_frame_id=3}
@@ -49,11 +49,11 @@ class Operation:
     """One operation of a compiled program."""
 
     name: str
-    """Its own name, "all-gather.3"."""
+    """Its name, such as "all-gather.3"."""
     kind: str
-    """XLA's name for what it does, "all-gather"."""
+    """The opcode, such as "all-gather"."""
     result: str
-    """The type of the result, "f32[8,4]{1,0}", or those of several in parentheses."""
+    """The type of the result, such as "f32[8,4]{1,0}"; a tuple is in parentheses."""
     text: str
     """The operands and attributes."""
     times: int | None
@@ -84,7 +84,7 @@ class ProgramText:
                 lines.append(line)
 
     def operations(self, kinds: Collection[str] | None = None) -> Iterator[Operation]:
-        """The operations, all or those of some kinds; "all-gather-start" is an "all-gather", too."""
+        """All operations, or those of some kinds; "all-gather-start" counts as "all-gather"."""
         for name, lines in self._lines.items():
             for line in lines:
                 found = _OPERATION.match(line)
@@ -97,7 +97,7 @@ class ProgramText:
 
     @functools.cached_property
     def _callers(self) -> dict[str, list[tuple[str, int | None]]]:
-        """For each computation, those that call it, and how many times a call of theirs calls it."""
+        """Computation -> its callers, each with the number of times that one run of it calls this one."""
         callers: dict[str, list[tuple[str, int | None]]] = {}
         for name, lines in self._lines.items():
             for line in lines:
@@ -107,7 +107,7 @@ class ProgramText:
         return callers
 
     def _times(self, computation: str) -> int | None:
-        """How often a computation runs; None if that is not known."""
+        """How often a computation runs; None if unknown."""
         if computation not in self._known_times:
             self._known_times[computation] = self._count(computation)
         return self._known_times[computation]
@@ -126,7 +126,7 @@ class ProgramText:
     # Lines of code.
 
     def frames(self, operation: Operation) -> Iterator[Frame]:
-        """The lines of code that made an operation, the innermost first."""
+        """The stack of source lines of an operation, innermost first."""
         if (source := _SOURCE.search(operation.text)) is not None:
             yield Frame(source[1], int(source[2]))
         found = _FRAME_OF.search(operation.text)
@@ -137,7 +137,7 @@ class ProgramText:
 
     @functools.cached_property
     def _frames(self) -> dict[int, tuple[Frame, int]]:
-        """The frames by number, each with the number of its caller; 0 if it has none."""
+        """Frame id -> the frame and the id of its parent, or 0."""
         files = {number: text.strip('"') for number, text in self._tables.get("FileNames", {}).items()}
         locations: dict[int, Frame] = {}
         for number, text in self._tables.get("FileLocations", {}).items():
@@ -147,7 +147,7 @@ class ProgramText:
         for number, text in self._tables.get("StackFrames", {}).items():
             if (found := _PARENT.search(text)) is not None:
                 frames[number] = (locations[int(found[1])], int(found[2] or 0))
-        # The first frame has no caller. Some versions of XLA print all callers plus one.
+        # The first frame has no parent. Some versions of XLA print all parent ids plus one.
         offset = frames[1][1] if 1 in frames else 0
         return {number: (frame, caller - offset) for number, (frame, caller) in frames.items()}
 
@@ -157,7 +157,7 @@ def _without_comments(line: str) -> str:
 
 
 def _trips(line: str) -> int | None:
-    """How often an operation calls each computation that it calls."""
+    """How often an operation runs the computations that it calls."""
     if " while(" not in line:
         return 1
     found = _TRIPS.search(line)

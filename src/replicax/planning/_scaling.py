@@ -1,16 +1,16 @@
-"""How long a step takes on more devices than there are: a model of its time.
+"""A model that predicts the step time on more devices than there are.
 
-Each replica keeps the rows that it has, so a device computes as long as before. What changes is how long
-the collectives among the replicas take. The model knows four things about them:
+The rows per replica stay the same, so a device computes as long as before. What changes is the time of the
+collectives among the replicas. The model has four terms:
 
     bytes       a collective moves the same bytes on any number of devices, which is what XLA compiles to
-    hosts       devices of a host combine their values first; then hosts exchange them, each as much as an
-                optimal algorithm sends: 2 (h - 1) / h of the bytes for an all-reduce among h hosts
-    latency     messages between hosts wait for each other log2(h) times, twice for an all-reduce
-    overlap     a part of that time is hidden behind computation
+    hosts       the devices of a host combine their values first; then hosts exchange them, each sending
+    what an optimal algorithm sends: 2 (h - 1) / h of the bytes for an all-reduce among h hosts latency
+    log2(h) rounds of messages between hosts, twice as many for an all-reduce overlap     a fraction of that
+    time is hidden behind computation
 
-It does not know of congestion, of hosts that are slower than others, of input, or of bandwidth that is
-advertised and not attained. Real efficiency is lower where these matter, so give it attained bandwidths.
+It ignores congestion, slow hosts, input, and the gap between advertised and attained bandwidth. Real
+efficiency is lower where these matter, so pass attained bandwidths.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["Interconnect", "Scaling", "ScalingPoint", "predict"]
 @final
 @dataclasses.dataclass(frozen=True)
 class Interconnect:
-    """How fast devices and hosts send to each other; see `Explanation.scaling`.
+    """The bandwidth and latency between devices and between hosts; see `Explanation.scaling`.
 
     >>> ethernet = rx.Interconnect(bandwidth=25e9 / 8, devices_per_host=4)      # 25 Gbit/s for 4 GPUs
     >>> f"{ethernet.seconds('all-reduce', 100e6, num_devices=64):.3f} s"
@@ -37,15 +37,15 @@ class Interconnect:
     """
 
     bandwidth: float
-    """The bytes per second that a host attains when it sends to other hosts, with all its devices."""
+    """The bytes per second that a host attains when all its devices send to other hosts."""
     latency: float = 10e-6
     """The seconds until a small message reaches another host."""
     devices_per_host: int = 1
     """How many devices a host has."""
     local_bandwidth: float = math.inf
-    """The bytes per second that a device attains when it sends to others of its host."""
+    """The bytes per second that a device attains when it sends to others on its host."""
     local_latency: float = 0.0
-    """The seconds until a small message reaches another device of the host."""
+    """The seconds until a small message reaches another device on the host."""
 
     def __post_init__(self) -> None:
         for name in ("bandwidth", "local_bandwidth"):
@@ -69,15 +69,15 @@ class Interconnect:
         Args:
             kind: XLA's name, such as "all-reduce".
             num_bytes: the size of the whole value on a device.
-            num_devices: how many devices take part in it together.
-            neighbours: how many adjacent devices take part in others of the same kind at the same time,
-                as those of a replica with logical devices do; a host's devices are shared among them.
+            num_devices: how many devices take part.
+            neighbours: how many collectives of this kind run at the same time on adjacent devices, as with
+                logical devices; they share the devices of a host.
         """
         local = max(1, min(num_devices, self.devices_per_host // neighbours))
         hosts = math.ceil(num_devices / local)
         sharing = min(neighbours, self.devices_per_host)
         rounds = 2 if kind == "all-reduce" else 1
-        # A host reduces or collects its devices' values before it sends; others have nothing in common.
+        # These combine the values of a host's devices before the host sends; other kinds can't.
         sent = num_bytes if kind in ("all-reduce", "all-gather", "reduce-scatter") else num_bytes * local
         return rounds * (
             (local - 1) / local * num_bytes / self.local_bandwidth
@@ -90,7 +90,7 @@ class Interconnect:
 @final
 @dataclasses.dataclass(frozen=True)
 class ScalingPoint:
-    """The predicted time of a step on one number of replicas, in seconds."""
+    """The predicted step time for one number of replicas, in seconds."""
 
     num_replicas: int
     compute: float
@@ -98,7 +98,7 @@ class ScalingPoint:
     collectives: float
     """How long the collectives take."""
     exposed: float
-    """The part of `collectives` that is not hidden behind computation."""
+    """The time in `collectives` that is not hidden behind computation."""
 
     @property
     def seconds(self) -> float:
@@ -107,14 +107,14 @@ class ScalingPoint:
 
     @property
     def efficiency(self) -> float:
-        """The examples per second of a device, relative to one that does not communicate."""
+        """Examples per second per device, relative to a device that does not communicate."""
         return self.compute / self.seconds
 
 
 @final
 @dataclasses.dataclass(frozen=True)
 class Scaling:
-    """Predicted times of a step on different numbers of replicas: the result of `Explanation.scaling`."""
+    """Predicted step times for several numbers of replicas: the result of `Explanation.scaling`."""
 
     points: tuple[ScalingPoint, ...]
 
@@ -145,7 +145,7 @@ def predict(
     replica_axis: str = "replica",
     devices_per_replica: int = 1,
 ) -> Scaling:
-    """The times of a step with these collectives that computes for `compute` seconds."""
+    """Predict the times of a step that computes for `compute` seconds and has these collectives."""
     collectives = tuple(collectives)
 
     def point(count: int) -> ScalingPoint:

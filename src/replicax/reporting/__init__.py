@@ -1,4 +1,8 @@
-"""Why a step is not faster: where its time goes, from a profile of some steps."""
+"""`rx.report`: where the time of a step goes, from a profile of a few steps.
+
+A `Recorder` profiles a running program; `_parts.py` splits each device's time into computation, collectives
+and several kinds of waiting; `_advice.py` turns the largest parts into tips.
+"""
 
 from replicax.reporting._advice import Tip
 from replicax.reporting._parts import Parts

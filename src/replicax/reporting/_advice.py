@@ -1,4 +1,4 @@
-"""Which change would help most: one tip for each part of a step, the largest part first."""
+"""Tips: which change would help most, one for each large part of a step."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 __all__ = ["Tip", "tips_for"]
 
 _SMALL = 0.05
-"""Smaller parts of a step are not worth a change."""
+"""Parts of a step below this fraction get no tip."""
 _UNEVEN = 1.25
-"""A device that computes this many times as long as the others has more work."""
+"""A device that computes this many times as long as the others is reported as the slowest."""
 
 
 @final
@@ -27,9 +27,9 @@ class Tip:
     """A change that would help."""
 
     part: str
-    """The part of a step that it is about."""
+    """The part of a step that it addresses."""
     share: float
-    """How large that part is: the most that can be gained."""
+    """The fraction of the step that this part takes: the most there is to gain."""
     text: str
     """What to do."""
 
@@ -62,9 +62,9 @@ def _who_wait(report: Report) -> str:
 def _input(report: Report) -> str:
     return (
         f"{_who_wait(report)} {time_text(report.parts.input)} in each step for input. Make reading faster: "
-        "less work for each example, a faster source, several reading processes, less to copy to the "
-        "device (uint8 images that a step converts, bfloat16). Reading further ahead, "
-        "`rx.InputOptions(per_replica_buffer_size=...)`, helps only if the time of batches varies."
+        "less work per example, a faster source, several reader processes, less to copy to the device "
+        "(uint8 images that the step converts, bfloat16). A deeper prefetch, "
+        "`rx.InputOptions(per_replica_buffer_size=...)`, helps only if the time per batch varies."
     )
 
 
@@ -73,7 +73,7 @@ def _host(report: Report) -> str:
     if report.host_between > report.parts.host / 2:
         return (
             f"{wait}, mostly for what the program does between its steps. Do that less often, for example "
-            "every 100th step, and read the results of earlier steps (`float(loss)`), not of the newest."
+            "every 100th step, and read results (`float(loss)`) of earlier steps, not of the newest."
         )
     return (
         f"{wait}{' or a free core' if report.platform == 'cpu' else ''} to start it. Run several steps in "
@@ -85,8 +85,8 @@ def _compilation(report: Report) -> str:
     causes = f" ({report.retraces[0]})" if report.retraces else ""
     return (
         f"JAX traces and compiles programs during the recorded steps{causes}. Keep shapes the same, with "
-        '`rx.InputOptions(partial_batch="pad")` for the last batch, and pass Python numbers that change as '
-        "arrays (`jnp.asarray(x)`)."
+        '`rx.InputOptions(partial_batch="pad")` for the last batch, and pass Python numbers that change '
+        "from step to step as arrays (`jnp.asarray(x)`)."
     )
 
 
@@ -103,7 +103,7 @@ def _imbalance(report: Report) -> str:
 
 
 def _slowest(devices: Mapping[str, Parts]) -> tuple[str, float]:
-    """The device that computes longest, and the mean of the others."""
+    """The device that computes longest, and the mean compute time of the others."""
     slowest = max(devices, key=lambda name: devices[name].compute)
     others = [parts.compute for name, parts in devices.items() if name != slowest]
     return slowest, sum(others) / max(len(others), 1)

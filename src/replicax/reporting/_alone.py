@@ -1,6 +1,6 @@
-"""How long the step takes on one device alone, with the rows that each replica has now.
+"""Times the step on a single device, with one replica's rows.
 
-The step is compiled for one replica and run on copies of the variables, so the program under report is not
+The step is compiled for one replica and runs on copies of the variables, so the program itself is not
 affected.
 """
 
@@ -24,7 +24,7 @@ _MOST_SECONDS = 1.0
 
 
 def seconds_alone(function: Function[..., Any], args: Any, kwargs: Any) -> float:
-    """Seconds of a step on the first device of this process.
+    """The step time on the first device of this process, in seconds.
 
     Raises:
         ContextError: the step can't be compiled for one replica.
@@ -42,7 +42,7 @@ def seconds_alone(function: Function[..., Any], args: Any, kwargs: Any) -> float
 
 
 def _copy(state: tuple[Variable, jax.ShapeDtypeStruct]) -> jax.Array:
-    """The value of a variable on one replica, which may be donated."""
+    """A copy of a variable's value on one replica, which may be donated."""
     variable, shape = state
     layout = variable.layout
     whole = layout.is_split and not layout.differs

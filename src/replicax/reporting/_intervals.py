@@ -1,4 +1,4 @@
-"""Sets of times: sorted lists of disjoint intervals."""
+"""Sets of times, represented as sorted lists of disjoint intervals."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def union(intervals: Iterable[tuple[float, float]]) -> Intervals:
 
 
 def intersection(first: Intervals, second: Intervals) -> Intervals:
-    """The times in both.
+    """The times that are in both.
 
     >>> from replicax.reporting._intervals import intersection
     >>> intersection([(0, 3), (4, 9)], [(2, 5), (8, 10)])
@@ -46,7 +46,7 @@ def intersection(first: Intervals, second: Intervals) -> Intervals:
 
 
 def difference(first: Intervals, second: Intervals) -> Intervals:
-    """The times in the first but not in the second.
+    """The times that are in `first` but not in `second`.
 
     >>> from replicax.reporting._intervals import difference
     >>> difference([(0, 3), (4, 9)], [(2, 5), (8, 10)])
@@ -58,7 +58,7 @@ def difference(first: Intervals, second: Intervals) -> Intervals:
 
 
 def length(intervals: Intervals) -> float:
-    """How long they are together.
+    """The total length.
 
     >>> from replicax.reporting._intervals import length
     >>> length([(0, 3), (4, 9)])

@@ -1,13 +1,13 @@
-"""Splits the time of each device into parts that add up to the whole.
+"""Splits the time of each device into parts that add up to the step time.
 
-At every moment of the recorded steps a device does one of these, the first that applies:
+At any time in the recorded steps a device is in exactly one of these parts, the first that applies:
 
-    compute        it runs an operation, or is between two operations of one run of a program
+    compute        it runs an operation, or is between two operations of the same run of a program
     imbalance      it is in a collective that another device has not reached yet
     collectives    it is in a collective
     compilation    it is idle while JAX traces or compiles
     input          it is idle while the program waits for a batch, or one is copied to it
-    host           it is idle otherwise: Python is not fast enough
+    host           it is idle for any other reason: Python is too slow
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Parts:
     input: float
     """Idle while the program waits for a batch, or one is copied to the device."""
     host: float
-    """Idle otherwise: waiting for Python."""
+    """Idle for any other reason: waiting for Python."""
     compilation: float
     """Idle while JAX traces or compiles."""
     imbalance: float
@@ -45,7 +45,7 @@ class Parts:
 
     @property
     def total(self) -> float:
-        """The time of a step."""
+        """The step time."""
         return sum(dataclasses.astuple(self))
 
     def share(self, part: str) -> float:
@@ -63,7 +63,7 @@ class Kinds:
 
 
 def device_parts(profile: Profile, kinds: Kinds) -> dict[str, dict[str, Intervals]]:
-    """For each device, when it was in each of the parts."""
+    """Device -> part -> when the device was in that part."""
     waits = _waits(profile.devices.values(), kinds)
     return {
         name: _split(profile, name, kinds, wait) for name, wait in zip(profile.devices, waits, strict=True)
@@ -71,7 +71,7 @@ def device_parts(profile: Profile, kinds: Kinds) -> dict[str, dict[str, Interval
 
 
 def mean_parts(devices: Iterable[dict[str, Intervals]], num_steps: int) -> Parts:
-    """The mean of some devices, in seconds of one step."""
+    """The mean over devices, in seconds per step."""
     found = list(devices)
     count = 1e9 * num_steps * len(found)
     return Parts(**{part: sum(length(device[part]) for device in found) / count for part in PARTS})
@@ -103,7 +103,7 @@ def _split(profile: Profile, name: str, kinds: Kinds, wait: Intervals) -> dict[s
 
 
 def _runs(operations: Sequence[Operation]) -> Iterable[tuple[float, float]]:
-    """From the first operation to the last, of each run of a program."""
+    """The interval of each run of a program, from its first operation to its last."""
     spans: dict[object, tuple[float, float]] = {}
     for op in operations:
         if op.run is not None:
@@ -113,11 +113,11 @@ def _runs(operations: Sequence[Operation]) -> Iterable[tuple[float, float]]:
 
 
 _SHORT = 3_000
-"""Nanoseconds between queued operations of a GPU. Waiting for the host takes longer."""
+"""The longest gap, in nanoseconds, between queued operations of a GPU; a wait for the host is longer."""
 
 
 def _short_gaps(operations: Sequence[Operation]) -> Iterable[tuple[float, float]]:
-    """The gaps between queued operations, if the profile does not say which run they belong to."""
+    """The gaps between queued operations, for profiles that do not tell the runs apart."""
     ends = itertools.accumulate((op.end for op in operations), max)
     for (op, following), end in zip(itertools.pairwise(operations), ends, strict=False):
         if op.run is None and 0 < following.start - end < _SHORT:
@@ -140,7 +140,7 @@ def _waits(devices: Iterable[Sequence[Operation]], kinds: Kinds) -> list[Interva
 
 
 def _occurrences(operations: Sequence[Operation], kinds: Kinds) -> dict[str, list[Operation]]:
-    """The runs of each collective, in order: the devices run them in the same order."""
+    """The runs of each collective in order, which is the same on all devices."""
     found: dict[str, list[Operation]] = {}
     for op in operations:
         if op.name in kinds.collectives:

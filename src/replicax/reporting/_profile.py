@@ -1,8 +1,8 @@
-"""What a profile says: which operations each device ran, and when the program waited, called and compiled.
+"""Reads a profile: which operations each device ran, and when the program waited, called and compiled.
 
-JAX's profiler writes planes of lines of events. An operation of a GPU is an event on the plane of that GPU;
-one of a CPU device is an event on the host's plane, with the number of the device. Our own events on the
-host's plane mark what the program does, so everything has one clock.
+JAX's profiler writes planes, which have lines, which have events. A GPU operation is an event on that GPU's
+plane; an operation of a CPU device is an event on the host plane, with the device's number. Our own
+annotations on the host plane mark what the program does, so everything is on one clock.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ COMPILED = "replicax compiled"
 
 _HOST = "/host:CPU"
 _DEVICE = "/device:"
-_PREPARING = ("H2D Dispatch",)  # JAX's own mark
+_PREPARING = ("H2D Dispatch",)  # JAX's own annotation
 
 
 @final
@@ -39,7 +39,7 @@ class Operation:
     start: float
     end: float
     run: Any
-    """Equal for the operations of one run of a program; None if the profile does not say."""
+    """The same for all operations of one run of a program; None if the profile does not say."""
 
 
 @final
@@ -48,7 +48,7 @@ class Profile:
     """The recorded steps."""
 
     window: tuple[float, float]
-    """From the first recorded step to the end of the last."""
+    """From the start of the first recorded step to the end of the last."""
     steps: Intervals
     """When the program called a compiled step."""
     input: Intervals
@@ -60,19 +60,19 @@ class Profile:
     copying: dict[str, Intervals] = dataclasses.field(default_factory=dict)
     """When arrays were copied from the host to a device, by its name."""
     preparing: Intervals = ()
-    """When JAX's threads prepared such copies. A call of a step waits for those of its batch."""
+    """When JAX's threads prepared such copies; a call of a step waits for those of its batch."""
 
     @classmethod
     def read(cls, folder: str | Path, platform: str, device_ids: Mapping[int, int]) -> Profile:
-        """The profile that JAX's profiler has written to a folder.
+        """Read what JAX's profiler has written to a folder.
 
         Args:
             folder: the folder.
-            platform: read the operations of the devices of this platform, "cpu" or "gpu".
-            device_ids: for the number of each device in the profile, its number in this process.
+            platform: read the operations of this platform's devices, "cpu" or "gpu".
+            device_ids: device number in the profile -> device number in this process.
         """
         path = next(Path(folder).rglob("*.xplane.pb"))
-        # JAX's reader triggers a warning about its types, and aborts the process if warnings are errors.
+        # JAX's reader emits a warning about its types, and aborts the process if warnings are errors.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
             planes = list(jax.profiler.ProfileData.from_file(str(path)).planes)
@@ -120,7 +120,7 @@ def _planes_of_devices(planes: list[Any]) -> Iterable[tuple[str, Any]]:
 
 
 def _by_plane(planes: list[Any]) -> Iterable[tuple[str, list[Operation]]]:
-    """The operations of other devices. Each device has its own plane."""
+    """The operations of other devices, each of which has its own plane."""
     for name, plane in _planes_of_devices(planes):
         found = [event for event in _events(plane) if "hlo_op" in dict(event.stats)]
         if found:
@@ -145,7 +145,7 @@ def _marked(events: list[Any], *names: str) -> list[tuple[float, float]]:
 
 
 def _compilations(events: list[Any]) -> Iterable[tuple[float, float]]:
-    """A compilation is marked when it has ended, with the time that it took."""
+    """When JAX compiled: it is marked at the end, with its duration."""
     for event in events:
         if event.name == COMPILED:
             yield event.start_ns - 1e9 * float(dict(event.stats)["seconds"]), event.start_ns

@@ -1,4 +1,4 @@
-"""What the texts of the compiled programs say about the operations that a profile names."""
+"""Looks up the operations of a profile in the texts of the compiled programs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Programs:
 
     Args:
         programs: the programs, starting with the step's.
-        mesh: the devices of the step; None if JAX chooses.
+        mesh: the step's mesh; None if JAX chooses the device.
     """
 
     def __init__(self, programs: Iterable[jax.stages.Compiled], mesh: ReplicaMesh | None) -> None:
@@ -41,7 +41,7 @@ class Programs:
         return collectives_in(self._programs[0], self._mesh) if self._programs else ()
 
     def line(self, operation: str) -> str:
-        """The user's line of code that an operation comes from, as "file:line"; empty if unknown."""
+        """The line of user code that an operation comes from, as "file:line"; empty if unknown."""
         for text in self._texts:
             for found in text.operations():
                 if found.name == operation:

@@ -1,10 +1,10 @@
-"""Records a profile of some steps of a running program, and when JAX traces and compiles.
+"""Profiles some steps of a running program, and records when JAX traces and compiles.
 
-A `Recorder` watches the compiled functions that the program calls. During a `with` block, the methods that
-call a step or read a batch are replaced with versions that annotate the profile. *The step* is the first
-function that is called often enough. After its warm-up the recorder profiles a number of steps, from the
-end of one call to the end of another, so that it sees whole iterations of the program's loop. Then it times
-as many steps without the profiler, which slows steps down.
+A `Recorder` watches the compiled functions that the program calls: in a `with` block, it wraps the methods
+that call a step or read a batch, to annotate the profile. *The step* is the first function that is called
+often enough. After its warm-up the recorder profiles a number of steps, from the end of one call to the end
+of another, so that it sees whole iterations of the program's loop. The profiler slows steps down, so it
+then times as many steps without it.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class Recorder:
     """Records some steps of a program.
 
     Args:
-        num_steps: how many calls of the step to record, and then to measure.
+        num_steps: how many calls of the step to profile, and then to time.
         num_warmup: how many calls to skip first.
-        when_done: called when they have been measured.
+        when_done: called when the steps have been timed.
         when_called: called after each call of the step, with the number of calls so far.
     """
 
@@ -65,15 +65,15 @@ class Recorder:
         self.function: Function[..., Any] | None = None
         """The step; None until a function has been called often enough."""
         self.compilation: dict[str, float] = {}
-        """How long JAX took for each stage of making programs, until the steps were recorded."""
+        """How long JAX spent in each stage of compilation before the recorded steps."""
         self.num_steps = 0
-        """How many steps were recorded. A call of `many` makes several."""
+        """How many steps were recorded; a call of `many` counts as several."""
         self.example: tuple[Any, Any] | None = None
         """The arguments of the first recorded step."""
         self.profile: Profile | None = None
-        """What was recorded, when all steps are done."""
+        """The profile, once all steps are done."""
         self.seconds: float | None = None
-        """The time of a step without the profiler; None if the program ended before."""
+        """The step time without the profiler; None if the program ended before that."""
         self.is_done = False
         """Whether all steps are done."""
 
@@ -84,7 +84,7 @@ class Recorder:
 
     @property
     def num_calls(self) -> list[tuple[str, int]]:
-        """The functions and how often they were called, the most frequent first."""
+        """The functions and how often they were called, most frequent first."""
         return [(function.name, count) for function, count in self._calls.most_common()]
 
     # Watching.
@@ -106,7 +106,7 @@ class Recorder:
             jax.monitoring.unregister_event_duration_listener(self._note_compilation)
 
     def reading(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """The batches, with the time that it takes to read them."""
+        """The batches, annotating in the profile how long it takes to read each."""
         iterator, end = iter(batches), object()
         while True:
             with jax.profiler.TraceAnnotation(INPUT):
@@ -159,7 +159,7 @@ class Recorder:
             self._is_inside = False
 
     def _note(self, function: Function[..., Any], result: Any, count: int, example: Any) -> None:
-        """Note a call that made `count` steps; `example` are its arguments if it is an ordinary one."""
+        """Record a call that ran `count` steps; `example` has the arguments of an ordinary call."""
         self._calls[function] += 1
         if self.function is None and self._calls[function] >= self.num_warmup:
             self.function = function
@@ -178,7 +178,7 @@ class Recorder:
                 self._go_on()
 
     def _go_on(self) -> None:
-        """Measure after recording; be done after measuring."""
+        """Move on from profiling to timing, and from timing to done."""
         self._num_left = self._num_calls
         if self._profiling is not None:
             self._stop()
@@ -202,12 +202,12 @@ class Recorder:
         self.compilation = {stage: self._seconds(stage) for stage in _STAGES.values()}
         folder = self._cleanup.enter_context(tempfile.TemporaryDirectory(prefix="replicax-report-"))
         options = jax.profiler.ProfileOptions()
-        options.python_tracer_level = 0  # it would slow Python down
+        options.python_tracer_level = 0  # the Python tracer would slow Python down
         try:
             jax.profiler.start_trace(folder, profiler_options=options)
         except RuntimeError as error:
             raise ContextError(
-                "A report profiles some steps, but another profile is already running: end it first, or "
+                "rx.report needs JAX's profiler, which is already running. Stop that profile first, or "
                 "call rx.report outside of `rx.profile`."
             ) from error
         self._folder = folder
@@ -216,7 +216,7 @@ class Recorder:
         self._profiling.enter_context(jax.profiler.TraceAnnotation(RECORDED))
 
     def _stop(self) -> None:
-        """End the profile, and begin to measure."""
+        """Stop the profiler and start timing."""
         assert self._profiling is not None and self.function is not None
         _wait(self.function, self._last_result)
         self._profiling.close()
@@ -224,7 +224,7 @@ class Recorder:
         self._timed_since = time.perf_counter()
 
     def finish(self) -> None:
-        """Complete what was recorded and measured, even if the program ends early."""
+        """Complete the profile and the timing, even if the program ends early."""
         if self.is_done or self.function is None:
             return
         self.is_done = True
@@ -236,14 +236,14 @@ class Recorder:
         mesh = next((program.mesh for program in self.function.programs if program.mesh), None)
         devices = jax.local_devices()[:1] if mesh is None else mesh.mesh.local_devices
         platform = devices[0].platform
-        # A profile numbers CPU devices within the cluster, and other devices within the process.
+        # A profile numbers CPU devices across the cluster, and other devices within the process.
         ids = {d.id if platform == "cpu" else d.local_hardware_id: d.local_hardware_id for d in devices}
         self.profile = Profile.read(self._folder, platform, ids)
         self._last_result = None
 
 
 def _wait(function: Function[..., Any], result: Any) -> None:
-    """Wait until a step has finished, with all that it writes and returns."""
+    """Wait until everything that a step writes and returns is computed."""
     arrays = [x for x in jax.tree.leaves(result) if isinstance(x, jax.Array) and not x.is_deleted()]
     jax.block_until_ready(arrays)
     for program in function.programs:

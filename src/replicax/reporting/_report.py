@@ -1,4 +1,4 @@
-"""What `rx.report` returns: numbers, a table with bars in text, and a page for a browser."""
+"""`Report`, the result of `rx.report`: numbers, a text table with bars, and an HTML page."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class OperationTime:
     share: float
     """The same as a fraction of the step."""
     line: str
-    """The user's line of code that it comes from, as "file:line"; empty if XLA does not know."""
+    """The line of user code that it comes from, as "file:line"; empty if XLA does not know."""
 
 
 @final
 @dataclasses.dataclass(frozen=True)
 class Compilation:
-    """How long JAX took to make programs before the recorded steps, in seconds."""
+    """How long JAX traced, lowered and compiled before the recorded steps, in seconds."""
 
     tracing: float
     lowering: float
@@ -47,7 +47,7 @@ class Compilation:
 
     @property
     def total(self) -> float:
-        """The sum of all."""
+        """The sum of all stages."""
         return self.tracing + self.lowering + self.compiling
 
 
@@ -56,7 +56,7 @@ class Compilation:
 class Report:
     """Where the time of a step goes: the result of `rx.report`.
 
-    Times are in seconds, of one step.
+    Times are in seconds per step.
 
     >>> double = rx.function(lambda x: 2 * x)
     >>> report = rx.report(double, [jnp.ones(3)] * 10, num_steps=5)
@@ -73,25 +73,25 @@ class Report:
     num_steps: int
     """How many steps were recorded."""
     seconds: float
-    """The time of a step without the profiler, or with it if the program ended too early."""
+    """The step time without the profiler, or with it if the program ended too early."""
     devices: dict[str, Parts]
     """What each device of this process did, by its name."""
     parts: Parts
     """The mean of all devices."""
     host_between: float
-    """The part of `parts.host` in which the program was between calls of its steps."""
+    """The time in `parts.host` that the program spent between calls of its steps."""
     operations: tuple[OperationTime, ...]
     """The operations that take longest, apart from collectives."""
     collectives: tuple[Collective, ...]
     """The collectives of a step."""
     compilation: Compilation
-    """What came before the recorded steps."""
+    """The compilation time before the recorded steps."""
     retraces: tuple[str, ...]
-    """Why functions were traced and compiled again, from the start of the program."""
+    """Why functions were retraced, since the start of the program."""
     seconds_alone: float | None
-    """The time of a step on one device alone, with one device's rows; None if not measured."""
+    """The step time on a single device with its share of the rows; None if not measured."""
     not_compared: str
-    """Why that was not measured; empty if it was, or if there is only one device."""
+    """Why `seconds_alone` was not measured; empty if it was, or if there is only one device."""
     timeline: tuple[tuple[str, float, float, str], ...]
     """The first steps: device, start, end and part."""
 
@@ -102,7 +102,7 @@ class Report:
 
     @property
     def speedup(self) -> float | None:
-        """The examples per second of all devices, divided by those of one device, if measured."""
+        """The throughput of all devices relative to one device; None if not measured."""
         if self.seconds_alone is None:
             return None
         return self.num_devices * self.seconds_alone / self.seconds
@@ -209,7 +209,7 @@ class Report:
         return page(Path(__file__).with_name("page.html"), self.to_dict())
 
     def to_dict(self) -> dict[str, Any]:
-        """All numbers as dicts, lists, strings and numbers, for JSON."""
+        """The report as plain dicts, lists, strings and numbers, for JSON."""
         return {
             **dataclasses.asdict(self),
             "recorded_seconds": self.parts.total,

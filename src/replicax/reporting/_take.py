@@ -1,4 +1,4 @@
-"""`rx.report`: run some steps, record what happens, and say why they are not faster."""
+"""`rx.report`: runs and profiles some steps, and says why they are not faster."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from replicax.values import DistributedValues, is_array
 __all__ = ["make_report", "report"]
 
 _MOST_OPERATIONS = 5
-_COMMAND_BUFFER = "command_buffer"  # many operations of a GPU as one, which the program does not have
+_COMMAND_BUFFER = "command_buffer"  # a GPU graph of many operations; not an operation of the program
 _NUM_SHOWN = 3
 """The number of steps in the timeline of a report."""
 
@@ -38,15 +38,15 @@ def report(
 ) -> Report:
     """Find out why a step is not faster.
 
-    Runs the step with batches, profiles some of these calls, and splits the time of each device into
-    waiting for input, for Python, for compilation and for other devices, collectives, and computation.
-    Print the result, or open it in a browser: `report.save("report.html")`. These are real training steps,
-    so they change the variables.
+    This calls the step with batches, profiles some of the calls, and splits the time of each device into
+    computation, collectives, and waiting for input, for Python, for compilation and for other devices.
+    Print the result, or open it in a browser: `report.save("report.html")`. These are real training steps:
+    they change the variables.
 
     Args:
-        step: called with each batch; it calls at least one function made by `rx.function`.
-        batches: a distributed dataset, or any other iterable of batches; at least `num_warmup + 1`.
-        num_steps: how many steps to record; as many more are then timed without the profiler.
+        step: called with each batch; it must call a function made by `rx.function`.
+        batches: a distributed dataset, or any other iterable of at least `num_warmup + 1` batches.
+        num_steps: how many steps to profile; as many more are then timed without the profiler.
         num_warmup: how many steps to run first, to compile the programs.
         compare: also compile the step for one device, and time it there on copies of the variables.
 
@@ -84,7 +84,7 @@ def _check(count: Any, name: str) -> None:
 
 
 def _check_batches(batches: Any) -> None:
-    """Refuse an iterable that is a single batch."""
+    """Raise if `batches` is a single batch."""
     if (
         is_array(batches)
         or isinstance(batches, DistributedValues | dict)
@@ -108,8 +108,8 @@ def make_report(recorder: Recorder, *, compare: bool = True) -> Report:
     intervals = device_parts(profile, programs.kinds)
     if not intervals:
         raise ContextError(
-            "The profile has no operations of the step's devices. A report reads profiles of CPU and GPU "
-            "devices; use `rx.profile` for others."
+            "The profile has no operations of the step's devices. rx.report can read profiles of CPU and "
+            "GPU devices; use `rx.profile` for others."
         )
     alone, not_compared = _compared(recorder, len(intervals), compare)
     parts = mean_parts(intervals.values(), recorder.num_steps)
@@ -162,7 +162,7 @@ def _compared(recorder: Recorder, num_devices: int, compare: bool) -> tuple[floa
 
 
 def _host_between(profile: Profile, intervals: dict[str, dict[str, Intervals]], num_steps: int) -> float:
-    """How long the devices wait for Python between calls of steps, with no step to run."""
+    """How long the devices wait for Python between calls, with no step queued."""
     waits = [
         length(
             difference(device["host"], union([*profile.steps, *_starting(profile, profile.devices[name])]))
@@ -173,7 +173,7 @@ def _host_between(profile: Profile, intervals: dict[str, dict[str, Intervals]], 
 
 
 def _starting(profile: Profile, operations: Sequence[Operation]) -> Iterable[tuple[float, float]]:
-    """From the end of each call of a step to the start of its run, if each call is one run."""
+    """From the end of each call of a step to the start of its run; empty unless each call is one run."""
     starts: dict[Any, float] = {}
     for operation in operations:
         if operation.run is not None and operation.end > profile.window[0]:

@@ -1,4 +1,4 @@
-"""Testing programs on several workers: real processes on this machine, and faults where you want them.
+"""Test multi-worker programs: real processes on this machine, with faults where you want them.
 
     from replicax import testing
 
@@ -11,9 +11,9 @@
         first, second = testing.run(train, (10,), num_workers=2, devices_per_worker=2)
         assert first == second
 
-`run` returns what the workers returned, or raises an error with the remote traceback and everything that
-was printed. `start` gives a running group, whose workers you can kill, stop and wait for. Whatever happens
-to the test, no process outlives it.
+`run` returns what the workers returned, or raises an error with the remote traceback and everything they
+printed. `start` returns a running group, whose workers you can kill, stop and wait for. Whatever happens to
+the test, no process outlives it.
 """
 
 from replicax.testing._faults import Fault, delay, kill, point, rank, starve, stop

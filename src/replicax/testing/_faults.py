@@ -1,8 +1,8 @@
-"""Faults at chosen points of the workers' function.
+"""Fault injection: makes a chosen rank fail at a named point of its program.
 
-The function names its points: `testing.point("step 3")`. The test says what happens to which rank there:
-`testing.run(train, faults=[testing.kill(1, at="step 3")])`. A point without a fault only notes that it was
-reached, which `Workers.wait_for` waits for.
+The workers' function names its points: `testing.point("step 3")`. The test says what happens to which rank
+there: `testing.run(train, faults=[testing.kill(1, at="step 3")])`. A point without a fault only records
+that it was reached, which `Workers.wait_for` waits for.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ __all__ = ["Fault", "Points", "delay", "kill", "point", "rank", "starve", "stop"
 @final
 @dataclass(frozen=True)
 class Fault:
-    """Something that happens to one rank when it reaches a point; made by `kill`, `stop` and the others.
+    """A fault that hits one rank at a point; created by `kill`, `stop`, `delay` and `starve`.
 
     Args:
-        rank: the worker that it happens to.
+        rank: the worker that it hits.
         at: the name of the point. The fault happens once, the first time the worker gets there.
         kind: what happens.
-        seconds: for how long, if it is a delay.
+        seconds: the length of a delay.
 
     >>> from replicax import testing
     >>> testing.kill(1, at="step 3")
@@ -42,7 +42,7 @@ class Fault:
     seconds: float = 0.0
 
     def happen(self) -> None:
-        """Do it, to this process or to the calling thread."""
+        """Inject the fault into this process, or into the calling thread."""
         if self.kind == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         elif self.kind == "stop":
@@ -54,7 +54,7 @@ class Fault:
 
 
 def kill(rank: int, *, at: str) -> Fault:
-    """The rank is killed at the point, by SIGKILL: it can't clean up.
+    """Kill the rank at the point with SIGKILL, so that it can't clean up.
 
     >>> from replicax import testing
     >>> testing.kill(0, at="saving").kind
@@ -64,7 +64,7 @@ def kill(rank: int, *, at: str) -> Fault:
 
 
 def stop(rank: int, *, at: str) -> Fault:
-    """The rank is stopped at the point, by SIGSTOP: it exists, but no thread of it runs.
+    """Stop the rank at the point with SIGSTOP: the process exists, but none of its threads run.
 
     `Workers.resume` lets it continue.
 
@@ -76,7 +76,7 @@ def stop(rank: int, *, at: str) -> Fault:
 
 
 def delay(rank: int, *, at: str, seconds: float) -> Fault:
-    """The thread of the rank that reaches the point sleeps there, and then continues.
+    """Make the thread that reaches the point sleep there, and then continue.
 
     >>> from replicax import testing
     >>> testing.delay(1, at="step 3", seconds=10).seconds
@@ -86,9 +86,9 @@ def delay(rank: int, *, at: str, seconds: float) -> Fault:
 
 
 def starve(rank: int, *, at: str) -> Fault:
-    """The thread of the rank that reaches the point waits there forever, as for data that never arrives.
+    """Make the thread that reaches the point wait forever, as if for data that never arrives.
 
-    In a dataset's generator, this simulates a stuck reader; the other threads of the rank continue.
+    In a dataset's generator, this simulates a stuck reader; the rank's other threads continue.
 
     >>> from replicax import testing
     >>> testing.starve(1, at="batch 7").kind
@@ -102,12 +102,12 @@ class Points:
     """The points that this process has reached, and the faults that wait there."""
 
     def __init__(self, notes: Path | None = None, faults: Iterable[Fault] = ()) -> None:
-        """Note points in a file, one in each line; None only looks for faults."""
+        """Record points in a file, one per line; without a file, only inject faults."""
         self._notes = notes
         self._faults = {fault.at: fault for fault in faults}
 
     def reach(self, name: str) -> None:
-        """Note the point; then let its fault happen."""
+        """Record the point, then inject its fault, if any."""
         if self._notes is not None:
             with self._notes.open("a") as file:
                 file.write(json.dumps(name) + "\n")
@@ -119,15 +119,15 @@ _points = Points()
 
 
 def use_points(points: Points) -> None:
-    """Let `point` of this process reach these."""
+    """Make `point` use these points in this process."""
     global _points
     _points = points
 
 
 def point(name: str) -> None:
-    """Name a point of the program, where faults can happen and which `Workers.wait_for` can wait for.
+    """Mark a point of the program, where faults can happen and which `Workers.wait_for` can wait for.
 
-    Any thread may call it. In a process that `replicax.testing` did not start, it does nothing.
+    Any thread may call this. In a process that `replicax.testing` did not start, it does nothing.
 
     >>> from replicax import testing
     >>> for step in range(2):
@@ -137,7 +137,7 @@ def point(name: str) -> None:
 
 
 def rank() -> int:
-    """The index of this worker, from TF_CONFIG; 0 in a process that is not one of several.
+    """The rank of this worker, from TF_CONFIG; 0 in a process that runs alone.
 
     >>> from replicax import testing
     >>> testing.rank()

@@ -20,7 +20,7 @@ class Files:
 
     @property
     def job(self) -> Path:
-        """What to do; the same for all workers."""
+        """The pickled `Job`, the same for all workers."""
         return self.folder / "job"
 
     @property
@@ -30,7 +30,7 @@ class Files:
 
     @property
     def report(self) -> Path:
-        """What the worker's function returned or raised."""
+        """The worker's `Report`: what its function returned or raised."""
         return self.folder / f"{self.rank}.report"
 
     @property

@@ -1,4 +1,4 @@
-"""What a worker is told to do: a function by its import path, its arguments, and faults."""
+"""`Job`: what a worker has to do, a function by its import path, its arguments, and faults."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ __all__ = ["Job", "pickle_call"]
 @final
 @dataclass(frozen=True)
 class Job:
-    """The same for all workers of a group.
+    """The job of all workers of a group.
 
     Args:
-        call: the pickled function, positional and keyword arguments.
-        faults: of all ranks.
-        main_file: the script that this process runs, if the function may be defined in it.
+        call: the pickled function, positional arguments and keyword arguments.
+        faults: the faults of all ranks.
+        main_file: the script that this process runs, if the function may be defined there.
     """
 
     call: bytes
@@ -33,7 +33,7 @@ class Job:
 def pickle_call(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None
 ) -> bytes:
-    """The call as bytes.
+    """Pickle a call.
 
     Raises:
         TypeError: the function can't be imported by its name, or an argument can't be pickled.

@@ -1,4 +1,4 @@
-"""What became of a worker, and how its result or error travels from its process to this one."""
+"""The outcome of a worker, and how its result or error gets from its process to this one."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ class Report:
 @final
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one worker.
+    """The outcome of one worker.
 
     Args:
         rank: the worker.
         status: the exit status of its process; negative for a signal.
         value: what its function returned.
-        error: what its function raised; None if it returned, or if the process ended before.
+        error: what its function raised; None if it returned, or if the process died first.
         traceback: the traceback of `error`, as text.
-        output: everything that the process printed, to standard output and error output.
+        output: everything that the process wrote to stdout and stderr.
         points: the points that it reached, in order.
         seconds: how long the process ran.
-        stopped: whether the process was still running at the end of the wait, and was killed then.
+        stopped: whether the process was still running at the timeout, and was killed.
 
     >>> from replicax import testing
     >>> testing.Outcome(rank=1, status=-9).failed
@@ -60,7 +60,7 @@ class Outcome:
 
     @property
     def failed(self) -> bool:
-        """Whether the function raised, or the process did not end with status 0."""
+        """Whether the function raised, or the process exited with another status than 0."""
         return self.status != 0 or self.error is not None
 
     def __str__(self) -> str:
@@ -71,13 +71,13 @@ class Outcome:
 
 
 def first_failure(outcomes: Sequence[Outcome]) -> Outcome | None:
-    """The rank that failed by itself before the others did; else one that was still running."""
+    """The first rank that failed on its own; otherwise one that was still running."""
     failed = [outcome for outcome in outcomes if outcome.failed]
     return min(failed, key=lambda outcome: (outcome.stopped, outcome.seconds), default=None)
 
 
 def describe_failure(outcomes: Sequence[Outcome], first: Outcome) -> str:
-    """What became of all ranks, what each of them printed, and the traceback of the first failure."""
+    """The outcome and output of every rank, and the traceback of the first failure."""
     parts = [str(first)]
     parts += [f"  {outcome}" for outcome in outcomes if outcome is not first]
     for outcome in outcomes:
@@ -88,14 +88,14 @@ def describe_failure(outcomes: Sequence[Outcome], first: Outcome) -> str:
 
 
 def write_report(path: Path, report: Report) -> None:
-    """Write the report completely, or not at all."""
+    """Write the report atomically."""
     unfinished = path.with_suffix(".unfinished")
     unfinished.write_bytes(_pickled(report))
     os.replace(unfinished, path)
 
 
 def read_report(path: Path) -> Report:
-    """The report; an empty one if the worker did not get so far."""
+    """Read the report; an empty one if the worker did not get that far."""
     return pickle.loads(path.read_bytes()) if path.exists() else Report()
 
 
@@ -103,7 +103,7 @@ def _pickled(report: Report) -> bytes:
     try:
         data = pickle.dumps(report)
         if report.error is not None:
-            pickle.loads(data)  # many exceptions can be pickled, but not unpickled
+            pickle.loads(data)  # many exceptions pickle fine but fail to unpickle
         return data
     except Exception as problem:
         return pickle.dumps(_without_its_objects(report, problem))

@@ -1,4 +1,4 @@
-"""`run` and `start`: a function on several workers."""
+"""`run` and `start`: call a function on several workers."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def run(
     timeout_seconds: float = 240.0,
     grace_seconds: float = 10.0,
 ) -> list[Any]:
-    """Call a function in several processes that form a cluster, and return what each of them returned.
+    """Call a function in several processes that form a cluster, and return their results.
 
     TF_CONFIG is set in each, so that `rx.MultiWorkerMirroredStrategy()` joins the others. They run on
-    virtual CPU devices and communicate on the loopback interface.
+    virtual CPU devices and communicate over the loopback interface.
 
     Args:
         function: defined at the top level of a module, which the workers import.
@@ -39,14 +39,14 @@ def run(
         devices_per_worker: the number of CPU devices of each.
         faults: what happens to which rank at which point.
         environment: environment variables of the workers, in addition to those of this process.
-        timeout_seconds: how long all of them may take together.
+        timeout_seconds: how long the whole run may take.
         grace_seconds: how long the others may continue after one has failed.
 
     Returns:
-        The results in the order of the ranks.
+        The results, by rank.
 
     Raises:
-        RunFailedError: a worker failed, or the time was up; the message has the traceback and what all
+        RunFailedError: a worker failed, or the run timed out; the message has the traceback and what all
             workers printed, and `outcomes` has the outcome of each.
         TypeError: the function or its arguments can't be sent to another process.
 
@@ -80,7 +80,7 @@ def start(
     faults: Iterable[Fault] = (),
     environment: Mapping[str, str] | None = None,
 ) -> Workers:
-    """Start workers as `run` does, and return at once, so that the test can act on them while they run.
+    """Start workers as `run` does and return at once, so that the test can act on them while they run.
 
     Args:
         function: defined at the top level of a module, which the workers import.

@@ -1,7 +1,7 @@
-"""The program of a worker. Its arguments are the folder of its group and its rank.
+"""The program of a worker; its arguments are the folder of its group and its rank.
 
-An exception leaves this program as it would leave a script, so that exit status, exception hooks and
-functions registered with `atexit` behave as they do for users.
+An exception propagates out of it as out of any script, so that exit status, exception hooks and `atexit`
+handlers behave as they do for users.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["main"]
 
 def main() -> None:
     """Call the function of the group's job, and report what it returned or raised."""
-    faulthandler.enable()  # a worker that is aborted prints the stacks of its threads
+    faulthandler.enable()  # print the stacks of all threads on an abort
     folder, rank = Path(sys.argv[1]), int(sys.argv[2])
     files = Files(folder, rank)
     try:
@@ -45,7 +45,7 @@ def _call(files: Files, rank: int) -> Any:
 
 
 def _load_main(file: str) -> None:
-    """Define what the parent's script defines, without running its `if __name__ == "__main__"`."""
+    """Import the parent's script, without running its `if __name__ == "__main__"` block."""
     names = runpy.run_path(file, run_name="__replicax_worker__")
     vars(sys.modules["__main__"]).update(
         (name, value) for name, value in names.items() if not name.startswith("__")

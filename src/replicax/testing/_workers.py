@@ -20,7 +20,7 @@ from replicax.testing._outcome import Outcome, read_report
 
 __all__ = ["Workers"]
 
-# The worker imports what this process would import.
+# The worker gets this process's `sys.path`.
 _PROGRAM = """\
 import json, sys
 sys.path[:] = json.loads(sys.argv.pop(1))
@@ -33,7 +33,7 @@ _SECONDS_TO_PRINT_STACKS = 2.0
 
 @final
 class Workers:
-    """Running workers; made by `start`. Leaving the `with` block kills those that still run.
+    """Running workers, returned by `start`. Leaving the `with` block kills those that still run.
 
     >>> from replicax import testing
     >>> with testing.start(testing.point, ("here",), num_workers=1) as workers:
@@ -50,7 +50,6 @@ class Workers:
         devices_per_worker: int,
         environment: Mapping[str, str],
     ) -> None:
-        """Start one process for each worker."""
         self._folder = tempfile.TemporaryDirectory(prefix="replicax-testing-", ignore_cleanup_errors=True)
         self._files = [Files(Path(self._folder.name), rank) for rank in range(num_workers)]
         self._guard = Guard()
@@ -86,24 +85,24 @@ class Workers:
         return len(self._processes)
 
     def is_running(self, rank: int) -> bool:
-        """Whether the worker's process exists; a stopped one does."""
+        """Whether the worker's process exists, even if it is stopped."""
         return self._process(rank).poll() is None
 
     def output(self, rank: int) -> str:
-        """What the worker has printed so far, to standard output and error output."""
+        """What the worker has written to stdout and stderr so far."""
         self._process(rank)
         return self._files[rank].read_output()
 
     def send(self, rank: int, number: int) -> None:
-        """Send the worker a signal, such as `signal.SIGTERM`; does nothing if it has ended."""
+        """Send the worker a signal, such as `signal.SIGTERM`; does nothing if it has exited."""
         self._process(rank).send(number)
 
     def kill(self, rank: int) -> None:
-        """End the worker with SIGKILL, so that it can't clean up."""
+        """Kill the worker with SIGKILL, so that it can't clean up."""
         self.send(rank, signal.SIGKILL)
 
     def stop(self, rank: int) -> None:
-        """Suspend the worker with SIGSTOP: it exists, but does not run."""
+        """Stop the worker with SIGSTOP: the process exists, but does not run."""
         self.send(rank, signal.SIGSTOP)
 
     def resume(self, rank: int) -> None:
@@ -120,7 +119,7 @@ class Workers:
 
         Raises:
             TimeoutError: it did not get there in time.
-            RuntimeError: it ended before.
+            RuntimeError: it exited before that.
         """
         process, files = self._process(rank), self._files[rank]
         deadline = time.monotonic() + timeout_seconds
@@ -139,14 +138,14 @@ class Workers:
             time.sleep(_POLL_SECONDS)
 
     def wait(self, timeout_seconds: float = 240.0, grace_seconds: float | None = None) -> list[Outcome]:
-        """Wait until all workers have ended, and kill those that have not ended in time.
+        """Wait until all workers have exited, and kill those that have not by the timeout.
 
         A worker that is killed because of the timeout first prints the Python stacks of its threads.
 
         Args:
             timeout_seconds: how long to wait for all.
-            grace_seconds: how long to wait for the others after one has failed; None waits until
-                the timeout.
+            grace_seconds: how long to wait for the others after one has failed; None waits until the
+                timeout.
 
         Returns:
             The outcome of each worker, in rank order.
