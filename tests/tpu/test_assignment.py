@@ -69,7 +69,7 @@ def test_tpu_cores_know_their_places(monkeypatch):
     topology = real_topology(monkeypatch, cores)
     assert topology.mesh_shape == (2, 2, 1, 2)
     assert topology.device_at([1, 0, 0, 1]) is cores[3]
-    with pytest.raises(DeviceError, match="coordinates of their own"):
+    with pytest.raises(DeviceError, match="TPU cores already have coordinates"):
         rx.Topology(cores, mesh_shape=[1, 2, 2, 2])
 
 

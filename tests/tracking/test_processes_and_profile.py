@@ -49,7 +49,7 @@ def test_profile_refuses_a_bad_folder_first(tmp_path, folder):
 
 def test_a_recording_that_can_not_be_written_does_not_stop_the_next(tmp_path):
     folder = tmp_path / "trace"
-    with pytest.raises(OSError, match="could not write its recording"), rx.profile(folder):
+    with pytest.raises(OSError, match="could not write the profile"), rx.profile(folder):
         folder.rmdir()
         folder.touch()
     with rx.profile(tmp_path / "other"):

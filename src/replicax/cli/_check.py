@@ -1,4 +1,4 @@
-"""A check of `python -m replicax doctor`, and its result."""
+"""`Check` and `Finding`: one check of `python -m replicax doctor`, and its outcome."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Literal, final
 
 __all__ = ["Check", "Finding", "Result", "failed", "passed", "run_check", "skipped"]
 
-# The packages of modules that a check imports; Replicax depends on all others.
+# Optional modules that checks import -> the package to install.
 _PACKAGES = {"optax": "optax", "orbax": "orbax-checkpoint"}
 
 Status = Literal["pass", "fail", "skipped"]
@@ -36,12 +36,10 @@ class Finding:
 
 
 def passed(detail: str, **numbers: float) -> Finding:
-    """The check succeeded."""
     return Finding("pass", detail, numbers=numbers)
 
 
 def failed(detail: str, advice: str) -> Finding:
-    """The check failed."""
     return Finding("fail", detail, advice)
 
 
@@ -58,8 +56,8 @@ class Check:
     Args:
         name: what is checked.
         find: runs the check; an exception is a failure.
-        limit_seconds: after this time the check counts as hanging.
-        advice: what to do if it raises or hangs.
+        limit_seconds: the timeout.
+        advice: what to do if it raises or times out.
     """
 
     name: str

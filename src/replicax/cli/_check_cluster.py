@@ -1,4 +1,4 @@
-"""The check of the cluster: which one is found, and how. It is not joined."""
+"""The cluster check: which cluster is detected, and how. It does not join the cluster."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["check_cluster"]
 
 
 def check_cluster() -> Finding:
-    """Whether `MultiWorkerMirroredStrategy()` finds a cluster here, and which task this process is."""
+    """Check whether `MultiWorkerMirroredStrategy()` would find a cluster, and which task this is."""
     resolver = detect_cluster(auto_set_gpu=False)
     place = None if resolver is None else find_place(resolver)
     if resolver is None or place is None:
@@ -21,7 +21,7 @@ def check_cluster() -> Finding:
     if unknown and len(place.tasks) > 1:
         return failed(
             f"{_described(resolver, place)}. The host of {', '.join(unknown)} can't be resolved",
-            "Check the host names, and the name resolution of this machine.",
+            "Check the host names, and this machine's DNS settings.",
         )
     return passed(_described(resolver, place))
 
@@ -39,10 +39,10 @@ def _alone(resolver: ClusterResolver | None) -> Finding:
     for names, reason, advice in _DOUBTFUL:
         if all(name in os.environ for name in names):
             return skipped(f"{reason}: this process runs alone", advice)
-    return skipped("no TF_CONFIG, and no launcher of several processes: this process runs alone")
+    return skipped("no TF_CONFIG and no multi-process launcher: this process runs alone")
 
 
-# Environments that may be a cluster, but where a strategy needs to be told.
+# Environments that may be a cluster, but that a strategy does not detect by itself.
 _DOUBTFUL = (
     (
         ("RANK", "WORLD_SIZE", "MASTER_ADDR"),

@@ -1,4 +1,4 @@
-"""Checks that compute: collectives, training with every strategy, a checkpoint, the input."""
+"""Checks that compute something: collectives, training with every strategy, a checkpoint, input."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _REPORT = "Report this with the output of `python -m replicax doctor`."
 
 
 def computing_checks() -> list[Check]:
-    """All-reduces, training steps, a checkpoint, input; all of them need devices."""
+    """The checks of all-reduces, training, checkpoints and input, all of which need devices."""
     drivers = "Check drivers and the links between devices; NCCL_DEBUG=INFO prints more on GPUs."
     checks = [
         Check(f"all-reduce {dtype}", functools.partial(_check_all_reduce, dtype), 45, drivers)
@@ -72,7 +72,7 @@ def _check_all_reduce(dtype: str) -> Finding:
 
 
 def _all_reduce(strategy: rx.Strategy, dtype: str, num_bytes: int, num_times: int) -> tuple[bool, float]:
-    """Whether the sum is wrong, and the shortest time of an all-reduce."""
+    """Whether the sum is wrong, and the best time of an all-reduce."""
     size = num_bytes // jnp.dtype(dtype).itemsize
 
     def numbers(context: Any) -> Any:
@@ -98,8 +98,8 @@ def _seconds(step: Callable[[Any], Any], values: Any) -> float:
     return time.perf_counter() - began
 
 
-# Training: three steps with 30 examples each, which do not divide evenly by most numbers of replicas.
-# Replicas add in another order than one device, so the weights agree only up to rounding.
+# Training: three steps of 30 examples each, which most numbers of replicas do not divide. Replicas sum in
+# another order than one device, so the weights agree only up to rounding.
 
 _TOLERANCE = 1e-5
 _NUM_STEPS, _NUM_EXAMPLES, _LEARNING_RATE = 3, 30, 0.1
@@ -130,14 +130,14 @@ def _check_training(make: Callable[[], rx.Strategy]) -> Finding:
     if not difference <= _TOLERANCE:  # "not", so that NaN fails
         return failed(f"{where}: weights differ by {difference:.1e} from plain JAX on one device", _REPORT)
     return passed(
-        f"{where}: weights equal those of plain JAX on one device to {difference:.0e}",
+        f"{where}: weights match plain JAX on one device to {difference:.0e}",
         replicas=count,
         difference=difference,
     )
 
 
 def _why_not_alone() -> str:
-    """Why the strategy for several workers is not checked; "" if this process is the only worker."""
+    """Why MultiWorkerMirroredStrategy is not checked; "" if this process is the only worker."""
     if not os.environ.get("TF_CONFIG"):
         return ""
     try:
@@ -146,7 +146,7 @@ def _why_not_alone() -> str:
         return "TF_CONFIG has an invalid cluster: see its check"
     if place is None or len(place.tasks) == 1:
         return ""
-    return f"TF_CONFIG has {len(place.tasks)} workers, and this one would wait for the others"
+    return f"TF_CONFIG has {len(place.tasks)} workers, so this one would wait for the others"
 
 
 def _examples() -> tuple[np.ndarray, np.ndarray]:

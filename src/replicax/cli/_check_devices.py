@@ -1,4 +1,4 @@
-"""Checks of the devices, the threads of virtual CPU devices, and what they belong to."""
+"""Checks of the devices, the thread pool of virtual CPU devices, the cluster and TPUs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TPU_VARIABLES = ("TPU_NAME", "TPU_WORKER_ID", "TPU_WORKER_HOSTNAMES")
 
 
 def request_cpu_devices() -> None:
-    """Make the CPU act as several devices, unless the environment sets their number."""
+    """Split the CPU into several virtual devices, unless the environment sets their number."""
     flags = os.environ.get("XLA_FLAGS", "")
     if jax.config.values["jax_num_cpu_devices"] < 0 and "host_platform_device_count" not in flags:
         set_cpu_devices(_NUM_CPU_DEVICES)
@@ -42,7 +42,7 @@ def device_checks() -> list[Check]:
 
 
 def with_devices(find: Callable[[], Finding]) -> Callable[[], Finding]:
-    """A check that needs devices: fails without them and refers to the check of the devices."""
+    """Wrap a check that needs devices: without any, it fails and refers to the device check."""
 
     def find_with_devices() -> Finding:
         try:

@@ -1,4 +1,4 @@
-"""Checks of the installed packages. The required versions come from the metadata of Replicax."""
+"""Checks of the installed packages, against the versions in Replicax's own metadata."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def package_checks() -> list[Check]:
 
 
 def _requirements() -> dict[str, dict[str, str]]:
-    """The packages that Replicax needs, with their minimum versions, by extra; "" for the required ones."""
+    """Extra -> package -> minimum version; the extra "" has the required packages."""
     by_extra: dict[str, dict[str, str]] = defaultdict(dict)
     for requirement in metadata.requires("replicax") or ():
         if match := _REQUIREMENT.match(requirement):
@@ -98,6 +98,6 @@ def _installed(name: str) -> str | None:
 
 
 def _as_numbers(version: str) -> tuple[int, ...]:
-    """The leading numbers: "0.10.2.dev3" is (0, 10, 2)."""
+    """The leading numbers of a version: "0.10.2.dev3" becomes (0, 10, 2)."""
     match = re.match(r"\d+(\.\d+)*", version)
     return tuple(map(int, match.group().split("."))) if match else ()

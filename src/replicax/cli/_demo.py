@@ -1,8 +1,8 @@
-"""`python -m replicax demo`: train a classifier of handwritten digits on all devices.
+"""`python -m replicax demo`: trains a classifier of handwritten digits on all devices.
 
-The training program is `Trainer`. The first one trains half of the steps and saves a checkpoint. Then
-everything is discarded and created again, and the second one continues from the checkpoint, as after a
-crash. Its initial weights are different on purpose, so that its accuracy can come only from the checkpoint.
+A first `Trainer` runs half of the steps and saves a checkpoint. Then everything is discarded, and a second
+`Trainer` continues from the checkpoint, as after a crash. It starts with different initial weights on
+purpose, so that its accuracy can only come from the checkpoint.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DemoOptions", "run_demo"]
 
-LARGEST_BATCH = 64  # of all replicas together
+LARGEST_BATCH = 64  # the global batch size
 NUM_CPU_DEVICES = 4
 WANTED_ACCURACY = 0.97
 PROFILED_STEPS = range(10, 20)
@@ -83,7 +83,7 @@ def run_demo(options: DemoOptions) -> int:
 
 
 def make_strategy(options: DemoOptions) -> rx.Strategy:
-    """The chosen strategy, on the accelerators or else on virtual CPU devices.
+    """Create the chosen strategy, on the accelerators or, without any, on virtual CPU devices.
 
     Raises:
         DeviceError: there are fewer devices than replicas.
@@ -118,11 +118,11 @@ class _Demo:
         self.console = console
         self.folder = folder
         self.digits, self.test_digits = load_digits()
-        # Equal parts for all replicas, which share one program.
+        # The same number of rows for all replicas, so that they share one program.
         self.batch_size = LARGEST_BATCH // num_replicas * num_replicas
         self.num_steps = options.num_epochs * len(self.digits) // self.batch_size
         self.progress = Progress(console, self.num_steps, self.batch_size)
-        self.num_examples = np.zeros(0, int)  # of each replica
+        self.num_examples = np.zeros(0, int)  # per replica
 
     def introduce(self, strategy: rx.Strategy) -> None:
         """Print what will happen, and on which devices."""
@@ -139,7 +139,7 @@ class _Demo:
 
     def make_trainer(self, strategy: rx.Strategy, seed: int) -> Trainer:
         """A new model with its optimizer and its input."""
-        from replicax.cli._trainer import Trainer  # here, after the check for its packages
+        from replicax.cli._trainer import Trainer  # only after checking for the packages it imports
 
         return Trainer(
             strategy,

@@ -1,4 +1,4 @@
-"""JAX's devices, for commands that report in one line why JAX has none."""
+"""JAX's devices, or a one-line reason why JAX has none."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ INSTALL_JAX = f"Install the JAX that fits your hardware: {_PAGE}"
 
 @final
 class NoDevicesError(DeviceError):
-    """JAX has no devices: the problem, and what to do about it."""
+    """JAX has no devices; the message says why and what to do."""
 
     def __init__(self, detail: str, advice: str) -> None:
-        """Store both, and combine them into the message."""
         super().__init__(f"{detail}. {advice}")
         self.detail = detail
         self.advice = advice
@@ -34,7 +33,7 @@ def all_devices() -> list[Device]:
     """
     try:
         return resolve_devices()
-    except (AssertionError, RuntimeError) as error:  # JAX uses `assert` if it finds no device
+    except (AssertionError, RuntimeError) as error:  # JAX asserts that there is a device
         said = f": {' '.join(str(error).split()).removesuffix('.')}" if str(error) else ""
         if chosen := os.environ.get("JAX_PLATFORMS"):
             raise NoDevicesError(

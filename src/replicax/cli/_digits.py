@@ -1,7 +1,7 @@
-"""The demo's digits and the network that learns them, in plain NumPy and JAX.
+"""The demo's data and model, in plain NumPy and JAX.
 
-The digits are 1797 scans of 8 x 8 pixels that come with scikit-learn. The network has two convolutions and
-two dense layers; it is a pure function of its weights.
+The data are scikit-learn's 1797 scans of handwritten digits, 8 x 8 pixels each. The model has two
+convolutions and two dense layers and is a pure function of its weights.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def load_digits() -> tuple[Digits, Digits]:
 
 
 def moved(key: Any, image: Any) -> jax.Array:
-    """The image, shifted at random by up to a pixel in each direction, as data augmentation."""
+    """Augment an image: shift it at random by up to one pixel in each direction."""
     padded = jnp.pad(image, ((1, 1), (1, 1), (0, 0)))
     row, column = jax.random.randint(key, (2,), 0, 3)
     return jax.lax.dynamic_slice(padded, (row, column, 0), image.shape)

@@ -1,8 +1,8 @@
-"""`python -m replicax doctor`: does Replicax work on this machine?
+"""`python -m replicax doctor`: checks that Replicax works on this machine.
 
-The checks run in a second process, the *patient*, because a collective that hangs can't be interrupted, and
-a broken driver may end the process that uses it. This process waits for each result up to the check's time
-limit. Without a result the check has failed, and a new patient continues with the next check.
+The checks run in a second process, the *patient*, because a hanging collective can't be interrupted, and a
+broken driver may crash the process that uses it. This process waits for each result up to the check's
+timeout. If there is none, the check has failed, and a new patient continues with the next one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from replicax.cli._remaining import RemainingTime, StatusLine
 
 __all__ = ["examine", "run_doctor"]
 
-_START_SECONDS = 60.0  # to import JAX, perhaps from a slow disk
+_START_SECONDS = 60.0  # for importing JAX, perhaps from a slow disk
 _COLORS = {"pass": "32", "fail": "1;31", "skipped": "33"}
 _NAME_WIDTH = 38
 
@@ -62,7 +62,7 @@ def run_doctor(*, as_json: bool = False, only: Sequence[str] = ()) -> int:
 
 
 def _with_status(checks: Sequence[Check]) -> Iterator[Result]:
-    """The results; while a check runs, a terminal shows which one, and how long all will take."""
+    """Yield the results; meanwhile a terminal shows the current check and the remaining time."""
     status, remaining = StatusLine(sys.stderr), RemainingTime(len(checks))
     status.show(f"{checks[0].name} (check 1 of {len(checks)})")
     remaining(0)
@@ -96,11 +96,11 @@ def _print_result(result: Result) -> None:
 
 
 def examine(checks: Sequence[Check], command: Sequence[str] | None = None) -> Iterator[Result]:
-    """Yield the result of each check, within its time limit.
+    """Yield the result of each check, within its timeout.
 
     Args:
         checks: the checks to run.
-        command: starts a patient; the names of checks are added as arguments.
+        command: the command that starts a patient, without the names of the checks.
     """
     command = command or [sys.executable, "-m", "replicax.cli._patient"]
     remaining = list(checks)
@@ -143,7 +143,7 @@ def _read_lines(stream: IO[str], put: Callable[[str], None]) -> None:
 
 @final
 class _Patient:
-    """The process that runs the checks in order. It prints a line when it is ready and for each result."""
+    """The process that runs the checks. It prints one line when it is ready and one per result."""
 
     def __init__(self, process: subprocess.Popen[str], lines: queue.Queue[str], messages: IO[str]) -> None:
         self._process = process
@@ -152,7 +152,7 @@ class _Patient:
         self._started = False
 
     def result_of(self, check: Check) -> Result | None:
-        """The result of the next check; None if it did not arrive in time or the process has ended."""
+        """The result of the next check; None if the check timed out or the process died."""
         try:
             if not self._started:
                 self._started = bool(self._lines.get(timeout=_START_SECONDS))
@@ -170,9 +170,9 @@ class _Patient:
             limit = check.limit_seconds if self._started else _START_SECONDS
             detail = f"did not finish within {limit:g} s"
         elif status < 0:
-            detail = f"the process that ran it was ended by {signal.Signals(-status).name}"
+            detail = f"the process that ran it was killed by {signal.Signals(-status).name}"
         else:
-            detail = f"the process that ran it ended with status {status}"
+            detail = f"the process that ran it exited with status {status}"
         self._messages.seek(0)
         last = self._messages.read().strip().rpartition("\n")[2]
         advice = check.advice or "Report this with the output of `python -m replicax doctor`."

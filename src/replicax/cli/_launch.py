@@ -1,4 +1,4 @@
-"""`python -m replicax launch`: its options, and the mistakes that they are checked for."""
+"""`python -m replicax launch`: its options and their validation."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ python -m replicax launch --workers N [options] script.py [arguments of the scri
        python -m replicax launch --workers N [options] -m module [arguments of the module ...]"""
 
 _EPILOG = """\
-exit status: 0 if all workers succeeded; else that of the worker that failed first, 128 + n if signal n
-ended it; 2 if nothing was started. Ctrl-C and SIGTERM are passed on to the workers, and a second Ctrl-C
-kills them.
+exit status: 0 if all workers succeeded; otherwise that of the worker that failed first, or 128 + n if
+signal n killed it; 2 if nothing was started. Ctrl-C and SIGTERM are forwarded to the workers; a second
+Ctrl-C kills them.
 
-While the workers run, the file LOG_DIR/workers has their number. Write another one to restart with it:
+The file LOG_DIR/workers has the number of workers. Write another number to restart with that many:
   echo 2 > LOG_DIR/workers
 """
 
@@ -32,9 +32,9 @@ def add_launch(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = commands.add_parser(
         "launch",
         help="run a program on several workers on this machine, and restart them after a failure",
-        description="Start N processes of a program on this machine as one cluster: TF_CONFIG and the "
-        "devices of each are set, so that `rx.MultiWorkerMirroredStrategy()` joins the others. Output is "
-        "shown with the worker's rank, and no process is left behind.",
+        description="Run a program in N processes on this machine, as one cluster. Each gets TF_CONFIG and "
+        "its devices, so that `rx.MultiWorkerMirroredStrategy()` joins the others. Output is prefixed with "
+        "the worker's rank, and no process is left behind.",
         usage=_USAGE,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -45,29 +45,28 @@ def add_launch(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--devices-per-worker",
         type=positive,
         metavar="M",
-        help="GPUs of each worker, or virtual CPU devices without GPUs; by default all GPUs are divided "
-        "evenly, or each worker has one CPU device",
+        help="GPUs per worker, or virtual CPU devices on a machine without GPUs; by default the GPUs are "
+        "divided evenly, or each worker gets one CPU device",
     )
     parser.add_argument(
         "--max-restarts",
         type=_natural,
         metavar="R",
         default=0,
-        help="how often all workers are started again after one has failed; the program resumes from its "
+        help="how often to restart all workers after one has failed; the program resumes from its "
         "checkpoint (default: 0)",
     )
     parser.add_argument(
         "--min-workers",
         type=positive,
         metavar="K",
-        help="a worker that fails twice in a row is left out at a restart while K workers remain "
-        "(default: N)",
+        help="drop a worker that fails twice in a row, as long as K workers remain (default: N)",
     )
     parser.add_argument(
         "--log-dir",
         type=Path,
         metavar="DIR",
-        help="folder for one log per worker, and for compiled programs if there are restarts (default: a "
+        help="folder for the workers' logs, and for compiled programs if there are restarts (default: a "
         "temporary folder, which is kept)",
     )
     parser.add_argument(
@@ -75,7 +74,7 @@ def add_launch(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         type=_seconds,
         metavar="SECONDS",
         default=30.0,
-        help="how long workers may take to end after Ctrl-C or SIGTERM (default: 30)",
+        help="how long workers may take to exit after Ctrl-C or SIGTERM (default: 30)",
     )
     parser.add_argument(
         "--force", action="store_true", help="start workers even as part of a Slurm, Kubernetes or Ray job"

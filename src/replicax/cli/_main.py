@@ -2,8 +2,8 @@
 
 Exit status: 0 for success; 1 if a check failed or the demo's accuracy is too low; 2 if the command could
 not run because of a bad argument, a missing package or device, or a folder that is not writable; 130 if it
-was interrupted; 141 if its output was closed early, as by `| head`. `launch` returns the
-status of its workers.
+was interrupted; 141 if its output was closed early, as by `| head`. `launch` returns the status of its
+workers.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from replicax.errors import CheckpointError, ContextError, DeviceError
 
 __all__ = ["main"]
 
-_MOST_REPLICAS = 64  # one example each; virtual CPU devices take memory and threads
+_MOST_REPLICAS = 64  # one example each; more virtual CPU devices would take too many threads
 
 _EPILOG = """\
 first steps:
   python -m replicax doctor     check this machine: packages, devices, collectives, training
   python -m replicax demo       train a small classifier on all devices in half a minute
   python -m replicax launch --workers 2 train.py     run a program on two workers
-  python -m replicax report train.py     say why its steps are not faster
+  python -m replicax report train.py     find out why its steps are not faster
 
 documentation: docs/ in the source, and help(replicax)
 """
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command.
 
     Args:
-        arguments: the command line without the program's name; None is `sys.argv[1:]`.
+        arguments: the command line without the program's name; None means `sys.argv[1:]`.
 
     Returns:
         The exit status.
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _write_nowhere() -> None:
-    """Discard the remaining output, which Python would otherwise report an error about when it exits."""
+    """Discard the remaining output, so that Python does not report an error about it at exit."""
     with contextlib.suppress(OSError):  # stdout may have no file descriptor
         nowhere = os.open(os.devnull, os.O_WRONLY)
         try:
@@ -115,8 +115,8 @@ def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     demo = commands.add_parser(
         "demo",
         help="train a small image classifier on all devices, stop, resume, and draw a picture",
-        description="Train a classifier of handwritten digits on all GPUs, or on a CPU that acts as "
-        "several devices; stop in the middle and resume from a checkpoint; draw a picture.",
+        description="Train a classifier of handwritten digits on all GPUs or on virtual CPU devices, stop "
+        "in the middle, resume from a checkpoint, and draw a picture.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     demo.add_argument(

@@ -1,4 +1,4 @@
-"""Cluster managers that start processes themselves, and what to run there instead of `launch`."""
+"""Recognises cluster managers, which start processes themselves; says what to run instead of `launch`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["explain_manager"]
 _SLURM = """\
 this is a Slurm job with several tasks, and Slurm starts processes itself. Run
     srun --ntasks-per-node=1 python {program}
-and make the strategy with `rx.MultiWorkerMirroredStrategy(SlurmClusterResolver())`."""
+and create the strategy with `rx.MultiWorkerMirroredStrategy(SlurmClusterResolver())`."""
 
 _KUBERNETES = """\
 this is a pod of a Kubernetes Job, which starts one pod for each worker itself. Let the pods run
@@ -23,7 +23,7 @@ from the driver."""
 
 
 def explain_manager(environment: Mapping[str, str], program: str) -> str | None:
-    """What to run instead, if a cluster manager started this process as one of several; else None."""
+    """What to run instead, if a cluster manager started this process as one of several; otherwise None."""
     if "SLURM_JOB_ID" in environment and _more_than_one(environment, "SLURM_NTASKS", "SLURM_JOB_NUM_NODES"):
         return _SLURM.format(program=program)
     if "KUBERNETES_SERVICE_HOST" in environment and "JOB_COMPLETION_INDEX" in environment:

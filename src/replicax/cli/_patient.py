@@ -1,7 +1,7 @@
-"""The process in which the checks of `python -m replicax doctor` run: `python -m replicax.cli._patient`.
+"""The process that runs the checks of `python -m replicax doctor`: `python -m replicax.cli._patient`.
 
-Its arguments are the names of checks. It prints a line when it is ready, and then a line of JSON for each
-result. Output of libraries goes to standard error.
+Its arguments are the names of the checks. It prints one line when it is ready, then one line of JSON per
+result. What libraries print goes to stderr.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The demo's picture: the training on the left, test digits with predictions on the right."""
+"""The demo's picture: the training curves on the left, test digits with predictions on the right."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def draw_picture(
     Args:
         path: the file.
         strategy: its name.
-        history: the course of the training.
-        shares: the number of examples of each device.
+        history: the metrics of the training run.
+        shares: the number of examples that each device processed.
         digits: the test digits.
         predictions: the model's predictions for them.
     """
     import matplotlib
-    from matplotlib.figure import Figure  # not pyplot, which needs a display backend
+    from matplotlib.figure import Figure  # not pyplot, which may need a display
 
     with matplotlib.rc_context(_STYLE):
         figure: Any = Figure(figsize=(12, 5.6), dpi=110, layout="constrained")
@@ -97,7 +97,7 @@ def _draw_training(figure: Any, history: History, shares: Mapping[str, int]) -> 
 
 
 def _draw_shares(axes: Any, shares: Mapping[str, int]) -> None:
-    """One bar, with a part for each device."""
+    """A stacked bar with one part per device."""
     start, fits = 0, len(shares) <= 8
     for i, (device, count) in enumerate(shares.items()):
         axes.barh(0, count, left=start, color=_SHADES[i % len(_SHADES)], edgecolor="white")
@@ -111,7 +111,7 @@ def _draw_shares(axes: Any, shares: Mapping[str, int]) -> None:
 
 
 def _smoothed(numbers: list[float]) -> np.ndarray:
-    """A running mean of the logarithms."""
+    """A running geometric mean."""
     width = min(_SMOOTHED_STEPS, len(numbers))
     logs = np.log(np.maximum(numbers, 1e-7))
     padded = np.concatenate([np.repeat(logs[:1], width - 1), logs])
@@ -119,7 +119,7 @@ def _smoothed(numbers: list[float]) -> np.ndarray:
 
 
 def _draw_digits(figure: Any, digits: Digits, predictions: np.ndarray) -> None:
-    """A grid of test digits: first those that the model gets wrong, then others."""
+    """A grid of test digits, misclassified ones first."""
     wrong = np.flatnonzero(predictions != digits.labels)
     right = np.flatnonzero(predictions == digits.labels)
     shown = np.concatenate([wrong, right])[: _ROWS * _COLUMNS]

@@ -1,4 +1,4 @@
-"""A program on the command line, with its own arguments after those of the command."""
+"""Commands that run a program: splits their own arguments from the program and its arguments."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OPTIONS_WITH_VALUE = {
 
 
 def split_program(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The arguments of a command, and the program with its arguments if the command runs one.
+    """Split a command line into the command's own arguments, and the program with its arguments.
 
     >>> from replicax.cli._program import split_program
     >>> split_program(["launch", "--workers", "2", "train.py", "--workers", "8"])
@@ -41,10 +41,10 @@ def split_program(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def checked_program(options: argparse.Namespace) -> list[str]:
-    """The program of a command; ends the command if there is none."""
+    """The program of a command; exits with an error if there is none."""
     program: list[str] = options.program
     if not program:
-        options.fail("no program: write the script, or -m and a module, after the options")
+        options.fail("no program: pass a script, or -m and a module, after the options")
     if program[0] == "-m":
         _check_module(options, program[1:])
     elif not Path(program[0]).exists():
@@ -64,7 +64,7 @@ def _check_module(options: argparse.Namespace, rest: list[str]) -> None:
 
 
 def positive(text: str) -> int:
-    """An integer, 1 or more, as the type of an argument."""
+    """The argparse type of an integer, 1 or more."""
     number = int(text) if text.isdecimal() else 0
     if number < 1:
         raise argparse.ArgumentTypeError(f"expected an integer, 1 or more, got {text!r}")

@@ -1,7 +1,7 @@
-"""The progress of the demo's training: a live bar on a terminal, plain lines elsewhere, and its history.
+"""The demo's progress: a live bar on a terminal, plain lines elsewhere, and the history of the metrics.
 
-`Progress` is a writer for `rx.Tracker`. It gets the metrics of every step with some delay and for several
-steps at once, because the tracker does not make the devices wait.
+`Progress` is a writer for `rx.Tracker`. It gets metrics with a delay and for several steps at once, because
+the tracker does not make the devices wait.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["History", "Progress"]
 
 _SMOOTHED_STEPS = 20
-_RATE_SECONDS = 0.25  # each point of the throughput is measured over this long
+_RATE_SECONDS = 0.25  # the interval over which throughput is measured
 _LINE_SECONDS = 2.0
 _TEXT_WIDTH = 90  # without the bar
 
@@ -29,7 +29,7 @@ _TEXT_WIDTH = 90  # without the bar
 @final
 @dataclass
 class History:
-    """The metrics of every step, and the throughput from time to time."""
+    """The metrics of every step, and samples of the throughput."""
 
     steps: list[int] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
@@ -46,11 +46,11 @@ class Progress:
     Args:
         console: where to show them.
         num_steps: the number of steps.
-        batch_size: the number of examples of a step.
+        batch_size: the number of examples per step.
     """
 
     def __init__(self, console: Console, num_steps: int, batch_size: int) -> None:
-        """Prepare; nothing is shown before `training`."""
+        """Nothing is shown before `training`."""
         self.history = History()
         self._console = console
         self._num_steps = num_steps
@@ -92,7 +92,7 @@ class Progress:
 
     def _measure_rate(self, step: int) -> None:
         now = time.perf_counter()
-        if self._rate_step is None:  # start after the first step, which was compiled
+        if self._rate_step is None:  # skip the first step, which includes compilation
             self._rate_step, self._rate_time = step, now
             self._line_time = now
         elif now - self._rate_time >= _RATE_SECONDS:

@@ -10,7 +10,7 @@ __all__ = ["RemainingTime", "StatusLine", "duration"]
 
 
 def duration(seconds: float) -> str:
-    """A duration in words, rounded to what matters.
+    """A duration as text, rounded.
 
     >>> from replicax.cli._remaining import duration
     >>> duration(3.4), duration(95), duration(7300)
@@ -24,7 +24,7 @@ def duration(seconds: float) -> str:
 
 @final
 class RemainingTime:
-    """Estimates the remaining time from what was done since the first call.
+    """Estimates the remaining time from the progress since the first call.
 
     Args:
         total: how much there is to do.
@@ -42,7 +42,7 @@ class RemainingTime:
         self._start: tuple[float, int] | None = None
 
     def __call__(self, done: int) -> str:
-        """The remaining time when so much is done; empty as long as nothing is known."""
+        """The remaining time, as text; empty until there is an estimate."""
         now = self._clock()
         if self._start is None:
             self._start = now, done

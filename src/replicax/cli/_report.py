@@ -1,4 +1,4 @@
-"""`python -m replicax report`: profiles some steps of a program, and says where their time goes."""
+"""`python -m replicax report`: profiles some steps of a program and says where their time goes."""
 
 from __future__ import annotations
 
@@ -24,34 +24,34 @@ python -m replicax report [options] script.py [arguments of the script ...]
        python -m replicax report [options] -m module [arguments of the module ...]"""
 
 _EPILOG = """\
-The step is the first function made by rx.function that is called often enough. N steps are recorded, and N
-more are measured without the profiler; then the program is stopped, unless --keep-going is given.
+The step is the first function made by rx.function that is called often enough. N steps are profiled, and N
+more are timed without the profiler; then the program is stopped, unless --keep-going is given.
 
 exit status: 0; 1 if the program failed; 2 if nothing was recorded.
 """
 
 
 class _EnoughStepsError(BaseException):
-    """Ends the program. Not an `Exception`, so that the program does not catch it."""
+    """Stops the program; not an `Exception`, so that the program does not catch it."""
 
 
 def add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command."""
     parser = commands.add_parser(
         "report",
-        help="run a training program for some steps and say why they are not faster",
-        description="Run a program, take a profile of some of its steps, and split their time into waiting "
-        "for input, host, compilation, imbalance between replicas, collectives and computation.",
+        help="profile some steps of a training program and find out why they are not faster",
+        description="Run a program, profile some of its steps, and split their time into input wait, host, "
+        "compilation, imbalance between replicas, collectives and computation.",
         usage=_USAGE,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument(
-        "--steps", type=positive, metavar="N", default=20, help="number of steps to record (default: 20)"
+        "--steps", type=positive, metavar="N", default=20, help="number of steps to profile (default: 20)"
     )
     parser.add_argument(
-        "--warmup", type=positive, metavar="N", default=3, help="number of steps before these (default: 3)"
+        "--warmup", type=positive, metavar="N", default=3, help="number of steps to skip first (default: 3)"
     )
     parser.add_argument(
         "--output",
@@ -61,7 +61,7 @@ def add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="the page for a browser (default: replicax_report.html)",
     )
     parser.add_argument("--keep-going", action="store_true", help="let the program run to its end")
-    parser.add_argument("--no-compare", action="store_true", help="do not measure the step on one device")
+    parser.add_argument("--no-compare", action="store_true", help="do not time the step on one device")
     parser.set_defaults(run=_run, fail=parser.error)
 
 
@@ -89,7 +89,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 class _Progress:
-    """Prints every few seconds how many steps are done; the program prints lines of its own in between."""
+    """Prints every few seconds how many steps are done, in lines between the program's own output."""
 
     def __init__(self, total: int) -> None:
         self._total, self._remaining = total, RemainingTime(total)
@@ -103,7 +103,7 @@ class _Progress:
 
 
 def _check_folder(output: Path) -> None:
-    """Raise now, rather than after the training, if the page can't be written."""
+    """Raise before the program runs if the page can't be written."""
     output.parent.mkdir(parents=True, exist_ok=True)
     if not os.access(output.parent, os.W_OK):
         raise PermissionError(f"can't write {output}: the folder is not writable")
@@ -123,7 +123,7 @@ def _run_program(program: list[str]) -> None:
 
 @contextlib.contextmanager
 def _arguments(program: list[str]) -> Iterator[None]:
-    """A `with` block in which the program finds its arguments, and the modules beside it."""
+    """A `with` block with `sys.argv` and `sys.path` as Python sets them up for the program."""
     module = program[0] == "-m"
     before = sys.argv, sys.path
     sys.argv = program[1:] if module else program

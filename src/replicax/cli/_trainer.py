@@ -24,12 +24,12 @@ class Trainer:
     """Trains, tests and saves a classifier of digits, and resumes from a checkpoint.
 
     Args:
-        strategy: where and how to compute.
+        strategy: the strategy to train with.
         digits: the training data.
-        num_epochs: the number of passes over them.
-        batch_size: the number of examples of a step, over all replicas.
-        folder: for checkpoints.
-        seed: for the initial weights.
+        num_epochs: the number of passes over the data.
+        batch_size: the global batch size.
+        folder: the folder for checkpoints.
+        seed: the seed of the initial weights.
     """
 
     def __init__(
@@ -42,7 +42,6 @@ class Trainer:
         folder: str | os.PathLike[str],
         seed: int,
     ) -> None:
-        """Create the model, the optimizer and the input."""
         self.strategy = strategy
         with strategy.scope():
             self.weights = rx.create_variables(initial_weights(seed))
@@ -57,7 +56,7 @@ class Trainer:
         checkpoint = rx.Checkpoint(weights=self.weights, optimizer=self.optimizer, batches=self.batches)
         self.checkpoints = rx.CheckpointManager(checkpoint, folder)
         self.step = 0
-        self.num_examples = np.zeros(strategy.num_replicas_in_sync, int)  # of each replica
+        self.num_examples = np.zeros(strategy.num_replicas_in_sync, int)  # per replica
 
     def train(self, until_step: int, tracker: rx.Tracker) -> None:
         """Train up to a step and wait until it is computed."""
@@ -78,7 +77,7 @@ class Trainer:
         return self.strategy.reduce("SUM", losses, axis=None), self.strategy.reduce("MEAN", hits, axis=0)
 
     def _replica_step(self, indices: Any, images: Any, labels: Any) -> Any:
-        # A key for each example and step: the same random numbers for any number of replicas.
+        # One key per example and step: the random numbers do not depend on the number of replicas.
         key = jax.random.fold_in(jax.random.key(0), self.optimizer.iterations.read_value())
         images = jax.vmap(moved)(rx.example_keys(key, indices), images)
 

@@ -1,6 +1,6 @@
 """TPUs: the grid of their cores, and which cores make up which replica.
 
-Finding and initializing a TPU is in `replicax.cluster`, training on it in `replicax.TPUStrategy`.
+`replicax.cluster` finds and initializes a TPU; `replicax.TPUStrategy` trains on it.
 """
 
 from replicax.tpu._assignment import DeviceAssignment

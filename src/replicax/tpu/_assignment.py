@@ -1,7 +1,7 @@
 """`DeviceAssignment`: which cores of a `Topology` make up which replica.
 
-A replica that computes on several cores should have neighbouring ones. An assignment therefore takes a box
-of cores and places one copy of it in the grid for each replica, in row-major order:
+A replica with several cores should get adjacent ones, so an assignment tiles the grid with boxes of cores,
+one box for each replica, in row-major order:
 
     topology [1, 2, 2, 2]    box [1, 1, 1, 2]    4 replicas of 2 logical devices
                              box [1, 2, 2, 2]    1 replica  of 8
@@ -27,17 +27,16 @@ _ONES = (1,) * RANK
 
 @final
 class DeviceAssignment:
-    """Which cores of a topology make up which replica; an argument of `TPUStrategy`. Create it with
-    `build`.
+    """Which cores of a topology make up which replica; an argument of `TPUStrategy`.
 
-    The cores of a replica are its *logical devices*, numbered from 0.
+    Create it with `build`. The cores of a replica are its *logical devices*, numbered from 0.
 
     Args:
         topology: what `initialize_tpu_system` returned.
         core_assignment: the coordinates of the cores, an array of shape (replicas, cores of a replica, 4).
 
     Raises:
-        DeviceError: the array has another shape, a core does not exist, or a core appears twice.
+        DeviceError: the array has the wrong shape, a core does not exist, or a core appears twice.
 
     >>> topology = rx.Topology()
     >>> assignment = rx.DeviceAssignment.build(topology, computation_shape=[1, 1, 1, 2], num_replicas=4)
@@ -46,7 +45,6 @@ class DeviceAssignment:
     """
 
     def __init__(self, topology: Topology, core_assignment: Any) -> None:
-        """Look up the cores."""
         if not isinstance(topology, Topology):
             raise TypeError(
                 "DeviceAssignment takes the Topology that initialize_tpu_system returned, got "
@@ -78,10 +76,10 @@ class DeviceAssignment:
 
         Args:
             topology: what `initialize_tpu_system` returned.
-            computation_shape: the box of cores that one replica computes on, `[x, y, z, cores]`; None is
+            computation_shape: the box of cores that one replica computes on, `[x, y, z, cores]`; None means
                 one core.
-            computation_stride: the distance between neighbouring cores of a replica along each axis; None
-                is 1, a box without gaps. Other replicas fill the gaps.
+            computation_stride: the distance between adjacent cores of a replica along each axis; None
+                means 1, a box without gaps. Other replicas fill the gaps.
             num_replicas: the number of replicas.
 
         Raises:
@@ -113,7 +111,7 @@ class DeviceAssignment:
             gaps = "" if stride == _ONES else f", computation_stride={list(stride)}"
             raise DeviceError(
                 f"DeviceAssignment.build(computation_shape={list(box)}{gaps}, "
-                f"num_replicas={num_replicas}): {len(boxes)} such replicas fit into a topology of "
+                f"num_replicas={num_replicas}): only {len(boxes)} such replicas fit into a topology of "
                 f"shape {list(topology.mesh_shape)}. Its axes are x, y, z and the cores of a chip; ask for "
                 "fewer replicas or a smaller box."
             )
@@ -139,7 +137,7 @@ class DeviceAssignment:
 
     @property
     def core_assignment(self) -> np.ndarray:
-        """The coordinates of the cores: an array of shape (replicas, cores of a replica, 4).
+        """The coordinates of the cores, an array of shape (replicas, cores of a replica, 4).
 
         >>> assignment = rx.DeviceAssignment.build(rx.Topology(), [1, 1, 1, 2], num_replicas=2)
         >>> assignment.core_assignment.tolist()
@@ -168,7 +166,7 @@ class DeviceAssignment:
         return tuple(int(i) for i in self._cores[replica, logical_core])
 
     def lookup_replicas(self, task_id: int, logical_core: int) -> list[int]:
-        """The replicas whose device `logical_core` belongs to a process.
+        """The replicas whose logical device `logical_core` belongs to a process.
 
         >>> assignment = rx.DeviceAssignment.build(rx.Topology(), [1, 1, 1, 2], num_replicas=2)
         >>> assignment.lookup_replicas(task_id=0, logical_core=1)
@@ -185,7 +183,7 @@ class DeviceAssignment:
         return found
 
     def tpu_ordinal(self, replica: int = 0, logical_core: int = 0) -> int:
-        """The index of one core of a replica among the devices of its process.
+        """The index of one core of a replica within its process.
 
         >>> rx.DeviceAssignment.build(rx.Topology(), num_replicas=8).tpu_ordinal(replica=5)
         5

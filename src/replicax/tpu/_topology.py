@@ -1,8 +1,8 @@
-"""`Topology`: the grid of cores that the devices of a TPU form.
+"""`Topology`: the grid of a TPU's cores.
 
-A core has coordinates: x, y and z of its chip, and its number on the chip. Devices without coordinates
-(CPUs and GPUs that stand in for TPU cores) get made-up ones: two cores for each chip if their number is
-even, and chips in a grid that is as close to a cube as possible.
+A core has four coordinates: x, y and z of its chip, and its number on the chip. Devices without coordinates
+(CPUs and GPUs that stand in for TPU cores) get made-up ones: two cores per chip if their number is even,
+and chips in a grid that is as close to a cube as possible.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ RANK = 4  # x, y, z, core
 
 @final
 class Topology:
-    """The grid of cores that devices form, as `initialize_tpu_system` returns it.
+    """The grid of a TPU's cores, as `initialize_tpu_system` returns it.
 
     Args:
-        devices: the devices, or their names; None takes all of JAX's default backend.
-        mesh_shape: the grid for devices without coordinates, `[x, y, z, cores]`. TPU cores have their own.
+        devices: the devices, or their names; None means all devices of JAX's default backend.
+        mesh_shape: the grid for devices without coordinates, `[x, y, z, cores]`. TPU cores have
+            coordinates.
         device_coordinates: the coordinates of each process's devices, an array of shape (tasks, devices of
-            a task, 4), to describe a grid instead of detecting it. It may be larger than the real one: only
+            a task, 4), to describe a grid instead of detecting it. It may be larger than the real one; only
             devices that exist can be looked up.
         serialized: what `serialized()` of another topology returned.
 
@@ -53,7 +54,6 @@ class Topology:
         *,
         serialized: bytes | None = None,
     ) -> None:
-        """Look up the coordinates of the devices, or make them up."""
         found = resolve_devices(devices)
         if serialized is not None:
             device_coordinates = json.loads(serialized)["device_coordinates"]
@@ -65,8 +65,8 @@ class Topology:
             places = _made_up_coordinates(len(found), mesh_shape)
         elif mesh_shape is not None:
             raise DeviceError(
-                f"Topology(mesh_shape={list(mesh_shape)}): TPU cores have coordinates of their own. Leave "
-                "mesh_shape out."
+                f"Topology(mesh_shape={list(mesh_shape)}): TPU cores already have coordinates. Leave out "
+                "mesh_shape."
             )
         self._devices = dict(zip(places, found, strict=True))
         tasks = sorted({device.process_index for device in found})
@@ -82,8 +82,8 @@ class Topology:
         given = np.array(coordinates, np.int32)
         if given.ndim != 3 or given.shape[2] != RANK:
             raise DeviceError(
-                f"Topology(device_coordinates=...) has the shape (tasks, devices of a task, {RANK}), got "
-                f"{given.shape}."
+                f"Topology(device_coordinates=...) must have the shape (tasks, devices of a task, {RANK}), "
+                f"got {given.shape}."
             )
         given.flags.writeable = False
         self._coordinates, self._tasks = given, list(range(given.shape[0]))
@@ -143,7 +143,7 @@ class Topology:
 
     @property
     def device_coordinates(self) -> np.ndarray:
-        """The coordinates of each process's devices: an array of shape (tasks, devices of a task, 4).
+        """The coordinates of each process's devices, an array of shape (tasks, devices of a task, 4).
 
         >>> rx.Topology(["CPU:0", "CPU:1"]).device_coordinates.tolist()
         [[[0, 0, 0, 0], [0, 0, 0, 1]]]
@@ -173,7 +173,7 @@ class Topology:
         return self._tasks.index(device.process_index)
 
     def has(self, coordinates: Sequence[int]) -> bool:
-        """Whether there is a device with these coordinates: a TPU slice need not fill its grid.
+        """Whether there is a device at these coordinates; a TPU slice need not fill its grid.
 
         >>> rx.Topology().has([0, 0, 0, 2])
         False
@@ -216,7 +216,7 @@ def checked_box(box: Any, name: str) -> tuple[int, ...]:
         sizes = ()
     if len(sizes) != RANK or min(sizes) < 1:
         raise DeviceError(
-            f"{name} is a list of {RANK} positive integers, for x, y, z and the cores of a chip; got "
+            f"{name} must be a list of {RANK} positive integers, for x, y, z and the cores of a chip; got "
             f"{box!r}."
         )
     return sizes

@@ -1,4 +1,8 @@
-"""Watching a training run: its numbers, its profile, and the process that logs for all."""
+"""Tracks a training run: `rx.Tracker` logs metrics, `rx.profile` records a profile.
+
+Both write only in the first process of a cluster (`rx.on_first_process`), so a multi-worker program calls
+them unconditionally.
+"""
 
 from replicax.tracking._folders import make_folder
 from replicax.tracking._processes import on_first_process

@@ -1,4 +1,4 @@
-"""Folders for output, checked before a training run instead of failing at its end."""
+"""Checks output folders before a training run starts, rather than failing at its end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def make_folder(caller: str, folder: str) -> None:
 
     Args:
         caller: the call that the folder was passed to, for the message.
-        folder: its path; an address such as "gs://bucket" is not checked.
+        folder: its path; URLs such as "gs://bucket" are not checked.
 
     Raises:
         OSError: it can't be created, is a file, or is not writable.
@@ -35,7 +35,7 @@ def check_folder(caller: str, folder: str) -> None:
 
     Args:
         caller: the call that the folder was passed to, for the message.
-        folder: its path; an address such as "gs://bucket" is not checked.
+        folder: its path; URLs such as "gs://bucket" are not checked.
 
     Raises:
         OSError: the folder, or the one that it would be created in, is a file or is not writable.

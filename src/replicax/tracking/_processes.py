@@ -1,4 +1,4 @@
-"""`rx.on_first_process`: one of the processes that run a program together does its logging."""
+"""`rx.on_first_process`: lets one process of a cluster do the logging for all."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ __all__ = ["on_first_process"]
 
 
 def on_first_process(record: logging.LogRecord | None = None) -> bool:
-    """Whether this is the first of the processes that run this program together.
+    """Whether this is the first process of its cluster.
 
-    It can be used as a filter of loggers and handlers, which then drop the messages of all other processes.
-    A process that has not joined a cluster is the first. Calling this does not start JAX.
+    You can use it as a filter for loggers and handlers, which then drop the messages of all other
+    processes. A process that has not joined a cluster counts as the first. Calling this does not start JAX.
 
     Args:
-        record: a message that a logger passes to its filters; not used.
+        record: what a logger passes to its filters; ignored.
 
     >>> import logging
     >>> logger = logging.getLogger("my_training")

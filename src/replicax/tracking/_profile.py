@@ -1,4 +1,4 @@
-"""`rx.profile`: records what the devices and Python do in a part of a program."""
+"""`rx.profile`: profiles the devices and Python in a part of a program."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ __all__ = ["profile"]
 
 @contextlib.contextmanager
 def profile(folder: str | os.PathLike[str] | None) -> Iterator[None]:
-    """Record what the devices and Python do in a `with` block, on the first process.
+    """Profile the devices and Python in a `with` block, on the first process.
 
-    The recording is JAX's: look at it with XProf (`pip install xprof`, `xprof --logdir FOLDER`), or open
-    its `.trace.json.gz` at https://ui.perfetto.dev. Ten steps are enough. Work of the devices is recorded
-    only if it ends inside the block, so wait for the last result there.
+    This uses JAX's profiler. View the profile with XProf (`pip install xprof`, `xprof --logdir FOLDER`), or
+    open its `.trace.json.gz` at https://ui.perfetto.dev. Ten steps are enough. Device work is recorded only
+    if it finishes inside the block, so wait for the last result there.
 
     Args:
-        folder: where to write it, in a new subfolder for each recording; None records nothing.
+        folder: where to write the profile, in a new subfolder each time; None records nothing.
 
     Raises:
-        OSError: the folder is not writable, which is checked first; or the recording could not be written
-            at the end.
+        OSError: the folder is not writable, which is checked first, or the profile could not be written at
+            the end.
 
     >>> import pathlib, tempfile
     >>> folder = tempfile.mkdtemp()
@@ -56,4 +56,4 @@ def _stop_trace(folder: str) -> None:
         jax.profiler.stop_trace()
     except Exception as error:
         forget_profile()
-        raise OSError(f"rx.profile({folder!r}) could not write its recording: {error}.") from error
+        raise OSError(f"rx.profile({folder!r}) could not write the profile: {error}.") from error

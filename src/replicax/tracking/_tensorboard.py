@@ -1,6 +1,6 @@
-"""Numbers in TensorBoard's files, written with tensorboardX, which does not need TensorFlow.
+"""Writes TensorBoard event files with tensorboardX, which does not need TensorFlow.
 
-The tracker passes many numbers at once, so they are written directly, without the library's threads.
+The tracker passes many numbers at once, so we write them directly, without the library's writer threads.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _numbers = itertools.count()
 
 @final
 class TensorBoardWriter:
-    """Writes numbers into a new file in `folder`, which is created with the first number."""
+    """Writes numbers to a new file in `folder`, created with the first number."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         """Raise early, before training starts, if the library or the folder can't be used."""
@@ -34,14 +34,14 @@ class TensorBoardWriter:
                 "pip install 'replicax[tensorboard]'."
             ) from error
         self._folder = os.fspath(folder)
-        if on_first_process():  # other processes may be on machines without that folder
+        if on_first_process():  # other machines may not have that folder
             check_folder(f"rx.Tracker(tensorboard={self._folder!r})", self._folder)
         self._file: Any = None
         self._next_flush = 0.0
 
     def write(self, step: int, values: Mapping[str, float], seconds: float) -> None:
-        """Write the numbers of one step, which were logged at the time `seconds`."""
-        # protobuf creates this class when the module is imported.
+        """Write the numbers of one step, which were logged at time `seconds`."""
+        # protobuf creates this class at import, so type checkers can't see it.
         from tensorboardX.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
 
         if self._file is None:
@@ -52,14 +52,13 @@ class TensorBoardWriter:
         self._file.write_event(event)
 
     def flush(self) -> None:
-        """Flush the file, at most every few seconds, since that waits for the disk."""
+        """Flush the file, at most every few seconds: it waits for the disk."""
         now = time.monotonic()
         if self._file is not None and now >= self._next_flush:
             self._file.flush()
             self._next_flush = now + _FLUSH_SECONDS
 
     def close(self) -> None:
-        """Close the file."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -70,5 +69,5 @@ def _new_file(folder: str) -> Any:
     from tensorboardX.record_writer import directory_check
 
     directory_check(folder)
-    # The library gives two files that are created in the same second the same name.
+    # The library would give two files that are created in the same second the same name.
     return EventsWriter(os.path.join(folder, "events"), f".{os.getpid()}.{next(_numbers)}")

@@ -1,8 +1,8 @@
-"""`rx.Tracker`: logs the numbers of a training run without making the devices wait.
+"""`rx.Tracker`: logs metrics without stalling the devices.
 
-A loss is an array that a device may not have computed yet. Reading it at once would make Python wait in
-every step, and the device after it. So the tracker holds on to the arrays, and reads those that have been
-computed together, every few steps.
+A loss is an array that may still be being computed. Reading it right away would block Python in every step,
+and then leave the device idle. So the tracker queues the arrays, and every few steps reads those that are
+ready.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = ["Tracker"]
 @final
 @dataclass(slots=True, eq=False)
 class _Entry:
-    """The numbers that were logged for one step; the last of them is the number of the step."""
+    """The numbers that were logged for one step; the last one is the step number."""
 
     names: tuple[str, ...]
     numbers: tuple[Any, ...]
@@ -56,29 +56,29 @@ class _Entry:
 
     @property
     def deleted(self) -> list[int]:
-        """The indices of numbers that can't be read any more."""
+        """The indices of arrays that have been deleted."""
         return [i for i, x in enumerate(self.numbers) if isinstance(x, ArrayImpl) and x.is_deleted()]
 
 
 @final
 class Tracker:
-    """Logs the numbers of training steps to TensorBoard, files, services, or functions of your own.
+    """Logs metrics to TensorBoard, files, Weights & Biases, MLflow, or functions of your own.
 
-    `log` stores its arguments and returns at once. Every few calls, the numbers that the devices have
-    computed by then are read and written. Python waits only if the devices are further behind than that.
-    All processes may call everything; only the first one writes.
+    `log` queues its arguments and returns at once. Every few calls, the numbers that are ready by then are
+    read and written. Python waits only if the devices are further behind than that. All processes may call
+    all methods; only the first process writes.
 
     Close a tracker, or use it in a `with` block, to write the remaining numbers. Otherwise they are written
-    when the program ends.
+    at exit.
 
-    If a writer raises, that step and those after it are written the next time.
+    If a writer raises, that step and those after it are retried the next time.
 
     Args:
-        tensorboard: a folder for TensorBoard's files; needs `pip install 'replicax[tensorboard]'`.
-        csv: a file with a row for each step, to which a later run appends.
-        json_lines: a file with a JSON object in each line, to which a later run appends.
-        wandb: a run of Weights & Biases, or True for the current one; needs `pip install wandb`.
-        mlflow: True logs to the active run of MLflow; needs `pip install mlflow`.
+        tensorboard: a folder for TensorBoard event files; needs `pip install 'replicax[tensorboard]'`.
+        csv: a file with one row per step; later runs append to it.
+        json_lines: a file with one JSON object per line; later runs append to it.
+        wandb: a Weights & Biases run, or True for the current one; needs `pip install wandb`.
+        mlflow: True logs to the active MLflow run; needs `pip install mlflow`.
         console: whether to print a line with the newest numbers each time.
         writers: functions that are called with each step and its numbers, a dict of floats.
         every: write after this many calls of `log`.
@@ -121,7 +121,7 @@ class Tracker:
             wandb_writer: wandb,
             mlflow_writer: mlflow,
         }
-        given = arguments.items() if on_first_process() else ()  # others write nothing, and may have no run
+        given = arguments.items() if on_first_process() else ()  # other processes may have no wandb run
         made = [make(argument) for make, argument in given if argument is not None]
         self._writers = [_without_time(write) for write in (*made, *writers)]
         if self._tensorboard is not None:
@@ -140,16 +140,16 @@ class Tracker:
         self.close()
 
     def log(self, step: Any, values: Mapping[str, Any] | None = None, /, **more: Any) -> None:
-        """Log numbers of a step, without waiting for them.
+        """Log the numbers of a step, without waiting for them.
 
         Args:
-            step: the number of the step; it may be an array or a variable, such as `optimizer.iterations`.
-            values: numbers by name, for names such as "train/loss".
+            step: the step number; it may be an array or a variable, such as `optimizer.iterations`.
+            values: numbers by name, for names that are not identifiers, such as "train/loss".
             more: numbers by name. All are scalars: Python numbers, NumPy numbers, arrays, or variables,
                 whose current value is logged.
 
         Raises:
-            ContextError: it was called while JAX traces a function.
+            ContextError: it was called inside a traced function.
             TypeError: a value is not a real number, has no name, or is a PerReplica.
             ValueError: a value is not a scalar.
 
@@ -173,7 +173,7 @@ class Tracker:
             self._write(at_most_left=self._every)
 
     def flush(self) -> None:
-        """Wait for everything that was logged, and write it.
+        """Wait for everything that was logged and write it.
 
         Raises:
             RuntimeError: an array was deleted before it was read; everything else was written.
@@ -192,7 +192,7 @@ class Tracker:
     def close(self) -> None:
         """Wait for everything that was logged, write it, and close the files.
 
-        A second call does nothing, unless a writer raised in the first one: then it writes the rest.
+        A second call does nothing, unless a writer raised in the first: then it writes the rest.
 
         Raises:
             RuntimeError: an array was deleted before it was read; everything else was written.
@@ -209,7 +209,7 @@ class Tracker:
                 self._tensorboard.close()
 
     def _write(self, at_most_left: int) -> None:
-        """Write the oldest entries: those that are ready, and all but the last `at_most_left`."""
+        """Write the oldest entries: those that are ready, and any beyond the last `at_most_left`."""
         entries: collections.deque[_Entry] = collections.deque()
         while self._pending and (len(self._pending) > at_most_left or self._pending[0].is_ready):
             entries.append(self._pending.popleft())
@@ -229,13 +229,13 @@ class Tracker:
             )
 
     def _hand_over(self, entries: collections.deque[_Entry]) -> None:
-        """Pass the entries to the writers, and remove each that all of them have written."""
+        """Pass the entries to the writers, and remove those that all writers have written."""
         newest = entries[-1] if entries else None
         for *numbers, step in jax.device_get([entry.numbers for entry in entries]):
             entry = entries[0]
             values = {name: float(x) for name, x in zip(entry.names, numbers, strict=False)}
             if not math.isfinite(step):
-                entries.popleft()  # or it would block all others for ever
+                entries.popleft()  # it would block all later entries
                 raise ValueError(f"Tracker.log got the step {step}. Pass its number, such as 1.")
             for write in self._writers[entry.num_taken :]:
                 write(int(step), values, entry.seconds)
@@ -250,13 +250,13 @@ def _without_time(write: Writer) -> Callable[[int, Mapping[str, float], float], 
 
 
 def _take_out_deleted(entries: collections.deque[_Entry]) -> list[str]:
-    """Remove the numbers that can't be read any more; returns descriptions of them."""
+    """Remove the numbers whose arrays were deleted; returns descriptions of them."""
     lost = []
     for entry in [entry for entry in entries if entry.deleted]:
         *names, _ = entry.names
         *numbers, step = entry.numbers
         deleted = entry.deleted
-        if len(numbers) in deleted:  # without a step, the other numbers can't be written
+        if len(numbers) in deleted:  # without its step number, the entry can't be written
             lost.append(f"the step of {', '.join(names)}")
             entries.remove(entry)
             continue
@@ -268,7 +268,7 @@ def _take_out_deleted(entries: collections.deque[_Entry]) -> list[str]:
 
 
 def _scalar(name: str, value: Any) -> Any:
-    """`value` as a number, or as an array that will not change."""
+    """`value` as a number or an immutable array."""
     if isinstance(value, Variable):
         value = value.read_value()
     elif isinstance(value, Mirrored):
@@ -280,8 +280,8 @@ def _scalar(name: str, value: Any) -> Any:
         )
     if is_tracer(value):
         raise ContextError(
-            f"Tracker.log was called while JAX traces (in rx.function or jax.jit), where {name} has no "
-            "value yet. Return it from the compiled function, and log it outside."
+            f"Tracker.log was called in a traced function (rx.function or jax.jit), where {name} has no "
+            "concrete value. Return it from the compiled function and log it outside."
         )
     if not is_number(value) or not _is_real(value):
         raise TypeError(
@@ -296,7 +296,7 @@ def _scalar(name: str, value: Any) -> Any:
 
 
 def _is_real(value: Any) -> bool:
-    """Whether `float` accepts it; complex numbers, random keys and text are not accepted."""
+    """Whether it is a real number, not a complex number, a random key or text."""
     dtype = getattr(value, "dtype", None)
     if dtype is None:
         return not isinstance(value, complex)

@@ -1,4 +1,4 @@
-"""Writers of a `Tracker`: functions that are called with a step and its numbers."""
+"""The writers of a `Tracker`: functions of a step and its numbers."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Writer = Callable[[int, Mapping[str, float]], None]
 
 
 def csv_writer(path: str | os.PathLike[str]) -> Writer:
-    """Writes a row for each step; a number with a new name gets a new column."""
+    """Writes one row per step; a number with a new name gets a new column."""
     file = _file(path, "csv")
     columns: list[str] = []
 
     def write(step: int, numbers: Mapping[str, float]) -> None:
-        if not columns and file.exists():  # another run has begun it
+        if not columns and file.exists():  # from an earlier run
             with file.open(newline="") as lines:
                 columns.extend(next(csv.reader(lines), []))
         new = [name for name in ("step", *numbers) if name not in columns]
@@ -35,7 +35,7 @@ def csv_writer(path: str | os.PathLike[str]) -> Writer:
 
 
 def _rewrite(file: Path, columns: list[str]) -> None:
-    """The same rows with more columns, which are empty."""
+    """Add columns to the file, empty in the existing rows."""
     rows: list[dict[str, str]] = []
     if file.exists():
         with file.open(newline="") as lines:
@@ -49,7 +49,7 @@ def _rewrite(file: Path, columns: list[str]) -> None:
 
 
 def json_lines_writer(path: str | os.PathLike[str]) -> Writer:
-    """Writes one JSON object per line and step; NaN and infinities, which JSON lacks, are null."""
+    """Writes one JSON object per step, on its own line; NaN and infinity become null."""
     file = _file(path, "json_lines")
 
     def write(step: int, numbers: Mapping[str, float]) -> None:
@@ -61,7 +61,7 @@ def json_lines_writer(path: str | os.PathLike[str]) -> Writer:
 
 
 def wandb_writer(run: Any) -> Writer:
-    """Logs to a run of Weights & Biases; True is the one that `wandb.init` has begun."""
+    """Logs to a Weights & Biases run; True means the current one."""
     if run is True:
         import wandb  # pyright: ignore[reportMissingImports]
 
@@ -75,7 +75,7 @@ def wandb_writer(run: Any) -> Writer:
 
 
 def mlflow_writer(active: Any) -> Writer:
-    """Logs to the active run of MLflow."""
+    """Logs to the active MLflow run."""
     if active is not True:
         raise TypeError(f"rx.Tracker(mlflow={active!r}): pass True, for the active run of MLflow.")
     import mlflow  # pyright: ignore[reportMissingImports]

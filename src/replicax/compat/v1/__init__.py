@@ -1,4 +1,4 @@
-"""`tf.compat.v1.distribute` on Replicax: the strategies with the documented API of version 1.
+"""`tf.compat.v1.distribute` on Replicax: the strategies with their documented v1 API.
 
     from replicax.compat import v1
 
@@ -6,9 +6,9 @@
     iterator = strategy.make_dataset_iterator(dataset)
     strategy.experimental_run(replica_fn, iterator)
 
-The strategies are those of `replicax` with more methods. Version 1 built a graph and ran it in a session;
-here every call runs immediately. So `initialize()` starts a pass instead of returning an operation,
-`run_op` is None, and values that a session would have returned are in the results. Names that have a
+The strategies are those of `replicax` with the methods of version 1 added. Version 1 built a graph and ran
+it in a session; here every call runs immediately. So `initialize()` starts a pass instead of returning an
+operation, `run_op` is None, and results are returned rather than fetched with a session. Names that have a
 successor warn once.
 """
 

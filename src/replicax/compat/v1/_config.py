@@ -1,4 +1,4 @@
-"""A replacement for the settings of a session, for programs that pass them to `update_config_proto`."""
+"""A stand-in for `tf.compat.v1.ConfigProto`, for programs that call `update_config_proto`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ class ConfigProto:
     """
 
     def __init__(self, **settings: Any) -> None:
-        """Set `settings` as attributes."""
         vars(self).update(settings)
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""Names that have a successor warn when they are first used."""
+"""Warns at the first use of a name that has a successor."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _already_warned: set[str] = set()
 
 
 def deprecated(instead: str) -> Callable[[_F], _F]:
-    """Mark a method as replaced by `instead`."""
+    """Mark a method as deprecated in favour of `instead`."""
 
     def mark(method: Any) -> Any:
         @functools.wraps(method)

@@ -1,4 +1,4 @@
-"""`StrategyExtended` with the additional methods of version 1."""
+"""`StrategyExtended` with the methods that only version 1 has."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["StrategyExtended", "numpy_dataset"]
 
 @final
 class StrategyExtended(CoreStrategyExtended):
-    """The lower-level API of a version 1 strategy; get it as `strategy.extended`.
+    """The lower-level API of a v1 strategy, `strategy.extended`.
 
     >>> from replicax.compat import v1
     >>> v1.MirroredStrategy(["CPU:0", "CPU:1"]).extended.non_slot_devices([])
@@ -36,12 +36,12 @@ class StrategyExtended(CoreStrategyExtended):
     ) -> MultiStepContext:
         """Call `fn(context, batch)` in cross-replica context, once for each of the next batches.
 
-        If `fn` is compiled by `rx.function`, all steps run in one program, with the same results. It is
-        compiled for each number of steps, so keep to one. Without `rx.function` the steps are plain Python.
+        If `fn` is an `rx.function`, all steps run in one program, with the same results. It is compiled
+        once per number of steps, so always use the same number. Otherwise the steps run as plain Python.
 
         Args:
-            fn: a step; it runs the replicas with `strategy.run` and returns results with
-                `context.set_last_step_output` and `context.set_non_tensor_output`.
+            fn: a step. It calls `strategy.run`, and sets results with `context.set_last_step_output` and
+                `context.set_non_tensor_output`.
             iterator: from `make_dataset_iterator` or `make_input_fn_iterator`.
             iterations: the number of steps.
             initial_loop_values: default results by name, for names that no step sets.
@@ -67,7 +67,7 @@ class StrategyExtended(CoreStrategyExtended):
 
 
 def numpy_dataset(numpy_input: Any, session: Any) -> ArrayDataset:
-    """A dataset of the rows of `numpy_input`; refuses a session."""
+    """A dataset of the rows of `numpy_input`; raises if a session is passed."""
     if session is not None:
         raise ValueError(
             f"experimental_make_numpy_dataset(session={session!r}): Replicax has no sessions. Leave out "

@@ -1,4 +1,4 @@
-"""`InputIterator`: an iterator over a distributed dataset that is started explicitly."""
+"""`InputIterator`: the v1 iterator over a distributed dataset, with `initialize` and `get_next`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["InputIterator"]
 
 @final
 class InputIterator:
-    """Iterates over a distributed dataset, any number of times; made by `strategy.make_dataset_iterator`.
+    """Iterates over a distributed dataset, any number of times; see `strategy.make_dataset_iterator`.
 
     >>> from replicax.compat import v1
     >>> strategy = v1.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -26,20 +26,19 @@ class InputIterator:
     """
 
     def __init__(self, dataset: DistributedDataset) -> None:
-        """Iterate over `dataset`."""
         self._dataset = dataset
         self._iterator: DistributedIterator | None = None
 
     @property
     def element_spec(self) -> Any:
-        """The spec of a batch on the replicas."""
+        """The spec of a per-replica batch."""
         return self._dataset.element_spec
 
     def initialize(self) -> None:
         """Start a pass from the first batch.
 
-        In version 1 this returned an operation to run. Here it takes effect immediately, and an iterator
-        that was never initialized starts at its first batch.
+        In version 1 this returned an operation to run. Here it takes effect immediately. An iterator that
+        was never initialized starts at its first batch, too.
         """
         if self._iterator is not None:
             self._iterator.close()
@@ -47,7 +46,7 @@ class InputIterator:
 
     @property
     def initializer(self) -> None:
-        """Nothing to run: an iterator starts at its first batch, and `initialize()` starts it again."""
+        """None: there is nothing to run. `initialize()` starts another pass."""
 
     def __iter__(self) -> InputIterator:
         return self

@@ -1,4 +1,4 @@
-"""How to reduce a loss, for optimizers of version 1."""
+"""`get_loss_reduction`: how v1 optimizers combine the replicas' losses."""
 
 from __future__ import annotations
 

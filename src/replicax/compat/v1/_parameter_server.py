@@ -1,4 +1,4 @@
-"""`ParameterServerStrategy` with the API of version 1."""
+"""`ParameterServerStrategy` with the v1 API."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["ParameterServerStrategy"]
 @core.ParameterServerStrategy.register
 @final
 class ParameterServerStrategy(Strategy):
-    """`rx.ParameterServerStrategy` with the API of version 1; the same arguments.
+    """`rx.ParameterServerStrategy` with the v1 API; it takes the same arguments.
 
-    In TensorFlow every worker ran the whole program with it. Here one program is the coordinator, as in
-    version 2, and schedules functions with an `rx.ClusterCoordinator`.
+    In TensorFlow 1 every worker ran the whole program. Here one program is the coordinator, as in version
+    2, and schedules functions with an `rx.ClusterCoordinator`.
 
     >>> from replicax.compat import v1
     >>> issubclass(v1.ParameterServerStrategy, rx.ParameterServerStrategy)
@@ -25,7 +25,6 @@ class ParameterServerStrategy(Strategy):
     """
 
     def __init__(self, cluster_resolver: ClusterResolver | None = None, **options: Any) -> None:
-        """Take the arguments of `rx.ParameterServerStrategy`."""
         self._strategy = core.ParameterServerStrategy(cluster_resolver, **options)
         super().__init__(self._strategy)
 
@@ -39,7 +38,7 @@ class ParameterServerStrategy(Strategy):
 
     @property
     def max_staleness(self) -> int | None:
-        """How many updates a gradient may miss."""
+        """How many updates a gradient may be behind."""
         return self._strategy.max_staleness
 
     @property
@@ -64,5 +63,5 @@ class ParameterServerStrategy(Strategy):
         return self._strategy.statistics()
 
     def shutdown(self) -> None:
-        """End the workers and the servers, and Ray if the strategy started it."""
+        """Stop the workers and the servers, and Ray if the strategy started it."""
         self._strategy.shutdown()

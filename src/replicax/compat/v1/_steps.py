@@ -1,8 +1,8 @@
-"""Several steps in one call, and the object that collects their results.
+"""`experimental_run_steps_on_iterator`: several steps in one call, and the context with their results.
 
-A step that is plain Python is called once for each batch. One that `rx.function` compiles runs all batches
-in one program (`step.many`). The context that it then sees belongs to the trace: what a replica function
-sets leaves the replicas when they have finished (`Frame.defer`), and the step returns what was set.
+A plain Python step is called once per batch. A step made by `rx.function` runs all batches in one program
+(`step.many`). It then sees a context of its trace: values set in a replica function are stored once the
+replicas have finished (`Frame.defer`), and the compiled step returns them as results.
 """
 
 from __future__ import annotations
@@ -38,7 +38,6 @@ class MultiStepContext:
     """
 
     def __init__(self) -> None:
-        """Start without results."""
         self._last_step_outputs: dict[str, Any] = {}
         self._last_step_outputs_reduce_ops: dict[str, ReduceOp | None] = {}
         self._non_tensor_outputs: dict[str, Any] = {}
@@ -46,17 +45,17 @@ class MultiStepContext:
 
     @property
     def run_op(self) -> None:
-        """None: the steps have run when the call returns, and no operation is left."""
+        """None: the steps have run when the call returns."""
         return None
 
     @property
     def last_step_outputs(self) -> dict[str, Any]:
-        """The values of the last `set_last_step_output`, by name."""
+        """What `set_last_step_output` stored last, by name."""
         return self._last_step_outputs
 
     @property
     def non_tensor_outputs(self) -> dict[str, Any]:
-        """The values of the last `set_non_tensor_output`, by name."""
+        """What `set_non_tensor_output` stored last, by name."""
         return self._non_tensor_outputs
 
     def set_last_step_output(self, name: str, output: Any, reduce_op: ReduceOpLike | None = None) -> None:
@@ -64,11 +63,11 @@ class MultiStepContext:
 
         Args:
             name: the name of the result.
-            output: a value; in a replica function, the value of this replica.
-            reduce_op: "SUM" or "MEAN" combines the replicas' values. None returns a per-replica value.
+            output: a value; in a replica function, this replica's value.
+            reduce_op: "SUM" or "MEAN" combines the replicas' values. None keeps a per-replica value.
 
         Raises:
-            TracingError: it is called in a compiled replica function of a step that is not compiled.
+            TracingError: it was called in a compiled replica function, but the step is not compiled.
         """
         op = None if reduce_op is None else ReduceOp.parse(reduce_op)
         if in_cross_replica_context():
@@ -87,15 +86,15 @@ class MultiStepContext:
         _outside_of_replicas(strategy, output, store)
 
     def set_non_tensor_output(self, name: str, output: Any) -> None:
-        """Store any object as a result; in a replica function, the last replica's object is stored."""
+        """Store any object as a result; in a replica function, the last replica's object wins."""
         self._non_tensor_outputs[name] = output
 
     def _check_outlives_the_trace(self, name: str, output: Any) -> None:
         if not self._is_traced and any(map(is_tracer, jax.tree.leaves(output))):
             raise TracingError(
                 f"set_last_step_output({name!r}) was called in a compiled replica function, but the step "
-                "that runs it is not compiled, so the value would be lost when the replica function ends. "
-                "Decorate the step with `rx.function` instead, or set what `strategy.run` returns."
+                "itself is not compiled, so the value can't leave the trace. Decorate the step with "
+                "`rx.function` instead, or return the value from `strategy.run` and set it in the step."
             )
 
     @property
@@ -109,7 +108,7 @@ class MultiStepContext:
 
 
 def _outside_of_replicas(strategy: Any, output: Any, store: Callable[[Any], None]) -> None:
-    """Store what compiled replicas have computed when they have finished; anything else at once."""
+    """Store the output: after the `shard_map` if it was traced in replicas, otherwise at once."""
     leaves, treedef = flatten(output)
     computed = [i for i, leaf in enumerate(leaves) if isinstance(leaf, PerReplica) or is_tracer(leaf)]
 
@@ -130,7 +129,7 @@ def run_steps(
     iterations: int,
     initial_loop_values: Mapping[str, Any] | None,
 ) -> MultiStepContext:
-    """Call `fn(context, batch)` for `iterations` batches of `iterator`; returns the context."""
+    """Call `fn(context, batch)` for the next `iterations` batches; returns the context."""
     if isinstance(iterations, bool) or not isinstance(iterations, int) or iterations < 1:
         raise ValueError(
             f"experimental_run_steps_on_iterator(iterations={iterations!r}): pass an integer, 1 or more."
@@ -151,7 +150,7 @@ def run_steps(
 
 
 _steps: weakref.WeakKeyDictionary[Any, Function[..., Any]] = weakref.WeakKeyDictionary()
-"""For each compiled `fn(context, batch)`, the step that takes a batch and returns what the context got."""
+"""Compiled `fn(context, batch)` -> a compiled step that takes a batch and returns the context's results."""
 
 
 def _compiled(fn: Function[..., Any]) -> Function[..., Any]:
@@ -161,7 +160,7 @@ def _compiled(fn: Function[..., Any]) -> Function[..., Any]:
             "Leave out `input_signature`."
         )
     if fn.token not in _steps:
-        python_function = fn.python_function  # not `fn`, which may keep an instance alive
+        python_function = fn.python_function  # closing over `fn` could keep an instance alive
 
         @functools.wraps(python_function)
         def step(batch: Any) -> Any:
@@ -194,7 +193,7 @@ class _Batches:
             yield batch
 
     def check_enough(self) -> None:
-        """Raise if there were too few; called when the steps have run."""
+        """Raise if there were too few batches; call this after the steps have run."""
         if self._end is not None:
             raise OutOfRangeError(
                 f"The iterator ended after {self._num_read} of {self._num_batches} steps. initialize() "
@@ -203,11 +202,11 @@ class _Batches:
 
 
 def _check_set(context: MultiStepContext, initial: Mapping[str, Any] | None) -> None:
-    """Raise if a result has another structure than its initial value."""
+    """Raise if the structure of a result differs from that of its initial value."""
     for name, value in (initial or {}).items():
         got = flatten(context.last_step_outputs[name])[1]
         if got != flatten(value)[1]:
             raise ValueError(
-                f"The output {name!r} has another structure than its initial value: {got}, not "
-                f"{flatten(value)[1]}."
+                f"The structure of the output {name!r} differs from its initial value: it is {got}, but "
+                f"expected {flatten(value)[1]}."
             )

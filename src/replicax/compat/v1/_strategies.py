@@ -1,7 +1,7 @@
-"""The strategies with the API of version 1.
+"""The strategies with the v1 API.
 
-Each one has the answers of a core strategy (its devices, layouts, collectives) and the methods of version
-1. It is registered as a virtual subclass of the core strategy, for `isinstance`.
+Each combines the answers of a core strategy (its devices, layouts and collectives) with the methods of
+version 1. It is registered as a virtual subclass of the core strategy, so that `isinstance` works.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ __all__ = [
 
 
 class Strategy(core.StrategyBase):
-    """A strategy with the API of version 1; the base of all strategies in this module.
+    """A strategy with the v1 API; the base of all strategies in this module.
 
     Args:
-        strategy: lays variables out and combines values as this strategy does.
+        strategy: the core strategy that decides about devices, layouts and collectives.
 
     >>> from replicax.compat import v1
     >>> strategy = v1.OneDeviceStrategy("CPU:0")
@@ -46,16 +46,15 @@ class Strategy(core.StrategyBase):
     """
 
     def __init__(self, strategy: core.Strategy) -> None:
-        """Use the answers of `strategy`."""
         super().__init__(strategy.answers)
 
     @cached_property
     def extended(self) -> StrategyExtended:
-        """The lower-level API of version 1."""
+        """The lower-level v1 API."""
         return StrategyExtended(self)
 
     def reduce(self, reduce_op: ReduceOpLike, value: Any, axis: Any = None) -> Any:
-        """Combine a per-replica value into one array; by default element by element.
+        """Reduce a per-replica value to one array; by default elementwise.
 
         >>> from replicax.compat import v1
         >>> strategy = v1.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -66,7 +65,7 @@ class Strategy(core.StrategyBase):
 
     @deprecated("strategy.distribute_dataset(dataset) and a loop over it")
     def make_dataset_iterator(self, dataset: Any) -> InputIterator:
-        """An iterator over `dataset`; splits its global batches over the replicas.
+        """An iterator over `dataset`, whose global batches are split over the replicas.
 
         >>> from replicax.compat import v1
         >>> strategy = v1.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -110,7 +109,7 @@ class Strategy(core.StrategyBase):
 
     @deprecated("strategy.run(fn, args=(batch,))")
     def experimental_run(self, fn: Callable[..., Any], input_iterator: InputIterator | None = None) -> Any:
-        """Call `fn` once for each replica, with its part of the iterator's next batch.
+        """Call `fn` on each replica with its part of the iterator's next batch.
 
         Args:
             fn: the replica function.
@@ -129,7 +128,7 @@ class Strategy(core.StrategyBase):
         """A dataset of the rows of arrays.
 
         Args:
-            numpy_input: an array, or a structure of arrays with one row for each example.
+            numpy_input: an array, or a structure of arrays, with one row per example.
             session: must be None; Replicax has no sessions.
 
         >>> from replicax.compat import v1
@@ -140,9 +139,9 @@ class Strategy(core.StrategyBase):
         return numpy_dataset(numpy_input, session)
 
     def update_config_proto(self, config_proto: Any) -> Any:
-        """A copy of a session's settings, changed as this strategy needs them.
+        """A copy of a session's settings, adapted to this strategy.
 
-        Replicax has no sessions: the copy is for programs that pass it on to TensorFlow.
+        Replicax has no sessions; this is for programs that pass the copy on to TensorFlow.
         """
         return updated_config(config_proto)
 
@@ -150,7 +149,7 @@ class Strategy(core.StrategyBase):
 @core.MirroredStrategy.register
 @final
 class MirroredStrategy(Strategy):
-    """`rx.MirroredStrategy` with the API of version 1; the same arguments.
+    """`rx.MirroredStrategy` with the v1 API; it takes the same arguments.
 
     >>> from replicax.compat import v1
     >>> v1.MirroredStrategy(["CPU:0", "CPU:1"]).num_replicas_in_sync
@@ -166,7 +165,6 @@ class MirroredStrategy(Strategy):
         partition_rules: Mapping[str, Sequence[int]] | None = None,
         axis_name: str = REPLICA_AXIS,
     ) -> None:
-        """Take the arguments of `rx.MirroredStrategy`."""
         super().__init__(
             core.MirroredStrategy(
                 devices,
@@ -181,7 +179,7 @@ class MirroredStrategy(Strategy):
 @core.OneDeviceStrategy.register
 @final
 class OneDeviceStrategy(Strategy):
-    """`rx.OneDeviceStrategy` with the API of version 1; the same arguments.
+    """`rx.OneDeviceStrategy` with the v1 API; it takes the same arguments.
 
     >>> from replicax.compat import v1
     >>> v1.OneDeviceStrategy("CPU:0").num_replicas_in_sync
@@ -189,14 +187,13 @@ class OneDeviceStrategy(Strategy):
     """
 
     def __init__(self, device: str | Device, *, axis_name: str = REPLICA_AXIS) -> None:
-        """Take the arguments of `rx.OneDeviceStrategy`."""
         super().__init__(core.OneDeviceStrategy(device, axis_name=axis_name))
 
 
 @core.CentralStorageStrategy.register
 @final
 class CentralStorageStrategy(Strategy):
-    """`rx.CentralStorageStrategy` with the API of version 1; the same arguments.
+    """`rx.CentralStorageStrategy` with the v1 API; it takes the same arguments.
 
     >>> from replicax.compat import v1
     >>> v1.CentralStorageStrategy(["CPU:0", "CPU:1"], "CPU:0").num_replicas_in_sync
@@ -210,7 +207,6 @@ class CentralStorageStrategy(Strategy):
         *,
         axis_name: str = REPLICA_AXIS,
     ) -> None:
-        """Take the arguments of `rx.CentralStorageStrategy`."""
         super().__init__(
             core.CentralStorageStrategy(compute_devices, parameter_device, axis_name=axis_name)
         )
@@ -219,7 +215,7 @@ class CentralStorageStrategy(Strategy):
 @core.MultiWorkerMirroredStrategy.register
 @final
 class MultiWorkerMirroredStrategy(Strategy):
-    """`rx.MultiWorkerMirroredStrategy` with the API of version 1; the same arguments.
+    """`rx.MultiWorkerMirroredStrategy` with the v1 API; it takes the same arguments.
 
     >>> from replicax.compat import v1
     >>> v1.MultiWorkerMirroredStrategy().extended.should_checkpoint
@@ -239,7 +235,6 @@ class MultiWorkerMirroredStrategy(Strategy):
         axis_name: str = REPLICA_AXIS,
         cluster_options: ClusterOptions | None = None,
     ) -> None:
-        """Take the arguments of `rx.MultiWorkerMirroredStrategy`."""
         super().__init__(
             core.MultiWorkerMirroredStrategy(
                 cluster_resolver,
@@ -258,13 +253,13 @@ class MultiWorkerMirroredStrategy(Strategy):
 @core.TPUStrategy.register
 @final
 class TPUStrategy(Strategy):
-    """`rx.TPUStrategy` with the API and the first three arguments of version 1.
+    """`rx.TPUStrategy` with the v1 API and v1's first three arguments.
 
     Args:
-        tpu_cluster_resolver: a `TPUClusterResolver`; None: the TPU of this process.
-        steps_per_run: None or 1. Version 1 passed other numbers on to `Model.fit`; for those, write
-            `model.compile(..., steps_per_execution=n)`.
-        device_assignment: the cores of each replica; None: one core for each replica.
+        tpu_cluster_resolver: a `TPUClusterResolver`; None means this process's TPU.
+        steps_per_run: None or 1. Version 1 passed other numbers on to `Model.fit`; call
+            `model.compile(..., steps_per_execution=n)` instead.
+        device_assignment: the cores of each replica; None means one core per replica.
         experimental_spmd_xla_partitioning: see `rx.TPUStrategy`.
         partition_rules: see `rx.TPUStrategy`.
         axis_name: see `rx.TPUStrategy`.
@@ -284,7 +279,6 @@ class TPUStrategy(Strategy):
         partition_rules: Mapping[str, Sequence[int]] | None = None,
         axis_name: str = REPLICA_AXIS,
     ) -> None:
-        """Check `steps_per_run`."""
         if steps_per_run not in (None, 1):
             raise ValueError(
                 f"TPUStrategy(steps_per_run={steps_per_run!r}): a call runs one step. For "
