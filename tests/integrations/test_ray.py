@@ -93,7 +93,7 @@ def test_the_cause_among_several_failures():
     assert choose_cause([lost, wrong]) is wrong
     assert choose_cause([lost]) is lost
     assert str(wrong) == "it raised ValueError.\n\ntraceback 1"
-    assert str(ended) == "its process ended without a result.\n\nthe actor died"
+    assert str(ended) == "its process died without a result.\n\nthe actor died"
 
 
 class _StaysHomeError(Exception):

@@ -1,4 +1,4 @@
-"""Other libraries under strategies. Each is optional: import the integration that you use.
+"""Integrations with Flax, Equinox, Keras and Ray, all optional. Import the one that you use.
 
-The Keras integration needs no import: it is installed when a program imports both Replicax and Keras.
+The Keras integration needs no import: it installs itself when a program imports both Replicax and Keras.
 """

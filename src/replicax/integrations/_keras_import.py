@@ -1,11 +1,11 @@
 """Installs the Keras integration whenever a program imports Keras.
 
-Without the integration, a Keras model made in `strategy.scope()` would silently train on one device. So
-`import replicax` installs it if Keras was imported before, and otherwise adds a finder to `sys.meta_path`
-that installs it right after `import keras`. Importing Replicax never imports Keras.
+Without the integration, a Keras model created in `strategy.scope()` would silently train on one device. So
+`import replicax` installs it at once if Keras has been imported, and otherwise adds a finder to
+`sys.meta_path` that installs it right after `import keras`. Importing Replicax never imports Keras.
 
-Keras on another backend, or in a release with other internals, works as usual outside of scopes. Creating
-a model or a variable inside a scope raises an error.
+Keras on another backend, or in an unsupported release, works as usual outside of scopes. Creating a model
+or a variable inside a scope raises an error.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def install_with_keras() -> None:
 
 @final
 class _KerasFinder:
-    """Asks the other finders for `keras` and wraps its loader, to install the integration afterwards."""
+    """Finds `keras` through the other finders, and wraps its loader to install the integration."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -64,7 +64,7 @@ class _InstallingLoader:
         assert module.__spec__ is not None
         module.__spec__.loader = module.__loader__ = self._loader
         if "replicax.tf" in sys.modules:
-            # Keras' default is TensorFlow, but to a program that uses `replicax.tf` that means JAX.
+            # Keras' default backend is TensorFlow; for programs that use `replicax.tf` that means JAX.
             os.environ.setdefault("KERAS_BACKEND", "jax")
         self._loader.exec_module(module)
         _install(module)
@@ -80,7 +80,7 @@ def _install(keras: ModuleType) -> None:
         _refuse_in_scopes(keras, str(error), error)
     except Exception as error:  # `import keras` must not fail in programs that use no strategies
         version = getattr(keras, "__version__", "of an unknown release")
-        reason = f"Replicax does not support Keras {version} ({error!r}). Install another release."
+        reason = f"Replicax does not support Keras {version} ({error!r}). Install another version."
         _refuse_in_scopes(keras, reason, error)
 
 

@@ -1,9 +1,9 @@
 """Equinox models under strategies: their arrays become `rx.Variable`s.
 
 An Equinox model is a callable pytree of arrays. `adopt` turns the arrays into variables. Calling the
-adopted model puts their values into the pytree and calls that; inside `rx.function` this happens only
-while the step is traced. To JAX and Equinox the adopted model is a pytree of variables, which they treat
-as arrays, so `eqx.filter_grad` differentiates it.
+adopted model fills the current values into the pytree and calls that; inside `rx.function` this happens
+only while the step is traced. To JAX and Equinox the adopted model is a pytree of variables, which they
+treat as arrays, so `eqx.filter_grad` works on it.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def adopt(model: Any, filter_spec: Any = eqx.is_inexact_array) -> AdoptedModel:
 def adopt_state(state: Any) -> AdoptedState:
     """Turn the state of an Equinox model, an `eqx.nn.State`, into variables of the strategy in scope.
 
-    Each replica has its own state, without communication. Reading it outside of replica functions gives the
-    mean over the replicas for floating-point arrays, and the first replica's value for others.
+    Each replica has its own state, and updating it takes no communication. In the cross-replica context,
+    floating-point arrays read as the mean over the replicas, others as the first replica's value.
 
     Args:
         state: what `eqx.nn.make_with_state` returned beside the model, or any pytree of arrays.
@@ -87,7 +87,7 @@ def adopt_state(state: Any) -> AdoptedState:
 @final
 @jax.tree_util.register_pytree_node_class
 class AdoptedModel:
-    """What `adopt` returns. Call it like the model: it uses the current values of its variables."""
+    """What `adopt` returns. Call it like the model; it uses the current values of its variables."""
 
     def __init__(self, model: Any, filter_spec: Any) -> None:
         arrays, self._rest = eqx.partition(model, filter_spec)
@@ -104,7 +104,7 @@ class AdoptedModel:
 
     @property
     def model(self) -> Any:
-        """The Equinox model with the current values; in a replica function, the replica's."""
+        """The Equinox model with the current values; in a replica function, with the replica's."""
         arrays = [leaf.read_value() if isinstance(leaf, Variable) else leaf for leaf in self.variables]
         return eqx.combine(self._treedef.unflatten(arrays), self._rest)
 
@@ -117,9 +117,9 @@ class AdoptedModel:
         return f"<AdoptedModel of {len(self.variables)} {held}: {self._rest!r}>"
 
     def __getattr__(self, name: str) -> NoReturn:
-        rest = vars(self).get("_rest")  # missing in a copy that is being created
+        rest = vars(self).get("_rest")  # missing while a copy is being created
         if name == "inference" and _has_flags(rest):
-            # `eqx.nn.inference_mode` asks for it, and would silently do nothing.
+            # `eqx.nn.inference_mode` looks for this attribute; without it, it would silently do nothing.
             raise VariableError(
                 "eqx.nn.inference_mode can't change an AdoptedModel, in which only the variables change. "
                 "Call `eqx.nn.inference_mode(adopted.model)` in the step, where `adopted.model` has the "
@@ -169,8 +169,8 @@ class AdoptedState:
         leaves, treedef = jax.tree.flatten(state)
         if treedef != self._treedef:
             raise VariableError(
-                f"assign got a state of another structure. Expected {self._treedef}, got {treedef}. Pass "
-                "the state that the model returned."
+                f"assign expected a state with the structure {self._treedef}, got {treedef}. Pass the "
+                "state that the model returned."
             )
         for variable, leaf in zip(self.variables, leaves, strict=True):
             variable.assign(leaf, read_value=False)
@@ -181,7 +181,7 @@ class AdoptedState:
 
 
 def _has_flags(model: Any) -> bool:
-    """Whether a part of the model has an inference mode."""
+    """Whether any layer of the model has an inference flag."""
     leaves = jax.tree.leaves(model, is_leaf=lambda part: hasattr(part, "inference"))
     return any(hasattr(leaf, "inference") for leaf in leaves)
 

@@ -1,12 +1,11 @@
-"""`adopt`: back every `nnx.Variable` of a model with an `rx.Variable`.
+"""`adopt`: backs every `nnx.Variable` of a model with an `rx.Variable`.
 
-An `nnx.Variable` stores its value in one slot, `_raw_value`, which all of its API uses. `adopt` changes
-the class of the variable to one in which `_raw_value` is a property: reading it reads an `rx.Variable`,
-in a replica function the replica's copy, and setting it writes one. So the model is called as before,
-submodules, views and `nnx.state` included, and nothing has to be collected or put back around a step:
-inside `rx.function` the model's code runs only while the step is traced.
+An `nnx.Variable` stores its value in one slot, `_raw_value`, which its whole API goes through. `adopt`
+changes the variable's class to one where `_raw_value` is a property that reads and writes an `rx.Variable`,
+in a replica function the replica's copy. So the model is called as before, submodules, views and
+`nnx.state` included, and no state has to be split and merged around a step.
 
-The kind of variable decides its synchronization and aggregation:
+The type of a variable decides its synchronization and aggregation:
 
     nnx.Param                  mirrored, trainable; written by optimizers, not in replica functions
     random keys                mirrored; each replica reads a key that is folded with its id
@@ -48,13 +47,12 @@ def adopt(model: M) -> M:
     """Turn all state of a Flax NNX model into variables of the strategy in scope.
 
     The model stays the same object and is used as before. In a replica function it reads the replica's
-    copies, and its writes (batch statistics, counts of random streams) go to the variables.
-    `rx.Checkpoint(model=model)` saves it.
+    copies, and its writes (batch statistics, RNG counts) go to the variables. `rx.Checkpoint(model=model)`
+    saves it.
 
-    Keys of random streams are folded with the replica's id, so every replica draws different numbers;
-    with one replica, the same as in Flax. Each replica has its own statistics, and reading them outside
-    of replica functions gives the mean. Variables without an array, and `nnx.Intermediate`s, are left
-    alone.
+    RNG keys are folded with the replica id, so every replica draws different numbers; with one replica they
+    are the same as in Flax. Each replica has its own statistics, which read as their mean in the
+    cross-replica context. Variables without an array and `nnx.Intermediate`s are left alone.
 
     Args:
         model: an `nnx.Module`, or any structure of them.
@@ -64,7 +62,7 @@ def adopt(model: M) -> M:
 
     Raises:
         TypeError: `model` contains no `nnx.Variable`.
-        VariableError: a variable can't be adopted, because it holds a `jax.Ref` or only a shape, or
+        VariableError: a variable can't be adopted, because it holds a `jax.Ref` or an abstract shape, or
             belongs to an `nnx.metrics.Welford`, whose state can't be summed.
         ContextError: a variable was adopted in the scope of another strategy.
 
@@ -90,7 +88,7 @@ def adopt(model: M) -> M:
             links.append((variable, _make_link(path, variable)))
     for variable, link in links:
         object.__setattr__(variable, "__class__", _adopted_class(type(variable)))
-        _SLOT.__set__(variable, link)  # not through the property, which would write
+        _SLOT.__set__(variable, link)  # the property would write to the rx.Variable
     for _, part in list(nnx.iter_graph(model)):
         if isinstance(part, nnx.Module):
             part._pytree__state._trace_state = _AdoptedTraceState(type(part).__name__)
@@ -104,7 +102,7 @@ def variables(model: Any, filter: Any = nnx.Param) -> list[Variable]:
 
     Args:
         model: what `adopt` returned, or a part of it.
-        filter: a type of `nnx.Variable`, or any other filter of NNX; `...` for all variables.
+        filter: a type of `nnx.Variable`, or any other NNX filter; `...` selects all variables.
 
     Returns:
         A list, for `rx.value_and_grad` and `optimizer.apply_gradients`.
@@ -153,8 +151,8 @@ def _is_adoptable(path: tuple[Any, ...], variable: Any) -> bool:
         )
     if isinstance(variable.get_raw_value(), jax.ShapeDtypeStruct):
         raise VariableError(
-            f"The variable {_name(path)!r} has a shape but no value. Adopt the model when it has its "
-            "values: `nnx.merge(graphdef, state)`."
+            f"The variable {_name(path)!r} is abstract: it has a shape but no value. Fill in the values "
+            "before you adopt the model: `nnx.merge(graphdef, state)`."
         )
     return _holds_numbers(variable)
 
@@ -205,15 +203,14 @@ class _Link:
                 f"The variable {self.variable.name!r} of a Flax model is written in a replica function. "
                 "Write parameters with `apply_gradients` of an rx.Optimizer, and keys with `nnx.reseed` "
                 "outside of replica functions. If nnx.remat, nnx.scan or a similar transformation wrote "
-                "it, pass graph_updates=False: by default they write back everything, then only what "
-                "changed."
+                "it, pass graph_updates=False, so that it writes back only what has changed."
             )
         data = value if self.key_impl is None else jax.random.key_data(value)
         self.variable.assign(data, read_value=False)
 
 
 def _fold_in(key: Any, number: Any) -> Any:
-    """`jax.random.fold_in`, also of an array of keys."""
+    """`jax.random.fold_in` for a key or an array of keys."""
     fold = functools.partial(jax.random.fold_in, data=number)
     return jax.vmap(fold)(key.reshape(-1)).reshape(key.shape) if key.ndim else fold(key)
 
@@ -228,7 +225,7 @@ def _make_link(path: tuple[Any, ...], variable: Any) -> _Link:
     if isinstance(variable, nnx.metrics.MetricState):
         total = _own_part(path, value, VariableAggregation.SUM)
         if current().replica is None:
-            total.assign(value)  # all replicas together, not each of them
+            total.assign(value)  # in the cross-replica context, so that the sum has this value
         return _Link(total)
     floating = jnp.issubdtype(jnp.result_type(value), jnp.inexact)
     how = VariableAggregation.MEAN if floating else VariableAggregation.ONLY_FIRST_REPLICA
@@ -260,10 +257,10 @@ def _link_of(variable: Any) -> _Link | None:
 
 
 class _Adopted:
-    """Mixed into the class of an adopted variable.
+    """Mixin for the classes of adopted variables.
 
-    Flax copies variables (`nnx.clone`, `jax.tree.map` over `nnx.state`, inside its transformations). Copies
-    have the same class, because the structures must match, but no link: they store their own value.
+    Flax copies variables (`nnx.clone`, `jax.tree.map` over `nnx.state`, in its transformations). Copies
+    have the same class, so that tree structures match, but no link: they store their own value.
     """
 
     __slots__ = ()
@@ -277,14 +274,14 @@ class _Adopted:
     def _raw_value(self, value: Any) -> None:
         try:
             link = _link_of(self)
-        except AttributeError:  # a copy that is being created
+        except AttributeError:  # a copy is being created
             link = None
         if link is None:
             _SLOT.__set__(self, value)
         else:
             link.write(value)
 
-    # Flax forbids writes outside of the trace in which the variable was created. Replicax has other rules.
+    # Flax allows writes only in the trace in which the variable was created. Replicax has its own rules.
 
     @property
     def _can_update(self) -> bool:
@@ -317,7 +314,7 @@ def _adopted_class(kind: Any) -> Any:
 
 @final
 class _AdoptedTraceState(TraceState):
-    """Flax asks it before changing a module: was the module created in the current trace?"""
+    """Flax asks this object, before it changes a module, whether the module is of the current trace."""
 
     __slots__ = ("_module",)
 
@@ -330,11 +327,11 @@ class _AdoptedTraceState(TraceState):
             return True
         raise VariableError(
             f"The adopted Flax module {self._module} is changed in a compiled step or under a gradient: "
-            "an attribute is set, as `self.sow` does, or the module is passed to a transformation of "
-            "NNX. It would store a traced value, which is invalid after the step. Create a view in the "
-            "step, which shares the variables: `nnx.view(model)(x)`. To get what `sow` stores, call `y, "
-            "found = nnx.capture(nnx.view(model), nnx.Intermediate)(x)` and return what you need. State "
-            "that outlives a step must be an nnx.Variable."
+            "an attribute is set, as `self.sow` does, or the module is passed to an NNX transformation. "
+            "The module would keep a tracer, which is invalid after the step. Create a view in the step, "
+            "which shares the variables: `nnx.view(model)(x)`. To get what `sow` stores, call `y, found = "
+            "nnx.capture(nnx.view(model), nnx.Intermediate)(x)` and return what you need. State that "
+            "outlives a step must be an nnx.Variable."
         )
 
     def __reduce__(self) -> Any:
@@ -348,9 +345,9 @@ class _AdoptedTraceState(TraceState):
 def _adopted_rnn(kind: Any) -> Any:
     """The class of an adopted `nnx.RNN`.
 
-    An RNN loops with a transformation of NNX that accepts only modules created in the current trace, and
-    writes back everything, parameters too. So each call runs on a copy, and only what replicas may write is
-    copied back.
+    An RNN scans with an NNX transformation that accepts only modules of the current trace and writes back
+    everything, even parameters. So each call runs on a copy, and only what replicas may write is copied
+    back.
     """
     if kind.__dict__.get("_is_adopted"):
         return kind

@@ -1,4 +1,4 @@
-"""Batch normalization over the examples of all replicas."""
+"""`SyncBatchNorm`: batch normalization over the examples of all replicas."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ __all__ = ["SyncBatchNorm"]
 class SyncBatchNorm(nnx.BatchNorm):
     """`nnx.BatchNorm` with the mean and variance of the global batch.
 
-    A model normalizes, trains and updates its statistics as on one device, for any number of replicas and
-    of examples on them; padding is ignored. It costs one `all_reduce` per layer and call. Outside of
-    replica functions and with running averages it is `nnx.BatchNorm`. It takes the same arguments except
-    `axis_name`.
+    The results are the same as on one device, for any number of replicas and any number of examples on
+    each; padding is ignored. It costs one `all_reduce` per layer and call. Outside of replica functions,
+    and with running averages, it is `nnx.BatchNorm`. It takes the same arguments except `axis_name`.
 
     >>> from flax import nnx
     >>> from replicax.integrations import flax as rx_flax
@@ -34,7 +33,6 @@ class SyncBatchNorm(nnx.BatchNorm):
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Take the arguments of `nnx.BatchNorm`."""
         if kwargs.get("axis_name") is not None or kwargs.get("axis_index_groups") is not None:
             raise ValueError(
                 "SyncBatchNorm always combines the statistics of all replicas. Leave out axis_name and "
@@ -48,7 +46,7 @@ class SyncBatchNorm(nnx.BatchNorm):
         Args:
             x: this replica's examples.
             use_running_average: use the running averages without updating them.
-            mask: which positions count, as in `nnx.BatchNorm`; padding never counts.
+            mask: the positions to include, as in `nnx.BatchNorm`; padding is never included.
         """
         running = self.use_running_average if use_running_average is None else use_running_average
         replica = current().replica
@@ -92,9 +90,9 @@ class SyncBatchNorm(nnx.BatchNorm):
 
 
 def _without_padding(examples: Examples | None, mask: Any, x: Any) -> Any:
-    """`mask` without the padding rows of `x`; None if all rows count."""
+    """`mask` with the padded rows of `x` masked out; None if nothing is masked."""
     here = current()
-    here.frame.require_own_trace()  # a cached trace would contain the mask
+    here.frame.require_own_trace()  # a cached trace would bake in the mask
     if examples is None:
         return mask
     origin = examples.find([x], here.rows)

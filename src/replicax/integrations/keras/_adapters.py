@@ -1,7 +1,7 @@
-"""Keras' optimizers on variables of Replicax: `optimizer.apply_gradients([(gradient, tf.Variable(...))])`.
+"""Keras optimizers on `rx.Variable`s: `optimizer.apply_gradients([(gradient, tf.Variable(...))])`.
 
-Keras needs attributes that only its own variables have. So an optimizer sees a `DistributedVariable` around
-each `rx.Variable` that it gets, always the same one, because Keras finds slots by the variable's identity.
+Keras needs attributes that only its own variables have, so each `rx.Variable` is wrapped in a
+`DistributedVariable`. An optimizer always sees the same wrapper, because Keras looks up slots by identity.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["building_for_variables", "taking_variables"]
 
 
 def taking_variables(apply: Callable[..., Any]) -> Callable[..., Any]:
-    """Let `optimizer.apply` take variables of Replicax."""
+    """Make `optimizer.apply` accept `rx.Variable`s."""
 
     @functools.wraps(apply)
     def call(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
@@ -31,7 +31,7 @@ def taking_variables(apply: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def building_for_variables(build: Callable[..., Any]) -> Callable[..., Any]:
-    """Let `optimizer.build` take variables of Replicax."""
+    """Make `optimizer.build` accept `rx.Variable`s."""
 
     @functools.wraps(build)
     def call(self: Any, variables: Any) -> Any:
@@ -57,7 +57,7 @@ def _adapter(known: dict[Any, Any], variable: Any) -> Any:
 
 
 def _around(variable: Variable) -> Any:
-    # In a new context Keras makes a plain variable, whose attributes the other one gets.
+    # A plain Keras variable, created in a new context, provides the attributes for the wrapper.
     plain = contextvars.Context().run(_plain_like, variable)
     adapter: Any = object.__new__(DistributedVariable)
     attributes = {name: value for name, value in vars(plain).items() if name not in ("_value", "_layout")}

@@ -1,9 +1,9 @@
-"""Keras' callbacks that write files: with several workers, only the first one writes.
+"""Keras callbacks that write files: of several workers, only the first one writes.
 
-All workers usually share the folder, and would write into the same file. The others wait for the first one:
-they may read the file next, and a worker that is still writing has not failed. While Keras saves, it
-creates new variables to compare with. The other workers do not create them, so they must not be
-distributed: files are written outside of the strategy's scope.
+The workers usually share the folder and would all write to the same file. The others wait for the first
+one, because they may read the file next, and because a worker that is still writing must not count as
+stuck. Keras creates temporary variables while it saves. Only the first worker creates them, so they must
+not be distributed: files are written outside of the strategy's scope.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["backing_up_once", "deciding_alike", "saving_once"]
 
 
 def backing_up_once(method: Callable[..., None]) -> Callable[..., None]:
-    """Let a method of `BackupAndRestore` that writes or deletes its files do so in the first worker."""
+    """Make a method of `BackupAndRestore` write or delete its files in the first worker only."""
 
     @functools.wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -36,7 +36,7 @@ def backing_up_once(method: Callable[..., None]) -> Callable[..., None]:
 
 
 def saving_once(save_model: Callable[..., None]) -> Callable[..., None]:
-    """Let `ModelCheckpoint` save in the first worker; the others only decide, see `deciding_alike`."""
+    """Make `ModelCheckpoint` save in the first worker only; see also `deciding_alike`."""
 
     @functools.wraps(save_model)
     def call(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -52,7 +52,7 @@ def saving_once(save_model: Callable[..., None]) -> Callable[..., None]:
 
 
 def deciding_alike(should_save: Callable[..., bool]) -> Callable[..., bool]:
-    """Let `ModelCheckpoint` keep track of the best model in all workers, and save it in the first one."""
+    """Make `ModelCheckpoint` track the best model in all workers, though only the first one saves it."""
 
     @functools.wraps(should_save)
     def call(self: Any, *args: Any, **kwargs: Any) -> bool:
@@ -74,7 +74,7 @@ def _alone(method: Callable[..., None], *args: Any, **kwargs: Any) -> None:
 
 
 def _is_shared(model: Any) -> bool:
-    """Whether other processes train the model too."""
+    """Whether other processes train the model, too."""
     strategy = strategy_of(model)
     return strategy is not None and not strategy.mesh.is_local
 

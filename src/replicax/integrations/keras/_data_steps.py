@@ -1,8 +1,8 @@
-"""Steps as TensorFlow's Keras has them: `train_step(self, data)`.
+"""Custom steps in TensorFlow's form: `train_step(self, data)`.
 
-Keras' JAX trainer calls `train_step(self, state, data)`, which gets the values of all variables and returns
-new ones. A step that takes only the data reads and writes the variables themselves. It is called in a
-`StatelessScope` with the values, and what it wrote there is the new state.
+Keras' JAX trainer calls `train_step(self, state, data)`, which takes the values of all variables and
+returns new ones. A step that takes only the data reads and writes the variables themselves. We call it in a
+`StatelessScope` with the values; what it writes there is the new state.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ STEPS = ("train_step", "test_step", "predict_step")
 
 
 def adapting_steps(make_function: Callable[..., Any]) -> Callable[..., Any]:
-    """Let `Model.make_train_function` and similar methods accept steps that take only the data."""
+    """Make `Model.make_train_function` and similar methods accept steps that take only the data."""
 
     @functools.wraps(make_function)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -41,7 +41,7 @@ def adapting_steps(make_function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def taking_data(step: Callable[..., Any]) -> Callable[..., Any]:
-    """Let Keras' own step be called with only the data, as `super().train_step(data)` does."""
+    """Make Keras' own step callable with only the data, as in `super().train_step(data)`."""
     of_data = _OF_DATA[step.__name__]
 
     @functools.wraps(step)
@@ -52,7 +52,7 @@ def taking_data(step: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def watched_in_step(variable: Any, value: Any) -> Any:
-    """The value read from a variable in a `StatelessScope`: tapes watch it in a step of the data."""
+    """The value read from a variable in a `StatelessScope`; in a data-only step, tapes watch it."""
     scope = _private.global_state.get_global_attribute("stateless_scope")
     return watched_by(current().tapes, variable, value) if isinstance(scope, _State) else value
 
@@ -72,7 +72,7 @@ def _takes_only_data(step: Callable[..., Any]) -> bool:
 
 
 def _with_state(name: str, step: Callable[..., Any]) -> Callable[..., Any]:
-    """`step` of the data, which can also be called with the state, as Keras calls it."""
+    """A data-only step that Keras can also call with the state."""
 
     @functools.wraps(step)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -81,7 +81,7 @@ def _with_state(name: str, step: Callable[..., Any]) -> Callable[..., Any]:
         state, data = args
         return _call_with_state(self, name, functools.partial(step, self), state, data)
 
-    del call.__wrapped__  # its signature is its own
+    del call.__wrapped__  # `inspect.signature` must not see that of `step`
     return call
 
 
@@ -126,7 +126,7 @@ class _State(keras.StatelessScope):
         super().add_update((variable, unrecorded(value)))
 
     def check_written(self, model: Any, name: str) -> None:
-        """Raise if variables were written whose values would be lost."""
+        """Raise if the step wrote variables that Keras does not keep."""
         if self._unknown:
             raise ContextError(
                 f"`{name}` of the Keras model {model.name!r} writes {sorted(set(self._unknown))}, but "
@@ -170,7 +170,7 @@ def call_model(model: Any, x: Any, *, training: bool) -> Any:
 
 
 def update_metrics(model: Any, loss: Any, x: Any, y: Any, predicted: Any, sample_weight: Any) -> Any:
-    """Update the metrics of a model, also that of the loss; returns their results."""
+    """Update the metrics of a model, including the loss metric; returns their results."""
     num_rows = next(leaf for leaf in jax.tree.leaves(x) if leaf is not None).shape[0]
     model._loss_tracker.update_state(
         _private.loss.unscale_loss_for_distribution(loss), sample_weight=num_rows

@@ -1,8 +1,8 @@
-"""Replicax's own datasets as the input of `fit`, `evaluate` and `predict`.
+"""Replicax's own datasets as input to `fit`, `evaluate` and `predict`.
 
-Keras asks one function for an adapter that reads its input. For a dataset of Replicax (any `GivesSource`:
-`rx.from_arrays`, `rx.from_files`, `replicax.tf.data.Dataset`) that function returns an adapter that reads
-the dataset's source, with or without a strategy. Batches are global: for all devices together.
+Keras gets an adapter for its input from one function. We patch that function to return, for a Replicax
+dataset (any `GivesSource`: `rx.from_arrays`, `rx.from_files`, `replicax.tf.data.Dataset`), an adapter that
+reads the dataset's source, with or without a strategy. Batches are global batches.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from replicax.values import DistributedValues
 __all__ = ["adapting_datasets", "building_from_a_look"]
 
 _num_passes: dict[int, int] = {}
-"""The number of passes over each dataset, by its id. Each pass over a shuffled one has another order."""
+"""id(dataset) -> number of passes so far. Each pass over a shuffled dataset has another order."""
 
 
 def adapting_datasets(get_data_adapter: Callable[..., Any]) -> Callable[..., Any]:
-    """Let Keras' `get_data_adapter` accept Replicax's datasets too."""
+    """Make Keras' `get_data_adapter` accept Replicax datasets, too."""
 
     @functools.wraps(get_data_adapter)
     def choose(x: Any, y: Any = None, sample_weight: Any = None, **options: Any) -> Any:
@@ -63,7 +63,7 @@ def adapting_datasets(get_data_adapter: Callable[..., Any]) -> Callable[..., Any
 
 
 def building_from_a_look(symbolic_build: Callable[..., Any]) -> Callable[..., Any]:
-    """Let Keras build a model from the first batch without starting a pass over the dataset."""
+    """Make Keras build a model from the first batch without starting a pass over the dataset."""
 
     @functools.wraps(symbolic_build)
     def call(self: Any, iterator: Any = None, data_batch: Any = None) -> Any:
@@ -135,7 +135,7 @@ class _DatasetAdapter(_private.DataAdapter):
             shapes = batch.treedef.unflatten(str(leaf.shape) for leaf in batch.leaves)
             raise InputError(
                 f"The dataset yields arrays of shapes {shapes}, but all arrays of a batch must have one "
-                "row for each example. Batch the examples with `.batch(batch_size)`."
+                "row per example. Batch the examples with `.batch(batch_size)`."
             )
         data = batch.treedef.unflatten(batch.rows(0, batch.num_rows))
         if self._class_weight is None:
@@ -150,7 +150,7 @@ class _DatasetAdapter(_private.DataAdapter):
 
 
 def _next(reader: Reader) -> Batch | None:
-    # A dataset's own functions always run in the default context, as if no strategy were in use.
+    # The functions of a dataset always run in the default context, outside of any strategy.
     with enter_default():
         try:
             return reader.read()

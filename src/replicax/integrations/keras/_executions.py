@@ -1,8 +1,8 @@
-"""`steps_per_execution`: several steps of Keras in one program.
+"""`steps_per_execution`: several Keras steps in one program.
 
-Keras' JAX trainer calls its compiled step as often as `steps_per_execution` says. Under a strategy one
-program runs these steps in a loop, with the same results. A batch of another size, such as the last one of
-an epoch, is a separate step.
+Keras' JAX trainer just calls its compiled step `steps_per_execution` times. Under a strategy, one program
+runs these steps in a loop, with the same results. A batch of another size, such as the last one of an
+epoch, runs as a separate step.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["running_together"]
 
 
 def running_together(make_function: Callable[..., Any]) -> Callable[..., Any]:
-    """Let `Model._make_function` run the steps of one execution in one program."""
+    """Make `Model._make_function` run the steps of one execution in one program."""
 
     @functools.wraps(make_function)
     def call(self: Any, step_function: Any, concatenate_outputs: bool = False) -> Any:
@@ -60,10 +60,10 @@ def _together(model: Any, step_function: Any, concatenate_outputs: bool) -> Call
 
 
 def _many(step_function: Any, run: Run | None) -> Any:
-    """The program that calls a step for several batches; returns the list of outputs, and the state."""
+    """A program that runs a step for several batches; it returns the list of outputs and the state."""
 
     def placed(array: Any) -> Any:
-        """Constrain a batch to its placement: inside the loop XLA might choose another one."""
+        """Constrain a batch to its sharding; inside the loop XLA might choose another one."""
         return (
             array
             if run is None

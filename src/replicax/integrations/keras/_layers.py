@@ -1,10 +1,10 @@
 """Batch normalization in replica functions.
 
-Replicas without examples: the last batch of an epoch may have fewer rows than there are replicas. The mean
-of zero rows is NaN, which would stay in the moving averages forever.
+Empty replicas: the last batch of an epoch may have fewer rows than there are replicas. The mean of zero
+rows is NaN, which would stay in the moving averages forever.
 
 `synchronized=True`: statistics over the examples of all replicas, which Keras supports only on TensorFlow.
-In `fit`, statistics are always those of the whole batch.
+In `fit`, statistics are always those of the global batch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["accepting_synchronized", "moments_of_all_replicas", "normalizing_som
 
 
 def normalizing_some_rows(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Let `BatchNormalization.call` use its averages, without updating them, if the batch is empty."""
+    """Make `BatchNormalization.call` use its moving averages, without updating them, for an empty batch."""
 
     @functools.wraps(call)
     def call_some(self: Any, inputs: Any, training: Any = None, mask: Any = None) -> Any:
@@ -35,7 +35,7 @@ def normalizing_some_rows(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def accepting_synchronized(init: Callable[..., None]) -> Callable[..., None]:
-    """Let `BatchNormalization.__init__` accept `synchronized=True`."""
+    """Make `BatchNormalization.__init__` accept `synchronized=True`."""
 
     @functools.wraps(init)
     def call(self: Any, *args: Any, synchronized: bool = False, **kwargs: Any) -> None:
@@ -43,12 +43,12 @@ def accepting_synchronized(init: Callable[..., None]) -> Callable[..., None]:
         self.synchronized = synchronized
 
     with_signature: Any = call
-    with_signature.__signature__ = inspect.signature(init)  # Keras looks at it, to make a config
+    with_signature.__signature__ = inspect.signature(init)  # Keras inspects it to build the config
     return call
 
 
 def moments_of_all_replicas(moments: Callable[..., Any]) -> Callable[..., Any]:
-    """Let `BatchNormalization._moments` combine the replicas' examples if the layer is synchronized."""
+    """Make `BatchNormalization._moments` cover all replicas' examples if the layer is synchronized."""
 
     @functools.wraps(moments)
     def call(self: Any, inputs: Any, mask: Any) -> Any:

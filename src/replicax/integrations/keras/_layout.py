@@ -1,8 +1,8 @@
 """How batches are placed on the devices of a strategy.
 
-XLA partitions Keras' own single-device training step over the whole batch. The rows of a batch are split
-over the devices, and XLA adds the communication that gradients, batch normalization and metrics need. A
-batch that does not divide evenly is replicated: every device computes all of it, with the same numbers.
+XLA partitions Keras' own single-device training step over the global batch. The rows are split over the
+devices, and XLA adds the communication that gradients, batch normalization and metrics need. A batch that
+does not divide evenly is replicated: every device computes all of it, with the same numbers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class StrategyLayout(keras.distribution.DataParallel):
     """A strategy as a Keras distribution, for the duration of `fit`, `evaluate` or `predict`."""
 
     def __init__(self, mesh: ReplicaMesh, *, split: bool) -> None:
-        """Use all devices of `mesh`, even if a replica has several. `split=False` replicates batches."""
+        """Use all devices of `mesh`, including logical devices. `split=False` replicates batches."""
         devices = list(mesh.mesh.devices.flat)
         grid = keras.distribution.DeviceMesh((len(devices),), [mesh.axis_name], devices)
         super().__init__(device_mesh=grid, auto_shard_dataset=False)
@@ -34,7 +34,7 @@ class StrategyLayout(keras.distribution.DataParallel):
             self._split = NamedSharding(mesh.mesh, PartitionSpec(mesh.mesh.axis_names))
 
     def sharding(self, shape: tuple[int, ...]) -> Sharding:
-        """How an array of a batch is placed: split if its rows can be divided evenly, else replicated."""
+        """The sharding of an array of a batch: by rows if they divide evenly, otherwise replicated."""
         even = bool(shape) and shape[0] % self._mesh.mesh.size == 0
         return self._split if even else self._mesh.replicated
 

@@ -13,7 +13,7 @@ __all__ = ["require_keras"]
 def require_keras() -> Any:
     """The module `keras`, with JAX as its backend.
 
-    If Keras was not imported before and KERAS_BACKEND is not set, it is set to jax.
+    Sets KERAS_BACKEND to jax if it is not set and Keras has not been imported.
 
     Raises:
         ImportError: Keras is not installed, or runs on another backend.
@@ -36,7 +36,7 @@ def require_keras() -> Any:
             f"Replicax needs Keras on JAX, but Keras runs on {keras.backend.backend()}. Set "
             "KERAS_BACKEND=jax in the environment before Keras is first imported."
         )
-    if getattr(keras.config, "is_nnx_enabled", bool)():  # older releases lack it
+    if getattr(keras.config, "is_nnx_enabled", bool)():  # older versions don't have it
         raise ImportError(
             "KERAS_NNX_ENABLED is set, so Keras creates Flax variables, which a strategy can't place. "
             "Unset it."

@@ -1,7 +1,7 @@
-"""Keras' losses in replica functions: an average is also divided by the number of replicas.
+"""Keras losses in replica functions: an average is also divided by the number of replicas.
 
-The replicas' losses then add up to the loss of the global batch, as with Keras under `tf.distribute`, if
-all replicas have equally many examples. `rx.compute_average_loss` is exact for any numbers of examples.
+The replicas' losses then add up to the loss of the global batch, as in Keras under `tf.distribute`, if all
+replicas have the same number of examples. `rx.compute_average_loss` is exact for any numbers.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def unscale_loss_for_distribution(value: Any) -> Any:
 
 
 def scaling_additional_losses(aggregate: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a model count the losses of its layers, such as regularization, once for all replicas."""
+    """Make a model count the losses of its layers, such as regularization, once for all replicas."""
 
     @functools.wraps(aggregate)
     def call(self: Any, loss: Any) -> Any:

@@ -32,16 +32,16 @@ _strategies: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
 def remember(model: Any) -> None:
-    """Record the strategy in whose scope a model is created."""
+    """Record the strategy whose scope a model is created in."""
     if has_strategy():
         _strategies[model] = current().strategy
 
 
 def strategy_of(model: Any) -> Any:
-    """The strategy that `fit`, `evaluate` and `predict` of a model use; None without one.
+    """The strategy that a model's `fit`, `evaluate` and `predict` use; None without one.
 
-    It is the strategy in whose scope the model was created. A model created outside of any scope gets the
-    strategy of the scope in which it first runs.
+    It is the strategy whose scope the model was created in. A model created outside of any scope gets the
+    strategy of the scope that it first runs in.
 
     Args:
         model: a Keras model.
@@ -63,7 +63,7 @@ def strategy_of(model: Any) -> Any:
 
 
 def in_scope(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a method of a model run in the scope of the model's strategy, wherever it is called."""
+    """Make a method of a model run in the scope of the model's strategy, wherever it is called."""
 
     @functools.wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -79,7 +79,7 @@ def in_scope(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def building_in_scope(build: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a model that was created in a scope be built in it, wherever it is built."""
+    """Make `build` run in the scope that the model was created in, wherever it is called."""
 
     @functools.wraps(build)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -91,7 +91,7 @@ def building_in_scope(build: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def on_all_devices(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a method of a model run Keras' own program on all devices of the model's strategy."""
+    """Make a method of a model run Keras' own program on all devices of the model's strategy."""
 
     @functools.wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -102,7 +102,7 @@ def on_all_devices(method: Callable[..., Any]) -> Callable[..., Any]:
         _check_place(self, strategy, method.__name__)
         if isinstance(strategy, ParameterServerStrategy) and not method.__name__.startswith("predict"):
             return on_servers(self, strategy, method, args, kwargs)
-        # Keras converts predictions to NumPy, which is impossible for parts in other processes.
+        # Keras converts predictions to NumPy, which does not work for shards in other processes.
         split = strategy.mesh.is_local or not method.__name__.startswith("predict")
         run = Run(self, StrategyLayout(strategy.mesh, split=split))
 
@@ -115,14 +115,14 @@ def on_all_devices(method: Callable[..., Any]) -> Callable[..., Any]:
                 finally:
                     self.jax_state_sync()
 
-        # In a copied context nothing has to be reset afterwards, so an interrupt can't leave it set.
+        # A copied context needs no reset afterwards, so an interrupt can't leave it set.
         return contextvars.copy_context().run(in_run)
 
     return call
 
 
 def moving_what_was_built(symbolic_build: Callable[..., Any]) -> Callable[..., Any]:
-    """Let Keras' `_symbolic_build` also move new variables to the strategy.
+    """Make Keras' `_symbolic_build` also move new variables to the strategy.
 
     Metrics passed to `compile` become part of the model only here, and may have been created outside of the
     scope.
@@ -169,9 +169,9 @@ def _variables_of(model: Any) -> list[Any]:
 
 
 def _move(model: Any, strategy: StrategyProtocol) -> None:
-    """Move variables that were created outside of the scope, say an optimizer's, to the strategy."""
+    """Move variables that were created outside of the scope, such as an optimizer's, to the strategy."""
     moved = [move(variable, strategy) for variable in _variables_of(model)]
     if any(moved):
-        # They were compiled for the variables' previous devices.
+        # These functions were compiled for the variables' previous devices.
         model.train_function = model.test_function = model.predict_function = None
     _strategies[model] = strategy

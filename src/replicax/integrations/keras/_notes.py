@@ -1,8 +1,8 @@
-"""Keras' state of the current call, separate for each replica.
+"""Keras' per-thread call state, kept separately for each replica.
 
-Eager replicas take turns in one thread, and one may have to wait in the middle of a layer or a loss. When
-it continues, the state that Keras stores per thread (the current layer, training mode, precision) or in
-the layer (losses of `add_loss` and of activity regularizers) would be another replica's.
+Eager replicas take turns in one thread, and may be switched in the middle of a layer or a loss. Without
+this, a replica that continues would find another replica's state in what Keras stores per thread (the
+current layer, training mode, precision) or in the layer (losses of `add_loss` and activity regularizers).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NAMES = (
 """The parts of Keras' per-thread state that describe the current call."""
 
 _notes: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
-"""By merge point: every `run` creates a new one for each replica."""
+"""Merge point -> state: every `run` creates a new merge point for each replica."""
 
 
 def _notes_here() -> dict[Any, Any] | None:
@@ -37,7 +37,7 @@ def _notes_here() -> dict[Any, Any] | None:
 
 
 def getting_notes(get: Callable[..., Any]) -> Callable[..., Any]:
-    """Let Keras' `get_global_attribute` return the state of this replica, and of this `Run`."""
+    """Make Keras' `get_global_attribute` return the state of this replica, and of this `Run`."""
 
     @functools.wraps(get)
     def call(name: str, default: Any = None, set_to_default: bool = False) -> Any:
@@ -57,7 +57,7 @@ def getting_notes(get: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def setting_notes(set_: Callable[..., Any]) -> Callable[..., Any]:
-    """Let Keras' `set_global_attribute` set the state of this replica."""
+    """Make Keras' `set_global_attribute` set the state of this replica."""
 
     @functools.wraps(set_)
     def call(name: str, value: Any) -> None:
@@ -78,7 +78,7 @@ def _get_losses(layer: Any) -> Any:
 def _set_losses(layer: Any, losses: Any) -> None:
     vars(layer)["_losses"] = losses
     if (notes := _notes_here()) is not None:
-        notes["losses", id(layer)] = []  # not those of a deleted layer with the same id
+        notes["losses", id(layer)] = []  # a deleted layer may have had the same id
 
 
 losses_of_layers = property(_get_losses, _set_losses)

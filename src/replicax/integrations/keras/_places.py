@@ -1,8 +1,8 @@
-"""The paths of Keras' variables in a checkpoint, which are known before the variables exist.
+"""The paths of Keras variables in a checkpoint, which are known before the variables exist.
 
 A path consists of a layer's index in its model and a variable's index in its layer. So if a checkpoint is
 restored before a model is built, each variable gets its value when Keras creates it, even inside a step.
-Names would not work: Keras numbers them, so the same model has other names in another program.
+Names would not work: Keras numbers them per process, so they differ between programs.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def checkpoint_items(thing: Any) -> dict[str, Any]:
 
 
 def checkpoint_items_by_number(self: Any) -> dict[str, Any]:
-    """The variables by their names in checkpoints of earlier versions."""
+    """The variables by the names that earlier versions saved them under."""
     items = {str(i): _replicax_variable(v) for i, v in enumerate(self.variables)}
     return {place: v for place, v in items.items() if v is not None}
 
@@ -67,7 +67,7 @@ def _replicax_variable(variable: Any) -> Any:
 
 
 def adding_in_place(add: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a method that creates a variable of a layer, an optimizer or a metric record its path."""
+    """Make a method that creates a variable of a layer, an optimizer or a metric record its path."""
     signature = inspect.signature(add)
 
     @functools.wraps(add)
@@ -86,14 +86,14 @@ def adding_in_place(add: Callable[..., Any]) -> Callable[..., Any]:
             place_in_checkpoint.reset(token)
         replicax_variable = getattr(variable, "_variable", None)
         if replicax_variable is not None and replicax_variable.layout.differs:
-            restore_pending()  # each replica's part: a new variable gets only a combined value
+            restore_pending()  # restores per-replica parts; creation only sets the combined value
         return variable
 
     return call
 
 
 def restoring_after(build: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a method that builds something restore the remaining pending values afterwards."""
+    """Make a method that builds something restore the remaining pending values afterwards."""
 
     @functools.wraps(build)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,19 +1,19 @@
-"""The private modules of Keras that Replicax uses, and why.
+"""The private Keras modules that Replicax uses, and why.
 
 * `global_state`: Keras stores *per thread* which layer is being called and whether it trains. Eager
   replicas take turns in one thread, even in the middle of a layer (`all_reduce`, writing a variable), so
   each needs its own state.
-* `in_stateless_scope`: inside a `keras.StatelessScope` variables must not be written. The class is
-  public, but not the test whether one is open.
-* `trainer`: the module of the JAX trainer. Its `_distribute_data` places a batch on the devices. A
-  `keras.distribution.Distribution` is asked for layouts only for the first batch of an epoch, so it could
-  not place a smaller last batch differently.
+* `in_stateless_scope`: variables must not be written inside a `keras.StatelessScope`. The class is public,
+  but the test whether one is open is not.
+* `trainer`: the module of the JAX trainer. Its `_distribute_data` places a batch on the devices. Keras asks
+  a `keras.distribution.Distribution` for layouts only for the first batch of an epoch, so that could not
+  place a smaller last batch differently.
 * `loss`: the module of losses. Two of its functions scale an average in a replica, but only for
   TensorFlow's strategies.
-* `Node`, `tracking`: the graph of a functional model, and the lists of attributes. Pickling a model as its
-  attributes meets them.
+* `Node`, `tracking`: the graph of a functional model and Keras' tracked lists, which turn up when a model
+  is pickled by its attributes.
 * `data_adapters`, `DataAdapter`, `class_weight_to_sample_weights`: an adapter reads the input of `fit`,
-  `evaluate` and `predict`. One function of the module chooses the adapter, and can't be extended.
+  `evaluate` and `predict`. One function of the module chooses the adapter, and it has no extension point.
 """
 
 from __future__ import annotations

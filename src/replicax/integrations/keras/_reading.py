@@ -1,4 +1,4 @@
-"""Reading and writing plain Keras variables: in steps they become variables of ours, tapes watch them."""
+"""Reads and writes of plain Keras variables: steps turn them into `rx.Variable`s, and tapes watch them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["accepting_copy", "adopted_when_read", "writing_outside_of_steps"]
 
 
 def accepting_copy(to_array: Callable[..., Any]) -> Callable[..., Any]:
-    """Let `np.array(variable)` pass the argument that NumPy 2 has, about which it warns otherwise."""
+    """Make `np.array(variable)` accept NumPy 2's `copy` argument; NumPy warns otherwise."""
 
     @functools.wraps(to_array)
     def call(self: Any, dtype: Any = None, copy: bool | None = None) -> Any:
@@ -30,7 +30,7 @@ def accepting_copy(to_array: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def adopted_when_read(maybe_autocast: Callable[..., Any]) -> Callable[..., Any]:
-    """Let steps adopt the plain variables that they read, and tapes watch them."""
+    """Make steps adopt the plain variables that they read, and tapes watch them."""
 
     @functools.wraps(maybe_autocast)
     def call(self: Any, value: Any) -> Any:
@@ -48,7 +48,7 @@ def adopted_when_read(maybe_autocast: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def writing_outside_of_steps(direct_assign: Callable[..., Any]) -> Callable[..., Any]:
-    """Let steps adopt the plain variables that they write, and refuse them in those of a strategy."""
+    """Make steps adopt the plain variables that they write; a strategy's steps raise instead."""
 
     @functools.wraps(direct_assign)
     def call(self: Any, value: Any) -> None:

@@ -1,11 +1,10 @@
 """The state of one call of `fit`, `evaluate` or `predict`, safe against interrupts.
 
-A step of Keras takes the values of all variables as donated arrays and returns new ones, which Keras
-writes back to the variables at the end of an epoch. An exception from a signal handler, such as Ctrl-C,
-can arrive between any two lines: also after a step has consumed the old arrays and before Keras has
-stored the new ones. Therefore each step's result is appended to `Run.results` by the same C call that
-runs the step, and written back from there. If the write-back is interrupted too, the next access to a
-variable completes it.
+A Keras step takes the values of all variables as donated arrays and returns new ones, which Keras writes
+back to the variables at the end of an epoch. An exception from a signal handler, such as Ctrl-C, can arrive
+between any two lines, even after a step has consumed the old arrays and before Keras has stored the new
+ones. So the same C call that runs a step also appends its result to `Run.results`, from where it is written
+back. If the write-back is interrupted, too, the next access to a variable completes it.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ __all__ = [
 ]
 
 running: ContextVar[Run | None] = ContextVar("replicax_keras_running", default=None)
-"""The call of `fit`, `evaluate` or `predict` that this code runs in."""
+"""The current call of `fit`, `evaluate` or `predict`."""
 
 
 @final
@@ -43,14 +42,14 @@ class Run:
 
     Args:
         model: the model.
-        layout: the distribution that Keras uses meanwhile.
+        layout: the distribution that Keras uses during the call.
     """
 
     def __init__(self, model: Any, layout: Any) -> None:
         self.model = model
         self.layout = layout
         self.results: list[Any] = []
-        """The last entry is the result of the last step: its outputs, and lists of arrays like `_taken`."""
+        """The last entry is the last step's result: its outputs, and lists of arrays like `_taken`."""
         self._taken: Sequence[Sequence[Any]] = ()
         self._thread = threading.get_ident()
 
@@ -59,14 +58,14 @@ class Run:
         return running.get() is not self and self._thread == threading.get_ident()
 
     def take(self, groups: Sequence[Sequence[Any]]) -> tuple[list[Any], ...]:
-        """The values of groups of variables, to be donated."""
+        """Take the values of groups of variables, to be donated."""
         self.give_back()
         self.model._jax_state = None
         self._taken = groups
         return tuple([variable._lend(self) for variable in group] for group in groups)
 
     def give_back(self) -> None:
-        """Write the arrays of the last step to their variables. After an interrupt, call it again."""
+        """Write the last step's arrays to their variables; call it again after an interrupt."""
         if self.results:
             _, state = self.results[-1]
             for group, arrays in zip(self._taken, state, strict=bool(self._taken)):
@@ -82,7 +81,7 @@ class Run:
 
 
 def keeping_result(step_function: Any) -> Callable[[Any, Any], Any]:
-    """A step of Keras that stores its result in the current `Run`."""
+    """Wrap a Keras step to store its result in the current `Run`."""
     seen: dict[Any, Callable[[Any], Any]] = {}
 
     def step(state: Any, data: Any) -> Any:
@@ -99,8 +98,8 @@ def keeping_result(step_function: Any) -> Callable[[Any, Any], Any]:
         if key in seen or not is_compiled(step_function):
             seen.get(key, _run_at_once)(start)
         else:
-            # JAX's first call of a program runs Python code after the arrays were donated. Tracing and
-            # compiling take longer, so they happen before, where they can be interrupted.
+            # JAX's first call of a program runs Python code after the arrays were donated. Trace and
+            # compile before that, where an interrupt is harmless.
             in_turn = _compiled_in_turn(run, step_function, step_function.lower(state, data))
             with signals_deferred():
                 in_turn(start)
@@ -121,7 +120,7 @@ def _run_at_once(start: Callable[[Any], Any]) -> None:
 
 
 def _compiled_in_turn(run: Run, step_function: Any, lowered: Any) -> Callable[[Any], Any]:
-    """Compile a step; returns what starts it, in its turn if it communicates with other processes."""
+    """Compile a step; returns a function that runs it, in its turn if it communicates with others."""
     mesh = run.layout.mesh
     if mesh.is_local:
         lowered.compile()
@@ -132,7 +131,7 @@ def _compiled_in_turn(run: Run, step_function: Any, lowered: Any) -> Callable[[A
 
 
 def taking_state(get_jax_state: Callable[..., Any]) -> Callable[..., Any]:
-    """Let `Model._get_jax_state` take the variables' values for the current `Run`."""
+    """Make `Model._get_jax_state` take the variables' values for the current `Run`."""
 
     @functools.wraps(get_jax_state)
     def call(self: Any, *args: Any, purge_model_variables: bool = False, **kinds: bool) -> Any:
@@ -146,7 +145,7 @@ def taking_state(get_jax_state: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def syncing_state(jax_state_sync: Callable[..., Any]) -> Callable[..., Any]:
-    """Let `Model.jax_state_sync` write back the results of the current `Run`."""
+    """Make `Model.jax_state_sync` write back the results of the current `Run`."""
 
     @functools.wraps(jax_state_sync)
     def call(self: Any) -> None:
@@ -162,7 +161,7 @@ def syncing_state(jax_state_sync: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def placing_state(get_state_sharding_spec: Callable[..., Any]) -> Callable[..., Any]:
-    """Let `Model._get_state_sharding_spec` return replicated shardings, without reading the variables."""
+    """Make `Model._get_state_sharding_spec` return replicated shardings, without reading the variables."""
 
     @functools.wraps(get_state_sharding_spec)
     def call(self: Any) -> Any:
@@ -178,7 +177,7 @@ _KINDS = ("trainable_variables", "non_trainable_variables", "optimizer_variables
 
 
 def variable_groups(model: Any) -> tuple[list[Any], ...]:
-    """The trainable and other variables of a model, those of its optimizer, and those of its metrics."""
+    """A model's trainable variables, its other variables, its optimizer's and its metrics'."""
     optimizer = getattr(model, "optimizer", None)
     optimizer_variables = [] if optimizer is None else optimizer.variables
     groups = (

@@ -1,10 +1,10 @@
-"""`fit` and `evaluate` of a model on parameter servers: Keras' own loop, whose steps workers run.
+"""`fit` and `evaluate` on parameter servers: Keras' own loop, with its steps scheduled on workers.
 
-Keras calls a function for each step and, before it looks at variables, `jax_state_sync`. Here the function
-schedules the step on a worker, and `jax_state_sync` waits for all steps that were scheduled.
+Keras calls a function for each step and, before it reads variables, `jax_state_sync`. Here the function
+schedules the step on a worker, and `jax_state_sync` waits for all scheduled steps.
 
-The input is a function that makes a dataset, which each worker calls, or anything else that Keras takes,
-whose batches this process reads and sends.
+The input is a function that creates a dataset, which each worker calls, or anything else that Keras
+accepts, whose batches this process reads and sends.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from replicax.values import DistributedValues, map_leaves
 __all__ = ["FunctionAdapter", "ServerRun", "on_servers", "scheduling", "while_scheduling"]
 
 scheduling: ContextVar[ServerRun | None] = ContextVar("replicax_keras_scheduling", default=None)
-"""The call of `fit` or `evaluate` that this code runs in, if its steps run on workers."""
+"""The current call of `fit` or `evaluate`, if its steps run on workers."""
 
 
 def on_servers(
@@ -68,7 +68,7 @@ class ServerRun:
         self._steps: dict[str, KeptFunction] = {}
 
     def dataset_function(self, x: Any) -> Callable[..., Any] | None:
-        """The function that makes the dataset of each worker, if `x` is one or was made by one."""
+        """The function that creates each worker's dataset, if `x` is one or comes from one."""
         if isinstance(x, DistributedDataset):
             return self.strategy.dataset_function_of(x)
         return x if callable(x) else None
@@ -93,7 +93,7 @@ class ServerRun:
 
 
 def while_scheduling(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Let methods that Keras' loop calls do what a run on workers needs."""
+    """Replace methods that Keras' loop calls while steps run on workers."""
     instead = {
         "make_train_function": _make_train_function,
         "make_test_function": _make_test_function,
@@ -132,7 +132,7 @@ def _make_test_function(run: ServerRun, force: bool = False) -> None:
 def _make_step(
     model: Any, strategy: ParameterServerStrategy, kind: str, compiled: bool
 ) -> Callable[[Any], None]:
-    """What a worker does with a batch, or with its iterator."""
+    """The step that a worker runs on a batch, or on the next batch of its iterator."""
     in_replica = _train if kind == "train" else _test
 
     def step(batch: Any) -> None:
@@ -201,19 +201,19 @@ def _variables_of(model: Any) -> list[Any]:
 
 @final
 class _Endless:
-    """A worker's iterator over the dataset that a function made."""
+    """A worker's iterator over its dataset."""
 
     def __init__(self, dataset: Any) -> None:
         self._iterator = iter(dataset)
 
     def next_batch(self) -> Any:
-        """The next batch; the end of the data is an error, since other workers may have more."""
+        """The next batch. The end of the data is an error, because other workers may have more."""
         try:
             return next(self._iterator)
         except StopIteration:
             raise InputError(
-                "The dataset of a worker ended before all epochs had `steps_per_epoch` steps. Let the "
-                "function return an endless one: `dataset.repeat()`."
+                "The dataset of a worker ended before all epochs had `steps_per_epoch` steps. Return an "
+                "infinite one from the dataset function: `dataset.repeat()`."
             ) from None
 
 
@@ -238,27 +238,27 @@ def _to_send(data: Any) -> Any:
 
 @final
 class FunctionAdapter(_private.DataAdapter):
-    """Represents the datasets that workers make: each step takes the next batch of its own worker.
+    """Represents the workers' own datasets to Keras: each step takes the next batch of its worker.
 
     Args:
         run: the run.
-        dataset_fn: makes the dataset in each worker.
-        steps: the number of steps of an epoch, which must be known.
+        dataset_fn: creates the dataset in each worker.
+        steps: the number of steps per epoch, which must be known.
     """
 
     def __init__(self, run: ServerRun, dataset_fn: Callable[..., Any], steps: int | None) -> None:
         if steps is None:
             raise InputError(
-                "With a function that makes the dataset of each worker, the length of an epoch is not "
-                "known. Pass `steps_per_epoch` to `fit`, with `validation_steps` for such validation data, "
-                "and `steps` to `evaluate`."
+                "With a function that creates each worker's dataset, the length of an epoch is unknown. "
+                "Pass `steps_per_epoch` to `fit`, `validation_steps` if the validation data is a function, "
+                "too, and `steps` to `evaluate`."
             )
         self._run, self._dataset_fn = run, dataset_fn
         self._iterator: Any = None
 
     @property
     def num_batches(self) -> None:
-        """Not known; nor are the others."""
+        """Unknown, like the other sizes."""
 
     @property
     def batch_size(self) -> None: ...
@@ -270,7 +270,7 @@ class FunctionAdapter(_private.DataAdapter):
     def partial_batch_size(self) -> None: ...
 
     def get_jax_iterator(self) -> Iterator[Any]:
-        """The worker's own iterator, again and again."""
+        """A placeholder for the worker's iterator, once per step."""
         if self._iterator is None:
             make = self._run.coordinator.create_per_worker_resource
             self._iterator = make(_make_iterator, args=(self._run.strategy, self._dataset_fn))

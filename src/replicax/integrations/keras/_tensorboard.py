@@ -1,7 +1,7 @@
-"""Keras' `TensorBoard` callback without TensorFlow: its files are written by tensorboardX.
+"""Keras' `TensorBoard` callback without TensorFlow: tensorboardX writes its files.
 
-The callback writes through the module `tensorflow.summary`. Where TensorFlow is not installed, it gets an
-object with the functions of that module that it uses.
+The callback writes through the module `tensorflow.summary`. Where TensorFlow is not installed, it gets a
+stand-in with the functions of that module that it uses.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def _has_tensorflow() -> bool:
 
 
 def summarizing_without_tensorflow(summary: property) -> property:
-    """Let `TensorBoard.summary` be a `_Summary` where TensorFlow is not installed."""
+    """Make `TensorBoard.summary` a `_Summary` where TensorFlow is not installed."""
 
     def get(self: Any) -> Any:
         if self._summary_module is None and not _has_tensorflow():
@@ -32,7 +32,7 @@ def summarizing_without_tensorflow(summary: property) -> property:
 
 
 def without_graph(write: Callable[..., Any]) -> Callable[..., Any]:
-    """Let the callback leave out the graph of layers, which only TensorFlow can write."""
+    """Make the callback skip the graph of layers, which only TensorFlow can write."""
 
     def call(self: Any) -> None:
         if _has_tensorflow():
@@ -87,7 +87,7 @@ class _Summary:
             self._recording.pop()
 
     def _file(self) -> Any:
-        condition = self._recording[-1]  # an inner one replaces the outer
+        condition = self._recording[-1]  # the innermost one counts
         recorded = condition() if callable(condition) else condition
         return self.writer.file if recorded and self.writer is not None else None
 
@@ -106,7 +106,7 @@ class _Summary:
                 file.add_image(f"{name}/{i}", image, number, dataformats="HWC")
 
     def trace_on(self, graph: bool = False, profiler: bool = False) -> None:
-        """Write nothing: JAX has no graph."""
+        """Do nothing: JAX has no graph."""
 
     def trace_export(self, name: str, step: int) -> None:
-        """Write nothing: JAX has no graph."""
+        """Do nothing: JAX has no graph."""

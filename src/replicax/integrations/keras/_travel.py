@@ -1,9 +1,9 @@
-"""Keras' objects in the functions that a coordinator schedules: copies that share their variables.
+"""Pickles Keras objects for the functions that a coordinator schedules: copies that share their variables.
 
-Keras pickles a model as its archive, with the values of its variables. A worker needs something else: the
-same Python objects, whose variables refer to those on the parameter servers. So each object of Keras is
-pickled as its attributes. All of them are put into one table, and refer to each other by number: a long
-chain of layers would otherwise be as many nested calls of the pickler.
+Keras pickles a model as an archive with the values of its variables. A worker needs something else: the
+same Python objects, with variables that refer to those on the parameter servers. So each Keras object is
+pickled by its attributes. All objects go into one table and refer to each other by number; otherwise a long
+chain of layers would overflow the pickler's stack.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ _KINDS = (
     *_CONTAINERS,
 )
 
-# Functions that Keras makes for each object, and programs that were compiled in this process.
+# Per-object functions that Keras creates, and programs that were compiled in this process.
 _MADE_AGAIN = ("build", "quantize")
 _LEFT_OUT = ("train_function", "test_function", "predict_function", "_jax_state", "_eval_epoch_iterator")
 
 
 def dumps(value: Any) -> bytes:
-    """Pickle something that may contain objects of Keras; `cloudpickle.loads` unpickles it."""
+    """Pickle something that may contain Keras objects; `cloudpickle.loads` unpickles it."""
     table = _Table()
     pickled = table.pickle(value)
     entries = []
@@ -61,7 +61,7 @@ def dumps(value: Any) -> bytes:
 
 
 def _remember(objects: list[Any]) -> None:
-    """A worker may ask for the slots of an optimizer: this process must find the objects again."""
+    """Keep the objects findable: a worker may ask this process for an optimizer's slots."""
     for value in objects:
         own = value._variable if isinstance(value, DistributedVariable) else None
         if own is not None and own.layout.servers is not None:
@@ -73,21 +73,21 @@ def _remember(objects: list[Any]) -> None:
 
 @final
 class _Table:
-    """The objects of Keras that were met, each with a number."""
+    """The Keras objects found so far, each with a number."""
 
     def __init__(self) -> None:
         self.objects: list[Any] = []
         self._numbers: dict[int, int] = {}
 
     def number(self, value: Any) -> int:
-        """The number of an object, a new one the first time."""
+        """The number of an object; the first call assigns it."""
         if id(value) not in self._numbers:
             self._numbers[id(value)] = len(self.objects)
             self.objects.append(value)
         return self._numbers[id(value)]
 
     def pickle(self, value: Any) -> bytes:
-        """Pickle something, with numbers in place of the objects of Keras."""
+        """Pickle something, with numbers in place of Keras objects."""
         file = io.BytesIO()
         _pickler_class()(file, self).dump(value)
         return file.getvalue()
@@ -107,7 +107,7 @@ def _pickler_class() -> Any:
 
 
 def _state(value: Any) -> Any:
-    """What an object of Keras is made up of."""
+    """The attributes or items of a Keras object."""
     if type(value) in _CONTAINERS:
         as_plain, _ = _CONTAINERS[type(value)]
         return as_plain(value), value.tracker
@@ -136,24 +136,23 @@ def _load(entries: list[tuple[Any, bytes]], pickled: bytes) -> Any:
 def _fill(value: Any, state: Any) -> None:
     if type(value) in _CONTAINERS:
         (items, tracker), (_, fill) = state, _CONTAINERS[type(value)]
-        value.tracker = None  # what is added now is known to it
+        value.tracker = None  # the layer already tracks what is added here
         fill(value, items)
         value.tracker = tracker
         return
     value.__dict__.update(state)
-    if isinstance(value, keras.optimizers.Optimizer):  # Keras finds variables by the identity of objects
+    if isinstance(value, keras.optimizers.Optimizer):  # Keras looks variables up by id
         numbers = {id(variable): i for i, variable in enumerate(value._trainable_variables)}
         value.__dict__["_trainable_variables_indices"] = numbers
 
 
 @final
 class _Unpickler(pickle.Unpickler):
-    """Puts objects in place of their numbers."""
+    """Replaces numbers by their objects."""
 
     def __init__(self, pickled: bytes, made: list[Any]) -> None:
         super().__init__(io.BytesIO(pickled))
         self._made = made
 
     def persistent_load(self, pid: Any) -> Any:
-        """The object with a number."""
         return self._made[pid]

@@ -1,9 +1,9 @@
 """Keras variables that were created outside of any scope, in compiled steps and checkpoints.
 
-They are plain Keras variables until they meet a step of `rx.function`, `rx.value_and_grad` or an
-`rx.Checkpoint`, which need an `rx.Variable`. Then each becomes a `DistributedVariable` of the default
-strategy, with the same value. What Keras creates inside such a step, or while a restored checkpoint waits
-for new variables, is one from the start.
+They stay plain Keras variables until an `rx.function`, `rx.value_and_grad` or an `rx.Checkpoint` uses them,
+which needs an `rx.Variable`. Then each becomes a `DistributedVariable` of the default strategy, with the
+same value. Variables that Keras creates inside such a step, or while a restored checkpoint has pending
+values, are `DistributedVariable`s from the start.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["adopt", "adopted_variable", "begins_adopted", "in_step"]
 
 
 def in_step() -> bool:
-    """Whether this is traced as part of a step, without a strategy."""
+    """Whether a step is being traced here, without a strategy."""
     return not has_strategy() and not current().frame.is_eager
 
 
@@ -31,7 +31,7 @@ def begins_adopted() -> bool:
 
 
 def adopt(variable: Any) -> None:
-    """Make a plain Keras variable one of the default strategy."""
+    """Turn a plain Keras variable into one of the default strategy."""
     if not isinstance(variable, DistributedVariable):
         # A new context has no strategies, steps or tapes.
         contextvars.Context().run(_move_to_default, variable)

@@ -1,11 +1,11 @@
 """Keras variables that are backed by an `rx.Variable`.
 
 A variable that Keras creates in a strategy's scope is a `DistributedVariable`. Keras uses it like any
-other, but its value is that of an `rx.Variable`: in a replica function it reads the replica's copy, and
-writes follow the strategy's rules. During `fit`, `evaluate` and `predict`, Keras' own program takes the
-value as an array that is replicated on all devices.
+other, but an `rx.Variable` has its value: a replica function reads the replica's copy, and writes follow
+the strategy's rules. During `fit`, `evaluate` and `predict`, Keras' own program takes the value as an
+array that is replicated on all devices.
 
-Synchronization and aggregation depend on the use of the variable:
+Synchronization and aggregation depend on what the variable is for:
 
     trainable                            mirrored; only an optimizer writes it
     metrics                              ON_READ, SUM, as Keras specifies
@@ -43,10 +43,10 @@ __all__ = [
 ]
 
 place_in_checkpoint: ContextVar[tuple[Any, str]] = ContextVar("replicax_keras_place", default=(None, ""))
-"""The layer, optimizer or metric that is creating a variable, and the variable's place in it."""
+"""The layer, optimizer or metric that is creating a variable, and the variable's path in it."""
 
 optimizer_state: ContextVar[tuple[Variable, ...] | None] = ContextVar("replicax_keras_state", default=None)
-"""The variables that belong to the state which an optimizer creates; () means all of them."""
+"""The variables that the optimizer state being created belongs to; () means all of them."""
 
 _SEED = "seed_generator_state"
 
@@ -91,7 +91,7 @@ class DistributedVariable(keras.Variable):
         self._was_read = True
         return self._variable
 
-    # The value. Keras reads and writes `_value`. None means that it has none, or that a `Run` took it.
+    # The value. Keras reads and writes `_value`. None means no value yet, or that a `Run` has taken it.
 
     @property
     def _value(self) -> Any:
@@ -101,7 +101,7 @@ class DistributedVariable(keras.Variable):
         try:
             return self._read(self._variable)
         except TracingError:
-            # Keras traces functions itself, to infer shapes or for a scan. It gets the current value.
+            # Keras traces functions itself, to infer shapes or for a scan; give it the current value.
             with at_trace(eval_trace):
                 return self._read(self._variable)
 
@@ -115,14 +115,14 @@ class DistributedVariable(keras.Variable):
             self._borrower = None
 
     def _lend(self, run: Run) -> Any:
-        """The value, as an array that can be donated: nothing else refers to it."""
+        """Lend out the value as an array that can be donated, because nothing else refers to it."""
         assert self._variable is not None
         array = _on_all_devices(self._variable)
         if self._variable.layout.servers is not None:
             self._borrower = run
             return jnp.copy(array)
         if not self._variable.layout.on_mesh:
-            array = jnp.copy(array)  # it may be the array of the store
+            array = jnp.copy(array)  # it may be the store's own array
         elif self._was_read:
             array = jnp.copy(array)
             if not self._variable.layout.differs:
@@ -143,7 +143,7 @@ class DistributedVariable(keras.Variable):
             self._borrower = None
 
     def _write_replicated(self, array: Any) -> None:
-        """Assign an array that is replicated on the strategy's mesh: the checks of `assign` take longer."""
+        """Assign an array that is replicated on the strategy's mesh, without the checks of `assign`."""
         variable = self._variable
         assert variable is not None
         if variable.layout.servers is not None:
@@ -154,7 +154,7 @@ class DistributedVariable(keras.Variable):
             variable.assign(array, read_value=False)
 
     def _end_loan(self) -> bool:
-        """Take the value back from a `Run` that is over. False if it is not over."""
+        """Take the value back from a `Run` if that is over; returns whether it is."""
         if self._borrower is None:
             return True
         if not self._borrower.is_over:
@@ -175,7 +175,7 @@ class DistributedVariable(keras.Variable):
         return value if offset is None else value + offset
 
     def _replica_offset(self) -> Any:
-        """Added to the seed, so that replicas draw different random numbers."""
+        """An offset for the seed, so that replicas draw different random numbers."""
         if not self._path.endswith(_SEED) or not self._in_replica():
             return None
         if self._distribute_strategy.num_replicas_in_sync == 1:
@@ -195,13 +195,13 @@ class DistributedVariable(keras.Variable):
         return self.replicax_variable.assign_add(value)
 
     def assign_sub(self, value: Any) -> Any:
-        """Subtract `value`, combined over the replicas like in `assign_add`."""
+        """Subtract `value`, combined over the replicas as in `assign_add`."""
         if not self._in_replica() or in_stateless_scope():
             return super().assign_sub(value)
         value = self._convert_to_tensor(value, dtype=self._dtype)
         return self.replicax_variable.assign_sub(value)
 
-    # Creation: the methods in which the variables of Keras' backends differ.
+    # Creation: the methods that Keras' backends override.
 
     def _initialize(self, value: Any) -> None:
         self._shape = self._validate_shape(value.shape)
@@ -212,7 +212,7 @@ class DistributedVariable(keras.Variable):
 
     def _convert_to_tensor(self, value: Any, dtype: Any = None) -> Any:
         if self._variable is None and isinstance(value, int | float | np.ndarray | np.generic):
-            # Keep an initial value such as 0 out of the program that is being traced.
+            # An initial value such as 0 must not become part of the program that is being traced.
             with at_trace(eval_trace):
                 return super()._convert_to_tensor(value, dtype)
         return super()._convert_to_tensor(value, dtype)
@@ -235,14 +235,14 @@ class DistributedVariable(keras.Variable):
         self._place_in_checkpoint = (None, "")
 
     def _slot_options(self) -> dict[str, Any]:
-        """On parameter servers, state of an optimizer is placed where its variables are."""
+        """Place optimizer state with its variables on parameter servers."""
         owners = optimizer_state.get()
         if owners is None or self._distribute_strategy.servers is None:
             return {}
         return {"is_slot": True, "slot_of": owners}
 
     def _move_from_default(self, strategy: StrategyProtocol) -> bool:
-        """Move a variable that was used without a strategy; returns whether it was."""
+        """Move the variable here if it was used without a strategy; returns whether it was."""
         if strategy is self._distribute_strategy:
             return False
         value = None if self._variable is None else self.replicax_variable.read_value()
@@ -263,7 +263,7 @@ class DistributedVariable(keras.Variable):
         return VariableSynchronization.ON_READ, VariableAggregation.ONLY_FIRST_REPLICA
 
     def _constrained(self, value: Any) -> Any:
-        """For an `rx.Optimizer`. Keras' own optimizers apply the constraint themselves."""
+        """Apply the constraint, for an `rx.Optimizer`; Keras optimizers do that themselves."""
         return value if self._constraint is None else self._constraint(value)
 
 
@@ -277,7 +277,7 @@ def _on_all_devices(variable: Variable) -> Any:
 
 
 def move(variable: Any, strategy: StrategyProtocol) -> bool:
-    """Move a variable that was created outside of the strategy's scope; returns whether it was."""
+    """Move a variable to the strategy if it was created outside; returns whether it was."""
     if isinstance(variable, DistributedVariable):
         if isinstance(variable._distribute_strategy, DefaultStrategy):
             return variable._move_from_default(strategy)
@@ -301,7 +301,7 @@ def move(variable: Any, strategy: StrategyProtocol) -> bool:
     moved.__dict__.update(attributes, _variable=None, _borrower=None, _was_read=False)
     if value is not None:
         moved._create(value)
-    # Only now, so that an interrupt leaves the variable with its value.
+    # Last, so that an interrupt can't leave the variable without a value.
     variable.__dict__.update(moved.__dict__)
     variable.__class__ = DistributedVariable
     variable.__dict__.pop("_value", None)

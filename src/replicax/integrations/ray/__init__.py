@@ -1,4 +1,4 @@
-"""Workers on a Ray cluster: `run` places them, connects them, and restarts them after a failure.
+"""Workers on a Ray cluster: `run` places, connects and, after a failure, restarts them.
 
     from replicax.integrations import ray as rx_ray
 

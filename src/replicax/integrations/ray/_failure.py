@@ -1,4 +1,4 @@
-"""The failure of a worker, and which of several failed workers is the cause."""
+"""The failures of workers, and which of several is the cause of the others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from replicax.errors import (
 
 __all__ = ["Failure", "Raised", "choose_cause"]
 
-# What a worker raises when another one has gone.
+# What a worker raises when another one is gone.
 _CONSEQUENCES = (
     jax.errors.JaxRuntimeError,
     ClusterTimeoutError,
@@ -30,19 +30,19 @@ _CONSEQUENCES = (
 @final
 @dataclass(frozen=True)
 class Failure:
-    """The failure of one worker: what its function raised, or Ray's error if its process ended."""
+    """The failure of one worker: what its function raised, or Ray's error if its process died."""
 
     rank: int
     reason: Raised | Exception
 
     @property
     def cause(self) -> Exception:
-        """The exception of the training function, or Ray's."""
+        """The exception from the training function, or Ray's."""
         return self.reason.error if isinstance(self.reason, Raised) else self.reason
 
     @property
     def suspicion(self) -> int:
-        """0 for a process that ended, 1 for an error of the user, 2 for what may follow from those."""
+        """0 for a dead process, 1 for an error in user code, 2 for what may be a consequence of those."""
         if not isinstance(self.reason, Raised):
             return 0
         return 2 if isinstance(self.cause, _CONSEQUENCES) else 1
@@ -50,7 +50,7 @@ class Failure:
     def __str__(self) -> str:
         if isinstance(self.reason, Raised):
             return f"it raised {type(self.cause).__name__}.\n\n{self.reason.traceback.strip()}"
-        return f"its process ended without a result.\n\n{str(self.reason).strip()}"
+        return f"its process died without a result.\n\n{str(self.reason).strip()}"
 
 
 def choose_cause(failures: list[Failure]) -> Failure:

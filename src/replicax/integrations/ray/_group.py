@@ -1,4 +1,4 @@
-"""A group of workers: as many actors as Ray can place, connected, until they are done or one fails."""
+"""A group of connected workers: as many actors as Ray can place, until they are done or one fails."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from replicax.integrations.ray._worker import Worker
 
 __all__ = ["Group", "place_group"]
 
-_SECONDS_FOR_FEWER = 5.0  # to place a group that should fit once the workers before it have ended
+_SECONDS_FOR_FEWER = 5.0  # for placing a smaller group, once the previous workers' resources are free
 _SECONDS_TO_LEAVE = 10.0
-_SECONDS_FOR_CAUSE = 3.0  # between the end of a process and the errors that it causes elsewhere
+_SECONDS_FOR_CAUSE = 3.0  # between the death of a process and the errors that it causes elsewhere
 
 _logger = logging.getLogger("replicax")
 
 
 @final
 class Group:
-    """Workers in the order of their ranks; those of a machine are next to each other."""
+    """Workers by rank; those on the same machine have consecutive ranks."""
 
     def __init__(self, placement: Any, resources: Mapping[str, float]) -> None:
         """Start an actor in each bundle of the placement group."""
@@ -42,7 +42,7 @@ class Group:
         return len(self._workers)
 
     def run(self, train_fn: Callable[[], Any], restart: int) -> list[Any] | Failure:
-        """The results of all workers, or the failure that ended them."""
+        """Run the training function; returns the results of all workers, or the failure that ended them."""
         try:
             addresses = self._connect()
         except RayError as error:
@@ -66,7 +66,7 @@ class Group:
         return ray.get([worker.address.remote(loopback) for worker in self._workers])
 
     def close(self) -> None:
-        """End all workers, whatever they are doing."""
+        """Kill all workers, whatever they are doing."""
         for worker in self._workers:
             ray.kill(worker, no_restart=True)
         placement_groups.remove_placement_group(self._placement)
@@ -111,7 +111,7 @@ def _take(ref: Any, rank: int, results: dict[int, Any], failures: list[Failure])
 def place_group(
     num_workers: int, min_workers: int, resources: Mapping[str, float], timeout_seconds: float
 ) -> Group:
-    """As many workers as Ray can place: all of them within the timeout, or else fewer.
+    """Place all workers within the timeout, otherwise as many as Ray can place.
 
     Raises:
         ClusterTimeoutError: Ray can't place `min_workers`.
@@ -122,7 +122,7 @@ def place_group(
     for fewer in range(min(num_workers - 1, _most_that_fit(resources)), min_workers - 1, -1):
         group = _try_to_place(fewer, resources, _SECONDS_FOR_FEWER)
         if group is not None:
-            _logger.warning("Ray can place %d of %d workers; training with those.", fewer, num_workers)
+            _logger.warning("Ray can place only %d of %d workers; training with those.", fewer, num_workers)
             return group
     least = "" if min_workers == num_workers else f", nor {min_workers}"
     raise ClusterTimeoutError(
@@ -152,5 +152,5 @@ def _most_that_fit(resources: Mapping[str, float]) -> int:
 
 
 def _shown(resources: Mapping[str, float]) -> dict[str, float]:
-    """Without Ray's own: machines, memory for objects, and the parts of placement groups."""
+    """Drop Ray's internal resources: nodes, object store memory, and bundles of placement groups."""
     return {name: n for name, n in resources.items() if ":" not in name and "_" not in name}

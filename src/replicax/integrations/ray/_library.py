@@ -1,4 +1,4 @@
-"""Ray, without its types: they are incomplete, and Ray need not be installed to check ours."""
+"""Imports Ray as `Any`: its types are incomplete, and type checking must work without Ray."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`run`: train with workers on Ray, and start them again if one fails."""
+"""`run`: trains with workers on Ray, and restarts them if one fails."""
 
 from __future__ import annotations
 
@@ -27,28 +27,30 @@ def run(
     *,
     placement_timeout_seconds: float = 60.0,
 ) -> list[T]:
-    """Call `train_fn` in `num_workers` processes of a Ray cluster, which form one cluster for Replicax.
+    """Call `train_fn` in `num_workers` processes on a Ray cluster, which form one Replicax cluster.
 
-    In each, TF_CONFIG names the workers and the rank, so `rx.MultiWorkerMirroredStrategy()` joins them. If
-    a worker fails, all of them are stopped. They start again, in new processes, up to `max_failures` times:
-    let `train_fn` continue from its last checkpoint. REPLICAX_RESTART_COUNT has the number of restarts.
+    TF_CONFIG is set in each, so `rx.MultiWorkerMirroredStrategy()` joins the others. If a worker fails, all
+    of them are stopped and restarted in new processes, up to `max_failures` times; `train_fn` should
+    continue from its last checkpoint. REPLICAX_RESTART_COUNT has the number of restarts.
 
     Args:
-        train_fn: the program of every worker, without arguments; `functools.partial` adds them.
+        train_fn: what every worker calls, without arguments; use `functools.partial` to pass some.
         num_workers: the number of workers.
-        resources_per_worker: what Ray reserves for each, such as `{"CPU": 4, "GPU": 1}`; None is one CPU.
-        max_failures: how often to start again after a failure.
+        resources_per_worker: what Ray reserves for each, such as `{"CPU": 4, "GPU": 1}`; None means one
+            CPU.
+        max_failures: how often to restart after a failure.
         min_workers: if Ray can't place all workers, for example because a machine is gone, train with as
-            many as it can, but not with fewer than this. None is all of them.
+            many as it can, but with no fewer than this. None requires all of them.
         placement_timeout_seconds: how long to wait for the resources of all workers.
 
     Returns:
-        What `train_fn` returned in each worker, in the order of the ranks, with NumPy arrays for JAX's.
+        What `train_fn` returned in each worker, by rank, with NumPy arrays in place of JAX arrays.
 
     Raises:
-        ClusterError: the numbers of workers or failures are not valid.
+        ClusterError: the number of workers or failures is invalid.
         ClusterTimeoutError: Ray could not place the workers.
-        RunFailedError: a worker failed. The message has its rank and traceback; the cause is its exception.
+        RunFailedError: a worker failed. The message has its rank and traceback; `__cause__` is its
+            exception.
 
     The example needs a Ray cluster, or starts one on this machine::
 
@@ -76,7 +78,7 @@ def run(
         message = _message(outcome, len(group), restart + 1, max_failures)
         if restart == max_failures:
             raise RunFailedError(message) from outcome.cause
-        _logger.warning("%s\nStarting all workers again.", message)
+        _logger.warning("%s\nRestarting all workers.", message)
         restart += 1
 
 

@@ -1,4 +1,4 @@
-"""The actor that one worker runs in. Its process ends with it: JAX can't join a second cluster."""
+"""The actor that runs one worker. Its process exits with it, because JAX can't join a second cluster."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Worker:
         return ray.get_runtime_context().get_node_id()
 
     def address(self, loopback: bool) -> str:
-        """A free port of this machine."""
+        """An address with a free port on this machine."""
         host = "127.0.0.1" if loopback else ray.util.get_node_ip_address()
         return f"{host}:{free_ports(1)[0]}"
 
     def run(self, train_fn: Callable[[], Any], addresses: Sequence[str], rank: int, restart: int) -> Any:
-        """Call the training function as the worker `rank` of all; returns what it returned or raised."""
+        """Call the training function as the worker with this rank; returns what it returned or raised."""
         task = {"type": "worker", "index": rank}
         os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": list(addresses)}, "task": task})
         os.environ["REPLICAX_RESTART_COUNT"] = str(restart)
@@ -43,11 +43,11 @@ class Worker:
         return jax.tree.map(_on_host, result)
 
     def leave(self) -> None:
-        """Sign off from the other workers, so that none takes the end of this process for a failure."""
-        with contextlib.suppress(RuntimeError):  # the result is safe already
+        """Sign off, so that the other workers don't take the exit of this process for a failure."""
+        with contextlib.suppress(RuntimeError):  # the result has been returned already
             jax.distributed.shutdown()
 
 
 def _on_host(leaf: Any) -> Any:
-    """Send arrays as NumPy arrays: reading a `jax.Array` would start JAX in the driver."""
+    """Convert arrays to NumPy: unpickling a `jax.Array` would start JAX in the driver."""
     return np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf
