@@ -223,7 +223,7 @@ def test_functions_that_jax_compiles(fn):
         np.testing.assert_array_equal(run_on(mirrored(2), fn, x, compiled=True)[0], together)
     # JAX has cached what a single replica, and a compiled one, may do.
     with pytest.raises(
-        TracingError, match=r"over the axis 'replica' .* inside (jit|scan|pjit).*all_reduce"
+        TracingError, match=r"over the replica axis 'replica' .* inside (jit|scan|pjit).*all_reduce"
     ):
         run_on(mirrored(2), fn, x, compiled=False)
     unequal = [x[0], x[1][:1]]

@@ -583,7 +583,7 @@ def test_wrong_repetitions_are_refused(count):
 
 @pytest.mark.parametrize("seed", [-1, 1.5, True, None])
 def test_wrong_seeds_are_refused(seed):
-    with pytest.raises(InputError, match="not negative"):
+    with pytest.raises(InputError, match="non-negative"):
         rx.from_arrays(np.arange(4)).shuffle(seed=seed)
 
 

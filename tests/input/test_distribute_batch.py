@@ -168,7 +168,7 @@ def test_a_distributed_batch_is_refused(three):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"partial_batch": "drop"}, "choose 'exact', 'pad' or 'error'.*leave out the step"),
+        ({"partial_batch": "drop"}, "choose 'exact', 'pad' or 'error'.*skip the step"),
         ({"partial_batch": "Pad"}, "choose 'exact', 'pad' or 'error'"),
         ({"partial_batch": "error"}, "4 examples for 3 replicas, where a multiple of 3 was expected"),
         ({"partial_batch": "error", "batch_size": 9}, "where 3 for each of them was expected"),

@@ -59,7 +59,7 @@ def test_a_dataset_without_a_known_length_says_so(two, files):
         assert dataset
     batched = files.batch(2)
     for dataset in (batched, two.distribute_dataset(batched)):
-        with pytest.raises(TypeError, match=r"has no length: only reading it can tell.*cardinality"):
+        with pytest.raises(TypeError, match=r"has no length: it is known only after reading.*cardinality"):
             len(dataset)
         assert dataset
         assert len(list(dataset)) == 2
@@ -75,7 +75,7 @@ def test_a_dataset_without_a_known_length_says_so(two, files):
         ("filter", r"grain\.MapDataset"),
         ("prefetch", "per_replica_buffer_size"),
         ("shard", "gives every process and replica its part"),
-        ("take", "Take the rows before"),
+        ("take", "Slice the arrays first"),
         ("with_options", r"distribute_dataset\(dataset, rx\.InputOptions"),
     ],
 )

@@ -488,7 +488,7 @@ def test_a_batch_size_that_does_not_divide_is_an_error_at_once(two):
 
 def test_a_known_batch_size_tells_that_all_batches_are_too_small(two):
     with pytest.raises(
-        InputError, match=r"A batch has 2 examples for 2 replicas, where a full batch has 2 for each"
+        InputError, match=r"A batch has 2 examples for 2 replicas, but a full batch has 2 for each"
     ):
         next(iter(two.distribute_dataset(rx.from_arrays(table(2)).batch(4), ERROR)))
 

@@ -409,7 +409,7 @@ def test_a_position_in_a_dataset_that_has_changed_is_refused():
     _, iterator = begin(lambda: [np.arange(4), np.arange(4)])
     next(iterator), next(iterator)
     state = written(iterator.state())
-    refused(state, lambda: [np.arange(4)], "now have 4. The dataset must give the same batches again")
+    refused(state, lambda: [np.arange(4)], "now have 4. The dataset must yield the same batches again")
     refused(state, lambda: [np.arange(4), np.arange(2)], "now have 6")
     _, iterator = begin(lambda: rx.from_arrays(np.arange(10)).batch(8))
     next(iterator)

@@ -322,7 +322,7 @@ def test_array_methods_come_in_one_order():
         with pytest.raises(InputError, match="number of epochs"):
             rows.repeat(count)
     for seed in (-1, 1.5, None, True):
-        with pytest.raises(InputError, match="not negative"):
+        with pytest.raises(InputError, match="non-negative"):
             rows.shuffle(seed=seed)
 
 

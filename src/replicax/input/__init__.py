@@ -1,4 +1,4 @@
-"""Input: datasets of any kind, split exactly over the replicas and read ahead of the step."""
+"""Input: datasets of any kind, split exactly over the replicas and prefetched in the background."""
 
 from replicax.input._arrays import ArrayDataset, from_arrays
 from replicax.input._batch import Batch, WholeBatch

@@ -1,7 +1,7 @@
 """`rx.from_arrays`: arrays in memory (or memory-mapped) as a dataset, read by index.
 
 Positions are counted in examples, so a pass can be resumed exactly, on any number of replicas and even with
-another batch size. A pipeline reads only its own rows.
+a different batch size. A pipeline reads only its own rows.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def from_arrays(arrays: _T, *others: Never) -> ArrayDataset[_T]:
     work too: only the rows that a batch needs are read from disk.
 
     Args:
-        arrays: an array, or a structure of arrays that all have one row for each example.
-        *others: refused: several arrays go into one structure, `rx.from_arrays((x, y))`.
+        arrays: an array, or a structure of arrays with one row per example.
+        *others: not allowed: pass several arrays as one structure, `rx.from_arrays((x, y))`.
 
     Raises:
         InputError: `arrays` is empty, or the arrays have different numbers of rows.
@@ -72,7 +72,7 @@ def from_arrays(arrays: _T, *others: Never) -> ArrayDataset[_T]:
         if array.ndim == 0:
             raise InputError(
                 f"rx.from_arrays takes arrays with one row for each example, but {name} is the single "
-                f"number {array}. Convert a list of numbers to an array with np.asarray."
+                f"number {array}. A list of numbers is a structure: convert it to an array with np.asarray."
             )
     sizes = {array.shape[0] for array in rows}
     if len(sizes) > 1:
@@ -112,7 +112,7 @@ class ArrayDataset(GivesSource, Generic[_T]):
         return f"<ArrayDataset of {shapes}{shuffled}{batched}>"
 
     def shuffle(self, *, seed: int = 0) -> ArrayDataset[_T]:
-        """Shuffle the examples, in a different order for every epoch.
+        """Shuffle the examples, in a different order in each epoch.
 
         Args:
             seed: the same seed gives the same orders in every process and on any number of replicas.
@@ -127,14 +127,14 @@ class ArrayDataset(GivesSource, Generic[_T]):
                 "epoch, and batches are made from the shuffled examples."
             )
         if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
-            raise InputError(f"ArrayDataset.shuffle(seed={seed!r}): pass an integer that is not negative.")
+            raise InputError(f"ArrayDataset.shuffle(seed={seed!r}): pass a non-negative integer.")
         return dataclasses.replace(self, _seed=int(seed))
 
     def repeat(self, count: int | None = None) -> ArrayDataset[_T]:
         """Repeat the examples, so that one pass covers several epochs.
 
-        If called before `batch`, a batch can span two epochs. If called after it, each epoch ends with its
-        own partial batch.
+        Before `batch`, a batch can span two epochs. After `batch`, each epoch ends with its own partial
+        batch.
 
         Args:
             count: how many times; None repeats forever.
@@ -150,7 +150,7 @@ class ArrayDataset(GivesSource, Generic[_T]):
                 f"ArrayDataset.repeat({count!r}): pass a number of epochs, or None to repeat forever."
             )
         if self._epochs != 1:
-            raise InputError("ArrayDataset.repeat was called twice; call it once.")
+            raise InputError("ArrayDataset.repeat was called twice. Call it once.")
         return dataclasses.replace(self, _epochs=count, _across_epochs=self._batch_size is None)
 
     def batch(self, batch_size: int, drop_remainder: bool = False) -> ArrayDataset[_T]:
@@ -167,7 +167,7 @@ class ArrayDataset(GivesSource, Generic[_T]):
             raise InputError(f"ArrayDataset.batch({batch_size!r}): pass a batch size of at least 1.")
         if self._batch_size is not None:
             raise InputError(
-                f"ArrayDataset.batch was called twice, first with {self._batch_size}; call it once."
+                f"ArrayDataset.batch was called twice, first with {self._batch_size}. Call it once."
             )
         return dataclasses.replace(self, _batch_size=int(batch_size), _drop_remainder=bool(drop_remainder))
 
@@ -206,13 +206,13 @@ class ArrayDataset(GivesSource, Generic[_T]):
         """The source that a strategy reads; raises if `batch` was not called."""
         if self._batch_size is None:
             raise InputError(
-                f"{self!r} gives single examples. Combine them into batches for all replicas with "
+                f"{self!r} yields single examples. Combine them into batches for all replicas with "
                 ".batch(global_batch_size)."
             )
         return _ArraySource(self)
 
-    # Epochs are counted over all passes, so that two loops over a dataset give the same examples as one
-    # loop over a dataset that repeats twice.
+    # Epochs are counted across passes, so that two loops over a dataset yield the same examples as one loop
+    # over a dataset that repeats twice.
 
     @property
     def num_rows(self) -> int:
@@ -295,7 +295,7 @@ class _ArrayReader(Reader):
         if not spans or (size > 0 and dataset._drop_remainder and self._at_end()):
             raise StopIteration
         if size > 0 and dataset._drop_remainder:
-            return self._read()  # drop the rest of this epoch and begin the next one
+            return self._read()  # drop the remainder of this epoch and begin the next one
         return _ArrayBatch(dataset, [(self._order(epoch), a, b) for epoch, a, b in spans])
 
     def _at_end(self) -> bool:
@@ -318,14 +318,14 @@ class _ArrayReader(Reader):
         if offset >= max(self._dataset.num_rows, 1):
             raise InputError(
                 f"The position is after {offset} examples of an epoch, but the dataset has only "
-                f"{self._dataset.num_rows}. Restore a position with the dataset that it was saved from."
+                f"{self._dataset.num_rows}. Restore a position into the dataset that it was saved from."
             )
         self._epoch, self._offset = epoch, offset
 
 
 @final
 class _ArrayBatch(Batch):
-    """Rows that are gathered only when they are asked for."""
+    """A batch whose rows are gathered only when they are taken."""
 
     def __init__(self, dataset: ArrayDataset[Any], spans: list[tuple[np.ndarray | None, int, int]]) -> None:
         self._rows, self.treedef, self._spans = dataset._rows, dataset._treedef, spans

@@ -1,7 +1,7 @@
-"""A batch: a structure of arrays with one row for each example.
+"""A batch: a structure of arrays with one row per example.
 
 `Batch.rows` returns memory that does not change afterwards. JAX copies host memory to a device in the
-background, and a CPU device may even alias it, while many readers reuse their buffers. So rows of a
+background, and a CPU device may even alias it, while many readers reuse their buffers. So the rows of a
 reader's arrays are copied here, into aligned memory that a CPU device can alias without a second copy.
 """
 
@@ -33,7 +33,7 @@ __all__ = [
     "to_arrays",
 ]
 
-_ALIGNMENT = 64  # bytes; XLA aliases host memory only if it is aligned like this
+_ALIGNMENT = 64  # bytes; XLA aliases host memory only if it is aligned to this
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
@@ -46,7 +46,7 @@ def aligned_empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
 
 
 def is_numeric(array: Any) -> bool:
-    """Whether `array` can be placed on a device: text, bytes and Python objects can't."""
+    """Whether `array` can be placed on a device: strings, bytes and Python objects can't."""
     if isinstance(array, jax.Array):
         return True
     return array.dtype.kind in "biufc" or (
@@ -72,7 +72,7 @@ class Batch(abc.ABC):
     @property
     @abc.abstractmethod
     def leaves(self) -> Sequence[Any]:
-        """Arrays with the dtypes and trailing shapes of the batch, and any rows."""
+        """Arrays with the dtypes and trailing shapes of the batch, and any number of rows."""
 
     @abc.abstractmethod
     def detached(self) -> Batch:
@@ -85,18 +85,18 @@ class Batch(abc.ABC):
         Args:
             start: the first row.
             stop: the row after the last.
-            aligned: copy into memory that a CPU device can alias. Otherwise the device makes a copy itself,
+            aligned: copy into memory that a CPU device can alias. Otherwise the device makes its own copy,
                 which takes longer.
         """
 
 
 @final
 class WholeBatch(Batch):
-    """A batch whose arrays a reader has returned.
+    """A batch made of arrays that a reader returned.
 
     Args:
         structure: the arrays.
-        private: whether the arrays never change, so that they need not be copied.
+        private: whether the arrays never change, so that no copy is needed.
     """
 
     def __init__(self, structure: Any, *, private: bool) -> None:
@@ -125,7 +125,7 @@ class WholeBatch(Batch):
 
 
 def taken(part: Any, copied: bool) -> Any:
-    """A part of an array, converted to its dtype on a device, and copied if `copied`."""
+    """A part of an array, converted to its dtype on the device, and copied if `copied`."""
     if isinstance(part, jax.Array):
         return part
     if not is_numeric(part):
@@ -147,8 +147,8 @@ def check_range(array: np.ndarray, dtype: Any) -> None:
     low, high = array.min(), array.max()
     if low < limits.min or high > limits.max:
         raise InputError(
-            f"{array.dtype} numbers from {low} to {high} do not fit into {dtype}, to which JAX converts "
-            'them. Call `jax.config.update("jax_enable_x64", True)` first, or use smaller numbers.'
+            f"{array.dtype} numbers from {low} to {high} do not fit into {dtype}, which JAX converts them "
+            'to. Call `jax.config.update("jax_enable_x64", True)` first, or use smaller numbers.'
         )
 
 
@@ -169,7 +169,7 @@ def to_arrays(leaves: Sequence[Any], treedef: Any) -> list[Any]:
         if isinstance(array, np.ndarray) and array.dtype.names is not None:
             raise InputError(
                 f"{leaf_names(treedef)[i]} has the structured dtype {array.dtype}, which devices do not "
-                "support. Convert it to a dict with one array for each field."
+                "support. Convert it to a dict with one array per field."
             )
     for i, array in enumerate(arrays):
         if array is None:
@@ -200,8 +200,8 @@ def _on_one_device(array: jax.Array) -> jax.Array:
     """`array` on one device, where slicing it needs no communication."""
     if not array.is_fully_addressable:
         raise InputError(
-            f"An array of shape {array.shape} is spread over several processes, so it can't be split. "
-            "Make batches of arrays that this process has as a whole."
+            f"An array of shape {array.shape} is sharded over several processes, so it can't be split. "
+            "Make batches from arrays that are fully addressable in this process."
         )
     devices = array.sharding.device_set
     return array if len(devices) == 1 else jax.device_put(array, min(devices, key=lambda d: d.id))
@@ -209,7 +209,7 @@ def _on_one_device(array: jax.Array) -> jax.Array:
 
 def _from_torch(tensor: Any, torch: Any) -> np.ndarray:
     tensor = tensor.detach().cpu()
-    if tensor.dtype is torch.bfloat16:  # a NumPy dtype of JAX's, which torch does not convert to
+    if tensor.dtype is torch.bfloat16:  # torch does not convert to JAX's NumPy bfloat16
         return tensor.view(torch.int16).numpy().view(jnp.bfloat16)
     return tensor.numpy()
 
@@ -220,7 +220,7 @@ def _described(leaf: Any) -> str:
 
 
 def spec_of(batch: Batch) -> Any:
-    """The structure of a batch with specs in place of arrays; the number of rows is not part of them."""
+    """The structure of a batch with specs in place of arrays; specs leave out the number of rows."""
     specs = [
         TensorSpec((None, *leaf.shape[1:]) if batch.num_rows is not None else leaf.shape, leaf.dtype)
         for leaf in batch.leaves

@@ -82,7 +82,7 @@ class DistributedDataset(Generic[_Batch]):
         self._open_stream, self._layout = open_stream, layout
         self._cardinality = cardinality
         self._num_passes = 0
-        # Named by dataset, so that one process may look at a batch alone without confusing the others.
+        # Topics are named by dataset, so that one process may read a batch alone without confusing others.
         self._topic, self._topics = target.pipeline.new_topic(), itertools.count()
         self._placer = Placer(target.mesh, on_device=options.on_device, committed=target.committed)
 
@@ -93,16 +93,16 @@ class DistributedDataset(Generic[_Batch]):
     def epoch(self, number: int) -> DistributedIterator[_Batch]:
         """One pass over the dataset in the order of epoch `number`, counted from 0.
 
-        `for batch in dataset` counts the epochs itself. Pass the number if a program resumes at a later
-        epoch, or if the dataset is distributed inside the loop over epochs. Later passes are counted from
-        this one.
+        `for batch in dataset` counts the epochs for you. Pass the number if a program resumes at a later
+        epoch, or distributes the dataset inside the loop over epochs. Later passes are counted from this
+        one.
 
         Args:
             number: the epoch; with `repeat(n)`, a pass of n epochs.
 
         Raises:
-            InputError: the number does not determine the order. It does so for `rx.from_arrays` and
-                `rx.from_files`; other datasets define their own order.
+            InputError: the epoch does not determine the order of this dataset. It does for `rx.from_arrays`
+                and `rx.from_files`; other datasets define their own order.
 
         >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
         >>> dataset = strategy.distribute_dataset(rx.from_arrays(np.arange(4)).shuffle(seed=1).batch(4))
@@ -111,11 +111,11 @@ class DistributedDataset(Generic[_Batch]):
         Array([ True,  True,  True,  True], dtype=bool)
         """
         if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < 0:
-            raise InputError(f"dataset.epoch({number!r}): pass the number of an epoch: 0, 1, 2, ...")
+            raise InputError(f"dataset.epoch({number!r}): pass an epoch number: 0, 1, 2, ...")
         if not all(source.numbered for source in self._sources):
             raise InputError(
                 f"dataset.epoch({number}) was called, but this dataset defines its own order. Loop over "
-                "it with `for batch in dataset`, and shuffle by epoch where its batches are made; or use "
+                "it with `for batch in dataset`, and shuffle each epoch where its batches are made; or use "
                 "rx.from_arrays(...).shuffle(), whose order depends on the epoch."
             )
         self._num_passes = int(number) + 1
@@ -156,7 +156,7 @@ class DistributedDataset(Generic[_Batch]):
 
     @property
     def _full_size(self) -> int | None:
-        """The number of examples that a replica gets from a full batch, if known without reading."""
+        """The number of examples per replica in a full batch, if known without reading."""
         size = self._sources[0].batch_size
         return None if size is None else -(-size // self._num_parts)
 
@@ -184,8 +184,8 @@ class DistributedDataset(Generic[_Batch]):
     def element_spec(self) -> Any:
         """The shapes and dtypes of a batch, which `rx.function` takes as an `input_signature`.
 
-        The number of examples is None unless all batches have the same. If the dataset does not describe
-        its batches, the first one is read.
+        The number of examples is None unless all batches have the same size. If the dataset does not
+        describe its batches, the first one is read.
 
         Raises:
             InputError: the dataset has no batches.
@@ -234,10 +234,10 @@ class DistributedDataset(Generic[_Batch]):
         return dealt and not shared and self._cardinality != INFINITE_CARDINALITY
 
     def reduce(self, initial_state: _State, reduce_func: Callable[[_State, _Batch], _State]) -> _State:
-        """Combine all batches into one result, one batch at a time.
+        """Fold all batches into one result, one batch at a time.
 
         Args:
-            initial_state: the first result.
+            initial_state: the initial result.
             reduce_func: called with the result so far and a batch; returns the new result.
 
         >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -269,7 +269,7 @@ def distribute_dataset(
     if chosen.replication_mode is InputReplicationMode.PER_REPLICA:
         raise InputModeError(
             "InputReplicationMode.PER_REPLICA is for strategy.distribute_datasets_from_function, which can "
-            "make a dataset for each replica. strategy.distribute_dataset has one dataset for all replicas."
+            "make one dataset per replica. strategy.distribute_dataset has one dataset for all replicas."
         )
     pipeline = target.pipeline
     shard = share(find_source(dataset), pipeline, chosen.auto_shard_policy)
@@ -293,7 +293,7 @@ def _layout(pipeline: Pipeline) -> dict[str, Any]:
 
 
 def _cardinality(batches: int, policy: AutoShardPolicy, pipeline: Pipeline, options: InputOptions) -> int:
-    """The number of steps, if it follows from the number of batches."""
+    """The number of steps, if the number of batches determines it."""
     if options.partial_batch == "drop" and batches > 0:
         return UNKNOWN_CARDINALITY
     if policy is AutoShardPolicy.DATA or batches == INFINITE_CARDINALITY:
@@ -307,7 +307,7 @@ def _cardinality(batches: int, policy: AutoShardPolicy, pipeline: Pipeline, opti
 def distribute_datasets_from_function(
     dataset_fn: Callable[[InputContext], Any], target: Target, options: InputOptions | None
 ) -> DistributedDataset[Any]:
-    """Deal the batches of the datasets that `dataset_fn` returns; each batch is for one replica."""
+    """Distribute the datasets that `dataset_fn` returns; each of their batches is for one replica."""
     chosen = _checked_options(options)
     if not callable(dataset_fn):
         raise TypeError(f"distribute_datasets_from_function takes a function, got {dataset_fn!r}.")
@@ -350,7 +350,7 @@ def distribute_datasets_from_function(
 
 def _refuse_distributed(dataset: Any) -> None:
     if isinstance(dataset, DistributedDataset | DistributedIterator):
-        raise NotADatasetError("The dataset is already distributed; distribute the original dataset.")
+        raise NotADatasetError("The dataset is already distributed. Pass the original dataset.")
 
 
 def _contexts(pipeline: Pipeline, per_replica: bool) -> list[InputContext]:
@@ -373,7 +373,7 @@ def _dealt_cardinality(sources: Sequence[Source], pipeline: Pipeline, options: I
         fewest, most = counts[0] // count, -(-counts[0] // count)
     if fewest == most and options.partial_batch != "drop":
         return most
-    # The last step is used if its batches can be empty, and left out if they are single examples.
+    # The last step is used if its batches can be empty, and dropped if they are single examples.
     spec = sources[0].spec()
     if spec is None or options.partial_batch == "drop":
         return UNKNOWN_CARDINALITY
@@ -391,8 +391,8 @@ def _check_placement(options: InputOptions, per_replica: bool) -> None:
         return
     if per_replica and options.fetch_to_device is not False:
         raise InputError(
-            "InputOptions(place_dataset_on_device=True) with PER_REPLICA needs fetch_to_device=False: "
-            "batches of a dataset on the device need not be fetched."
+            "InputOptions(place_dataset_on_device=True) with PER_REPLICA needs fetch_to_device=False: the "
+            "batches of a dataset on the device do not have to be fetched."
         )
     if not per_replica:
         raise InputError(

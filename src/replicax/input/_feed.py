@@ -1,14 +1,14 @@
-"""Reading ahead: a thread makes the next batches ready while the current step runs.
+"""Prefetching: a thread prepares the next batches while the current step runs.
 
 The thread holds no reference to the iterator that it feeds, so dropping the iterator is enough to end it.
-`wake` tells the thread how many items to make in all; `ready` carries what it made. If any thread may read
-the dataset, the consumer makes an item itself when none is ready and the thread is idle. Small batches take
-less time to make than to hand from thread to thread, so for those the thread is not used at all.
+`wake` tells the thread how many items to make in total; `ready` carries the items. If any thread may read
+the dataset, the consumer makes an item itself when none is ready and the thread is idle. Making a small
+batch takes less time than handing it from thread to thread, so the thread is not used for those at all.
 
-Python runs signal handlers in the main thread, and an exception that one of them raises (KeyboardInterrupt,
-for one) can arrive after a call has returned and before its result is stored. So that no item is lost then,
-it goes from the producer, or from `ready`, into `box` in a single call into C, and the consumer removes it
-from there with a statement that is not a call. Whatever an exception interrupts is simply done again.
+Python runs signal handlers in the main thread, and an exception that one of them raises (such as
+KeyboardInterrupt) can arrive after a call has returned and before its result is stored. To lose no item
+then, a single call into C moves it from the producer, or from `ready`, into `box`, and the consumer removes
+it from there with a statement that is not a call. Whatever an exception interrupts is simply done again.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ __all__ = ["Feed", "Producer"]
 
 _logger = logging.getLogger("replicax")
 
-# How long closing waits for a reader that is in the middle of a batch; shorter if a worker has failed.
+# How long `close` waits for a reader that is in the middle of a batch; shorter if a worker has failed.
 _CLOSING_SECONDS = 10.0
 _STOPPING_SECONDS = 1.0
 
-# Roughly what handing an item from thread to thread costs.
+# Roughly how long handing an item from thread to thread takes.
 _HANDOVER_SECONDS = 100e-6
 
 
-# The threads that are just starting another one.
+# The threads that are currently starting another one.
 _starters: set[int] = set()
 
 
@@ -60,13 +60,13 @@ class Producer(Protocol):
         """Stop waiting for other processes; called from another thread."""
 
     def close(self) -> None:
-        """Close the dataset; harmless when called again."""
+        """Close the dataset; may be called again."""
 
 
 @final
 @dataclasses.dataclass(frozen=True)
 class _Failed:
-    """Takes the place of an item that could not be made."""
+    """Stands for an item that could not be made."""
 
     error: BaseException
     traceback: TracebackType | None
@@ -78,24 +78,24 @@ class Feed:
 
     Args:
         producer: makes the items.
-        buffer_size: how many items to make ahead; 0 makes an item only when it is asked for.
-        any_thread: whether the consumer's thread may make items too.
+        buffer_size: how many items to make ahead; 0 makes an item only on request.
+        any_thread: whether the consumer's thread may also make items.
     """
 
     def __init__(self, producer: Producer, buffer_size: int, *, any_thread: bool) -> None:
         self.box: list[Any] = []
         self._shared = _Shared(producer)
         self._buffer_size, self._any_thread = buffer_size, any_thread
-        self._number = 0  # how many items have come into the box
+        self._number = 0  # how many items have been put into the box
         self._thread_started = False
         self._closed = False
         self._left = time.perf_counter()
         self._away = 0.0  # the recent time between calls of the consumer
 
     def peek(self) -> Any:
-        """The next item, which stays in `box` until the caller deletes it from there.
+        """The next item, or None after the last. It stays in `box` until the caller deletes it there.
 
-        None after the last. An error of the producer's thread is raised by this and every later call.
+        This and every later call raise an error that occurred in the producer's thread.
         """
         self._away += (time.perf_counter() - self._left - self._away) / 2
         if not self.box:
@@ -116,7 +116,7 @@ class Feed:
         return item
 
     def _reads_ahead(self) -> bool:
-        """Whether the thread should work until the consumer comes back."""
+        """Whether the thread should make items before the consumer's next call."""
         if self._buffer_size == 0 or not self._any_thread:
             return self._buffer_size > 0
         return min(self._away, self._shared.seconds) > _HANDOVER_SECONDS
@@ -131,7 +131,7 @@ class Feed:
             self.box.append(None)
 
     def _make_here(self) -> bool:
-        """Make the next item in this thread; False if one is ready or the other thread is making it."""
+        """Make the next item in this thread; False if one is ready or the feed's thread is making it."""
         shared, acquired = self._shared, []
         try:
             acquired.extend(map(shared.lock.acquire, (False,)))
@@ -153,7 +153,7 @@ class Feed:
                 return False
             arguments = (self._shared, ThreadSettings())
             thread = threading.Thread(target=_produce, args=arguments, name="replicax-input", daemon=True)
-            # From a thread of its own: `Thread.start` does not survive an exception in the middle of it.
+            # Start it from another thread: an exception in the middle of `Thread.start` would break it.
             _thread.start_new_thread(_start, (thread, self._shared))
             self._thread_started = True
         self._shared.wake.put(number)
@@ -169,7 +169,7 @@ class Feed:
         shared.stopped = True
         shared.producer.cancel()
         shared.wake.put(None)
-        # Garbage is collected in any thread: in this one too, or in a starter, which `join` would register.
+        # Garbage collection may run this in any thread, even in the feed's thread or in a starter.
         here = threading.get_ident()
         if shared.thread is not None and here != shared.thread.ident and here not in _starters:
             shared.thread.join(_CLOSING_SECONDS if worker_failure() is None else _STOPPING_SECONDS)
@@ -178,7 +178,7 @@ class Feed:
             raise error
 
     def _has_thread(self) -> bool:
-        """Whether a thread has to be stopped. If not, none will start working from now on."""
+        """Whether a thread has to be stopped. If not, none will start from now on."""
         shared, deadline = self._shared, time.monotonic() + _CLOSING_SECONDS
         while self._thread_started and not shared.claimed and time.monotonic() < deadline:
             time.sleep(1e-4)  # it is starting
@@ -200,12 +200,12 @@ class _Shared:
 
     def __init__(self, producer: Producer) -> None:
         self.producer = producer
-        self.lock = threading.Lock()  # held while an item is made
+        self.lock = threading.Lock()  # held while an item is being made
         self.wake: queue.SimpleQueue[int | None] = queue.SimpleQueue()  # None stops the thread
         self.ready: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.seconds = 0.0  # the recent time to make an item
         self.claim = threading.Lock()
-        self.claimed = False  # whether a thread has begun to make items, or none may
+        self.claimed = False  # whether a thread makes items already, or none may
         self.thread: threading.Thread | None = None
         self.stopped = False
         self.closing_error: Exception | None = None
@@ -227,7 +227,7 @@ def _start(thread: threading.Thread, shared: _Shared) -> None:
 
 def _produce(shared: _Shared, settings: ThreadSettings) -> None:
     with shared.claim:
-        if shared.claimed:  # an interrupted call has started a thread before, or the feed is closed
+        if shared.claimed:  # an interrupted call has already started a thread, or the feed is closed
             if shared.thread is None:
                 shared.ready.put(None)  # for a consumer that waits
             return
@@ -246,7 +246,7 @@ def _produce(shared: _Shared, settings: ThreadSettings) -> None:
 
 
 def _fill(shared: _Shared, number: int) -> bool:
-    """Make items up to this number; False if no more will be made.
+    """Make items up to this number; False if there will be no more.
 
     If the consumer is making an item itself, it wakes the thread afterwards.
     """

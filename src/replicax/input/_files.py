@@ -32,8 +32,8 @@ def from_files(paths: _Path | Sequence[_Path], reader: Callable[[str], Any]) -> 
         paths: the files, or a pattern such as "data/*.npz", which is expanded in alphabetical order.
         reader: called with the path of a file; returns its examples as an iterable, or as an object with
             `__len__` and `__getitem__` (such as `grain.sources.ArrayRecordDataSource`), which can be
-            resumed in the middle of a file without reading up to there. Without
-            `.batch`, the reader returns batches.
+            resumed in the middle of a file without reading up to that point. If you do not call `.batch`,
+            the reader must return batches.
 
     Raises:
         MissingFilesError: a file does not exist, or no file matches the pattern.
@@ -92,7 +92,7 @@ class FileDataset(GivesSource):
             raise InputError(f"FileDataset.batch({batch_size!r}): pass a batch size of at least 1.")
         if self.batch_size is not None:
             raise InputError(
-                f"FileDataset.batch was called twice, first with {self.batch_size}; call it once."
+                f"FileDataset.batch was called twice, first with {self.batch_size}. Call it once."
             )
         return dataclasses.replace(self, batch_size=int(batch_size), drop_remainder=bool(drop_remainder))
 
@@ -144,7 +144,7 @@ class _FileSource(Source):
 
 @final
 class _FileReader(Reader):
-    """Reads file after file, example by example, and combines examples into batches."""
+    """Reads one file after the other, and combines examples into batches."""
 
     def __init__(self, dataset: FileDataset) -> None:
         super().__init__()
@@ -180,8 +180,8 @@ class _FileReader(Reader):
             return (examples[i] for i in range(start, len(examples)))
         if not isinstance(examples, Iterable):
             raise NotADatasetError(
-                f"The reader given to rx.from_files must return an iterable of examples; for {path!r} it "
-                f"returned {examples!r}."
+                f"The reader passed to rx.from_files must return an iterable of examples, but for {path!r} "
+                f"it returned {examples!r}."
             )
         iterator = iter(examples)
         self._check_length(start, sum(1 for _ in itertools.islice(iterator, start)), path)
@@ -191,7 +191,7 @@ class _FileReader(Reader):
         if found < start:
             raise InputError(
                 f"The position is after {start} examples of {path}, which has only {found}. Restore a "
-                "position with the files that it was saved from."
+                "position with the same files that it was saved with."
             )
 
     def _read(self) -> Batch:
@@ -234,6 +234,6 @@ def _stacked(examples: list[Any]) -> Any:
         return jax.tree.map(lambda *rows: np.stack([np.asarray(row) for row in rows]), *examples)
     except ValueError as error:
         raise InputError(
-            f"Examples can't be combined into a batch of {len(examples)}, since they differ in structure "
+            f"Examples can't be combined into a batch of {len(examples)}, because they differ in structure "
             f"or shape: {error}"
         ) from error

@@ -11,7 +11,7 @@ from replicax.input._source import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Re
 
 __all__ = ["grain_source"]
 
-# Grain reports at least this length for a dataset that repeats forever.
+# Grain reports a length of at least this for a dataset that repeats forever.
 _ENDLESS = 2**60
 
 
@@ -46,7 +46,7 @@ class _DatasetSource(Source):
 
 
 def _filters(dataset: Any) -> bool:
-    """Whether elements are filtered out, which the length does not account for."""
+    """Whether the dataset filters elements, which its length does not account for."""
     return "Filter" in type(dataset).__name__ or any(map(_filters, dataset.parents))
 
 
@@ -98,7 +98,7 @@ class _LoaderReader(Reader):
         try:
             self._iterator.set_state(position["grain_loader"].encode())
         except ValueError as error:
-            raise InputError(f"The position does not fit the Grain DataLoader: {error}") from error
+            raise InputError(f"The position does not match the Grain DataLoader: {error}") from error
 
     def close(self) -> None:
         inner: Any = getattr(self._iterator, "_iterator", None)

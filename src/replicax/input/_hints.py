@@ -1,4 +1,4 @@
-"""Warnings, logged once, about input that works but is slow or not what the user meant."""
+"""Warnings, logged once, about input that works but is probably not what the user meant."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ __all__ = ["RepeatedOrder"]
 
 _logger = logging.getLogger("replicax")
 
-_NUM_BEGUN = 3  # passes in the same order; two can be a look at the first batch, and training
+_NUM_BEGUN = 3  # passes in the same order; two may be a look at the first batch, then training
 
 
 @final
 class RepeatedOrder:
-    """Warns when a shuffled dataset is distributed again, so that its orders begin again with the first.
+    """Warns when a shuffled dataset is distributed again, so that its first order is repeated.
 
     Args:
         anchor: an object that lives as long as the data.
         key: the seed, and the devices that get the examples.
     """
 
-    # By id of the anchor and key: a reference to the anchor, the number of passes, whether one has ended.
+    # Maps (id of the anchor, key) to a reference to the anchor, the number of passes and whether one ended.
     _known: ClassVar[dict[tuple[int, Hashable], list[Any]]] = {}
     _warned: ClassVar[bool] = False
 
@@ -43,11 +43,11 @@ class RepeatedOrder:
         RepeatedOrder._warned = True
         _logger.warning(
             "A shuffled dataset was distributed again, so its examples come in the same order as before. "
-            "Call strategy.distribute_dataset once, before the loop over epochs: each loop over the result "
-            "has a different order. Or choose the order by number: "
+            "Call strategy.distribute_dataset once, before the loop over epochs: then each pass over the "
+            "result has a different order. Or choose the order by epoch: "
             "`for batch in strategy.distribute_dataset(dataset).epoch(epoch)`."
         )
 
     def end(self) -> None:
-        """Remember that a pass was read to the end."""
+        """Note that a pass was read to the end."""
         self._entry[2] = True

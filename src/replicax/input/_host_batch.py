@@ -1,4 +1,4 @@
-"""Batches that the program makes itself between steps: `strategy.distribute_batch`."""
+"""`strategy.distribute_batch`: batches that do not come from a dataset."""
 
 from __future__ import annotations
 
@@ -57,22 +57,20 @@ def _check_sizes(sizes: Sequence[int], full_size: int, partial_batch: str, batch
     rows, count = sum(sizes), len(sizes)
     if batch_size is not None and rows > batch_size:
         raise InputError(
-            f"{_CALL} got a batch of {rows} examples and batch_size={batch_size}. Pass the largest number "
-            "of examples that a batch can have."
+            f"{_CALL} got a batch of {rows} examples, more than batch_size={batch_size}. Pass the largest "
+            "number of examples that a batch can have."
         )
     if partial_batch == "error" and set(sizes) != {full_size}:
         wanted = f"a multiple of {count}" if batch_size is None else f"{full_size} for each of them"
         raise InputError(
-            f"{_CALL}(partial_batch='error') got a batch of {rows} examples for {count} replicas, where "
-            f"{wanted} was expected. Use 'exact' to split it anyway, or 'pad' to pad it."
+            f"{_CALL}(partial_batch='error') got a batch of {rows} examples for {count} replicas, but "
+            f"expected {wanted}. Use 'exact' to split it anyway, or 'pad' to pad it."
         )
 
 
 def _check_options(partial_batch: Any, batch_size: Any) -> None:
     if partial_batch not in ("exact", "pad", "error"):
-        drop = " There is nothing to hand out if a batch is dropped; leave out the step." * (
-            partial_batch == "drop"
-        )
+        drop = " To drop a batch, skip the step." * (partial_batch == "drop")
         raise InputError(
             f"{_CALL}(partial_batch={partial_batch!r}): choose 'exact', 'pad' or 'error'.{drop}"
         )
@@ -107,11 +105,9 @@ def _check_batch(batch: Any, mesh: ReplicaMesh) -> None:
 def _already_distributed(value: DistributedValues, mesh: ReplicaMesh) -> str:
     kind = type(value).__name__
     if value.mesh is None or value.mesh == mesh:
-        return (
-            f"{_CALL} got a {kind}, which is already distributed. Pass it to strategy.run without change."
-        )
+        return f"{_CALL} got a {kind}, which is already distributed. Pass it to strategy.run directly."
     return (
         f"{_CALL} got a {kind} of another strategy, with the replicas of {value.mesh}; this one has "
-        f"{mesh}. Distribute the batch that it was made from, or gather it first with its own strategy: "
+        f"{mesh}. Distribute the original batch, or gather the value with its own strategy first: "
         "`other_strategy.gather(value, axis=0)`."
     )

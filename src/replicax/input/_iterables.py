@@ -1,6 +1,6 @@
 """Sources that are plain Python: re-iterables, functions that return iterators, one-shot iterators.
 
-A position is a number of batches. Seeking reads and drops as many.
+A position is a number of batches. Seeking reads that many batches and drops them.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def refuse_arrays(dataset: Any) -> None:
     if is_array(dataset) or isinstance(dataset, Mapping) or rows:
         raise NotADatasetError(
             f"An object of type {type(dataset).__name__} is not a dataset. For the rows of arrays use "
-            "`rx.from_arrays(arrays).batch(global_batch_size)`; for a few batches, a list of them; for one "
-            "batch, strategy.distribute_batch."
+            "`rx.from_arrays(arrays).batch(global_batch_size)`, for a few batches a list of them, and for "
+            "one batch strategy.distribute_batch."
         )
 
 
@@ -78,7 +78,7 @@ class FunctionSource(Source):
         refuse_arrays(batches)
         if not isinstance(batches, Iterable):
             raise NotADatasetError(
-                f"A function that is given as a dataset must return a new iterable for every pass; "
+                f"A function passed as a dataset must return a new iterable for every pass, but "
                 f"{self._function!r} returned {batches!r}."
             )
         return _IteratorReader(iter(batches))
@@ -97,9 +97,9 @@ class IteratorSource(Source):
     def open(self, number: int) -> Reader:
         if self._opened:
             raise InputError(
-                f"This dataset was made from {self._iterator!r}, which can be read only once, but a second "
-                "pass over it was begun. Pass something that can be iterated over repeatedly (a list, a "
-                "DataLoader, ...) or a function that returns a new iterator: `lambda: my_generator()`."
+                f"A second pass over this dataset was begun, but {self._iterator!r} can be read only once. "
+                "Pass something that can be iterated over repeatedly (a list, a DataLoader, ...) or a "
+                "function that returns a new iterator: `lambda: my_generator()`."
             )
         self._opened = True
         return _OnceReader(self)
@@ -109,7 +109,7 @@ class IteratorSource(Source):
         return self._spec
 
     def peek(self) -> Batch | None:
-        """The first batch, which the pass will return too."""
+        """The first batch, which the pass will return again."""
         if not self._peeked and not self._opened:
             with contextlib.suppress(StopIteration):
                 self._peeked.append(self.next_batch().detached())
@@ -122,7 +122,7 @@ class IteratorSource(Source):
         return batch
 
     def take_peeked(self) -> Batch | None:
-        """The batch that `peek` has read, once."""
+        """The batch that `peek` read; None after the first call."""
         return self._peeked.pop() if self._peeked else None
 
     def close(self) -> None:

@@ -28,7 +28,7 @@ _FORMAT = 1
 
 
 def _offer(order: Order, made: Made) -> None:
-    """Let the log of collectives know which batch is used next, so that a skipped one is noticed."""
+    """Tell the log of collectives which batch is used next, so that a skipped one is noticed."""
     arrays = jax.tree.leaves(made.batch)
     if arrays:
         order.log.offer(made.number, arrays[0])
@@ -105,7 +105,7 @@ class DistributedIterator(Generic[_Batch]):
     """Returns the batches of a distributed dataset one by one; made by `iter(dataset)`.
 
     Batches are read and moved to the devices in the background. If reading fails, the call that would have
-    returned the batch raises the error. Reading ends when the iterator is closed or dropped, or at the end
+    returned the batch raises the error. Reading stops when the iterator is closed or dropped, or at the end
     of a `with` block.
 
     >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -131,7 +131,7 @@ class DistributedIterator(Generic[_Batch]):
         self._begin(Mark(0, 0, None, None))
 
     def _begin(self, mark: Mark) -> None:
-        """Begin to read at `mark`, when the first batch is asked for."""
+        """Begin to read at `mark` when the first batch is requested."""
         self._mark = self._first_mark = mark
         self._claimed: dict[int, Made] = {}
         self._began: float | None = None
@@ -150,7 +150,7 @@ class DistributedIterator(Generic[_Batch]):
         thread = threading.get_ident()
         asked = time.perf_counter()
         with self._lock:
-            if thread not in self._claimed:  # an interrupted call may have left a batch there
+            if thread not in self._claimed:  # an interrupted call may have left a batch in it
                 made = self._feed.peek()
                 if made is None:
                     self._after_last()
@@ -160,8 +160,8 @@ class DistributedIterator(Generic[_Batch]):
         if self._order_between is not None:
             _offer(self._order_between, self._claimed[thread])
         got = time.perf_counter()
-        # No calls from here on: an exception that a signal handler raises arrives either before this point,
-        # and then the next call returns this batch, or after the batch has been returned.
+        # No calls from here on: if a signal handler raises, the exception arrives either before this point,
+        # so that the next call returns this batch, or after the batch has been returned.
         made = self._claimed[thread]
         if self._began is None:
             self._began, self._first_wait = got, got - asked
@@ -184,7 +184,7 @@ class DistributedIterator(Generic[_Batch]):
 
     def _check_context(self) -> None:
         if self._closed:
-            raise InputError("This iterator is closed; begin another pass with iter(dataset).")
+            raise InputError("This iterator is closed. Begin another pass with iter(dataset).")
         if has_strategy() and not in_cross_replica_context():
             raise InputError(
                 "next(iterator) was called in a replica function, where every replica would get a "
@@ -208,7 +208,7 @@ class DistributedIterator(Generic[_Batch]):
         >>> strategy.local_results(iterator.get_next())
         (Array([0], dtype=int32), Array([1], dtype=int32))
         """
-        for batch in self:  # not `next(self)`: an interrupt could come after the call and lose the batch
+        for batch in self:  # not `next(self)`: an interrupt after the call could lose the batch
             return batch
         raise OutOfRangeError(
             "The dataset has no more batches. Begin another pass with iter(dataset), call "
@@ -238,7 +238,7 @@ class DistributedIterator(Generic[_Batch]):
     def state(self) -> dict[str, Any]:
         """The position after the last batch that was returned; batches read ahead do not count.
 
-        It can be written as JSON. It does not depend on the number of replicas, nor on the number of
+        It can be serialized as JSON. It does not depend on the number of replicas, nor on the number of
         pipelines unless they read different data (FILE, OFF, a dataset_fn).
 
         Returns:
@@ -264,14 +264,14 @@ class DistributedIterator(Generic[_Batch]):
         """Continue at a position that `state()` returned for this dataset or an equal one, on any strategy.
 
         This is exact and fast for `rx.from_arrays`, `rx.from_files` and Grain. Other datasets are read up
-        to the position, which is exact if they give the same batches again. Later passes are counted from
-        the restored one, so that a shuffled dataset continues with the right order.
+        to the position, which is exact if they yield the same batches again. Later passes are counted from
+        the restored one, so that a shuffled dataset continues in the right order.
 
         Args:
             state: what `state()` returned.
 
         Raises:
-            InputError: the position is from another kind of dataset, or from another sharding policy.
+            InputError: the position is from another kind of dataset, or another sharding policy.
 
         >>> dataset = rx.from_arrays(np.arange(12)).batch(4)
         >>> two = rx.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -308,8 +308,8 @@ class DistributedIterator(Generic[_Batch]):
             if state.get(name) != wanted:
                 raise InputError(
                     f"The position was saved with {name} = {state.get(name)!r}, but here it is {wanted!r}. "
-                    "A position fits any number of replicas and pipelines if all pipelines read the same "
-                    "batches (AutoShardPolicy.DATA). Otherwise the numbers must be equal."
+                    "A position is valid for any number of replicas and pipelines if all pipelines read "
+                    "the same batches (AutoShardPolicy.DATA). Otherwise the numbers must be equal."
                 )
 
     def stats(self) -> InputStats:
@@ -339,7 +339,7 @@ class DistributedIterator(Generic[_Batch]):
         >>> iterator.close()
         >>> next(iterator)
         Traceback (most recent call last):
-        replicax.errors.InputError: This iterator is closed; begin another pass with iter(dataset).
+        replicax.errors.InputError: This iterator is closed. Begin another pass with iter(dataset).
         """
         self._closed = True
         self._finalizer.detach()

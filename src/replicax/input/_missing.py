@@ -1,4 +1,4 @@
-"""Attributes that users of tf.data and torch look for on our datasets, and what to write instead."""
+"""Attributes that users of tf.data and torch expect on our datasets, and what to write instead."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ from replicax.input._source import INFINITE_CARDINALITY
 __all__ = ["length", "no_attribute", "refuse_pickling"]
 
 _TRANSFORM = (
-    "Do it before with NumPy, in the step, or with Grain: "
+    "Do it beforehand with NumPy, in the step, or with Grain: "
     "`grain.MapDataset.source(examples).map(fn).batch(batch_size)`, which a strategy accepts."
 )
-_READ_AHEAD = (
-    "Batches are read ahead without it; `rx.InputOptions(per_replica_buffer_size=n)` says how many."
-)
-_SLICE = "Take the rows before: `rx.from_arrays(jax.tree.map(lambda x: x[start:stop], arrays))`."
-_SHARD = "strategy.distribute_dataset gives every process and replica its part without it."
+_READ_AHEAD = "Batches are prefetched anyway; `rx.InputOptions(per_replica_buffer_size=n)` sets how many."
+_SLICE = "Slice the arrays first: `rx.from_arrays(jax.tree.map(lambda x: x[start:stop], arrays))`."
+_SHARD = "strategy.distribute_dataset gives every process and replica its part anyway."
 _HINTS = {
     "map": _TRANSFORM,
     "filter": _TRANSFORM,
@@ -28,7 +26,7 @@ _HINTS = {
     "enumerate": _TRANSFORM,
     "concatenate": _TRANSFORM,
     "zip": "Put the arrays into one structure: `rx.from_arrays((x, y))`.",
-    "cache": "The arrays are in memory already; files are read again in every pass.",
+    "cache": "Arrays are already in memory; files are read again in every pass.",
     "prefetch": _READ_AHEAD,
     "shard": _SHARD,
     "skip": _SLICE,
@@ -48,18 +46,18 @@ def no_attribute(owner: object, name: str, *, distributed: bool = False) -> Attr
 
 
 def length(owner: object, cardinality: int) -> int:
-    """What `len` returns for a dataset; raises TypeError if that is not known."""
+    """What `len` returns for a dataset; raises TypeError if it is unknown."""
     if cardinality >= 0:
         return cardinality
-    why = "it never ends" if cardinality == INFINITE_CARDINALITY else "only reading it can tell"
+    why = "it never ends" if cardinality == INFINITE_CARDINALITY else "it is known only after reading"
     raise TypeError(
-        f"{type(owner).__name__} has no length: {why}. Count the batches in the loop, or ask a distributed "
-        "dataset for its `cardinality`, which is -1 for endless and -2 for unknown."
+        f"{type(owner).__name__} has no length: {why}. Count the batches in the loop, or use the "
+        "`cardinality` of a distributed dataset, which is -1 for endless and -2 for unknown."
     )
 
 
 def refuse_pickling(owner: object) -> Any:
-    """Raise: what belongs to the devices of this process can't be sent to another one."""
+    """Raise: an object that belongs to the devices of this process can't be sent to another one."""
     raise TypeError(
         f"A {type(owner).__name__} can't be pickled or copied: it belongs to the devices of this process. "
         "Pickle the dataset that it was made from, and call strategy.distribute_dataset in the other "

@@ -1,4 +1,4 @@
-"""Options of input, sharding policies, and the context that a dataset function receives."""
+"""Input options, sharding policies, and the context that a dataset function receives."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ PartialBatch = Literal["exact", "pad", "drop", "error"]
 
 
 class AutoShardPolicy(enum.Enum):
-    """How several input pipelines (one for each process) share a dataset.
+    """How several input pipelines (one per process) share a dataset.
 
-    With one pipeline, every policy gives the same batches.
+    With one pipeline, every policy yields the same batches.
 
     >>> rx.AutoShardPolicy.DATA
     <AutoShardPolicy.DATA: 2>
     """
 
     OFF = -1
-    """Every pipeline reads the whole dataset; each example is seen once by each pipeline."""
+    """Every pipeline reads the whole dataset, so each pipeline sees every example once."""
     AUTO = 0
     """FILE if there are at least as many files as pipelines, otherwise DATA."""
     FILE = 1
-    """Every pipeline reads some of the files, and makes its replicas' part of each batch from them."""
+    """Every pipeline reads some of the files, and makes its replicas' part of each batch from those."""
     DATA = 2
-    """Every pipeline goes through all global batches and keeps its replicas' rows. The order of examples is
-    the same as with one pipeline."""
+    """Every pipeline reads all global batches and keeps its replicas' rows. The order of examples is the
+    same as with one pipeline."""
     HINT = 3
     """A `tf.data` dataset is sharded where it contains `SHARD_HINT`."""
 
@@ -45,20 +45,20 @@ class InputReplicationMode(enum.Enum):
     """
 
     PER_WORKER = "PER_WORKER"
-    """Once for each process; its replicas take batches from the one dataset in turn."""
+    """Once per process; its replicas take batches from that dataset in turn."""
     PER_REPLICA = "PER_REPLICA"
-    """Once for each replica, which reads a dataset of its own."""
+    """Once per replica, so each replica reads its own dataset."""
 
 
 @final
 @dataclasses.dataclass(frozen=True)
 class InputContext:
-    """Describes to a dataset function which part of the input it makes.
+    """Tells a dataset function which part of the input to make.
 
     Args:
-        num_input_pipelines: the number of datasets that are made, over all processes.
-        input_pipeline_id: the number of this dataset, counted from 0.
-        num_replicas_in_sync: the number of replicas that run together.
+        num_input_pipelines: the number of datasets in all processes.
+        input_pipeline_id: the index of this dataset, from 0.
+        num_replicas_in_sync: the number of replicas in all processes.
 
     >>> context = rx.InputContext(num_input_pipelines=2, input_pipeline_id=1, num_replicas_in_sync=4)
     >>> context.get_per_replica_batch_size(64)
@@ -76,7 +76,7 @@ class InputContext:
             global_batch_size: the batch size of all replicas together.
 
         Raises:
-            InputError: it is not a multiple of the number of replicas.
+            InputError: `global_batch_size` is not a multiple of the number of replicas.
 
         >>> rx.InputContext(num_replicas_in_sync=4).get_per_replica_batch_size(10)
         Traceback (most recent call last):
@@ -121,12 +121,12 @@ class InputOptions:
         replication_mode: how often `distribute_datasets_from_function` calls its function.
         place_dataset_on_device: TensorFlow's other option for batches on the devices; it needs
             `PER_REPLICA` and `fetch_to_device=False`.
-        per_replica_buffer_size: how many batches are read ahead, by a background thread. 0 reads each batch
-            only when it is asked for.
-        partial_batch: what to do with a batch that does not give every replica the full number of examples,
-            most often the last one.
+        per_replica_buffer_size: how many batches a background thread prefetches. 0 reads each batch only
+            on request.
+        partial_batch: what to do with a batch that does not have the full number of examples for every
+            replica, most often the last one.
 
-            - "exact" gives every replica its true rows: sizes differ by at most one, and some replicas get
+            - "exact" gives every replica only real rows: sizes differ by at most one, and some replicas get
               no rows if there are fewer rows than replicas.
             - "pad" adds rows that do not count, so that all steps have the same shapes;
               `rx.get_replica_context().example_mask` is True for the rows that count, and reductions over
@@ -195,7 +195,7 @@ class InputOptions:
         if self.partial_batch == "pad" and not self.on_device:
             raise InputError(
                 "InputOptions(partial_batch='pad', fetch_to_device=False): a padded batch and its mask "
-                "must be on the devices. Leave fetch_to_device out."
+                "must be on the devices. Leave out fetch_to_device."
             )
 
     @property
@@ -210,7 +210,7 @@ class InputOptions:
 
 
 def _member(kind: type[enum.Enum], value: Any) -> Any:
-    """The member of an enum that `value` is or names; also for TensorFlow's enum of the same name."""
+    """The member of an enum that `value` is or names; accepts TensorFlow's enum of the same name too."""
     name = value if isinstance(value, str) else getattr(value, "name", None)
     if not isinstance(value, kind) and name not in kind.__members__:
         raise InputError(

@@ -1,4 +1,4 @@
-"""Partial batches: those that do not give every replica the full number of examples."""
+"""Partial batches: batches that do not have the full number of examples for every replica."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class PartialBatches:
 
     Args:
         mode: "exact", "pad", "drop" or "error".
-        batch_size: the number of examples in a full batch; if None, that of the first batch.
+        batch_size: the number of examples in a full batch; None takes that of the first batch.
         num_parts: the number of replicas that a batch is split over.
     """
 
@@ -28,7 +28,7 @@ class PartialBatches:
 
     @property
     def _full_size(self) -> int:
-        """The number of examples that a replica gets from a full batch."""
+        """The number of examples per replica in a full batch."""
         return -(-(self.batch_size or 0) // self._num_parts)
 
     @property
@@ -37,7 +37,7 @@ class PartialBatches:
         return self._full_size if self._mode == "pad" else None
 
     def keep(self, step: Step) -> bool:
-        """Whether to use `step`; raises if that is an error."""
+        """Whether to use `step`; raises if the mode does not allow it."""
         rows = [piece.batch.num_rows for piece in step.pieces]
         if self._mode == "exact" or None in rows:
             return True
@@ -67,6 +67,6 @@ class PartialBatches:
                 f"could be used. Choose a batch size such as {sizes}, or partial_batch='exact' or 'pad'."
             )
         return (
-            f"{what}, where a full batch has {full} for each, and the options say partial_batch='error'. "
-            "Use 'drop' to skip such batches, 'exact' to use them unchanged, or 'pad' to pad them."
+            f"{what}, but a full batch has {full} for each, and partial_batch='error' forbids partial "
+            "batches. Use 'drop' to skip them, 'exact' to use them unchanged, or 'pad' to pad them."
         )

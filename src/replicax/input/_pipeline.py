@@ -1,6 +1,6 @@
 """An input pipeline: the part of the input that one process reads for its replicas.
 
-With one process there is one pipeline, which feeds all replicas.
+A single process has one pipeline, which feeds all replicas.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from replicax.topology import ReplicaMesh
 __all__ = ["Board", "Exchange", "Pipeline", "split_sizes"]
 
 Exchange = Callable[[str, int, Any, Callable[[], bool]], list[Any]]
-"""`exchange(topic, number, message, cancelled)` sends a message and returns those of all pipelines.
+"""`exchange(topic, number, message, cancelled)` sends a message and returns all pipelines' messages.
 
-Messages are numbered from 0. It waits for the others, and raises as soon as `cancelled()` is true.
+Messages are numbered from 0. It waits for the other pipelines, and raises as soon as `cancelled()` is true.
 """
 
 
 class Board(Protocol):
-    """Where pipelines publish messages that the others may read, without waiting for each other."""
+    """Where pipelines publish messages for the others to read, without waiting for each other."""
 
     def put(self, topic: str, message: Any) -> None:
-        """Publish this pipeline's newest message about a topic."""
+        """Publish this pipeline's latest message about a topic."""
         ...
 
     def get(self, topic: str, pipeline: int) -> Any:
-        """The newest message of a pipeline about a topic; None if there is none."""
+        """A pipeline's latest message about a topic; None if there is none."""
         ...
 
 
@@ -50,7 +50,7 @@ class Pipeline:
     """One of the pipelines of a strategy.
 
     Args:
-        pipeline_id: the number of this pipeline.
+        pipeline_id: the index of this pipeline.
         replicas: for each pipeline, the replicas that it feeds.
         exchange: sends messages between pipelines that read different data.
         board: publishes messages of pipelines that read the same data.
@@ -96,8 +96,8 @@ class Pipeline:
         return self.replicas[self.pipeline_id]
 
     def new_topic(self) -> str:
-        """A name for messages about a dataset, equal in all processes that make the same datasets."""
-        # One process may read datasets alone: those are not counted.
+        """A name for messages about a dataset, the same in all processes that make the same datasets."""
+        # One process may read datasets by itself, so those are not counted.
         return f"replicax/input/{next(self._topics)}" if self.num_pipelines > 1 else "replicax/input"
 
     def tell(self, topic: str, number: int, message: Any, cancelled: Callable[[], bool]) -> list[Any]:
@@ -110,7 +110,7 @@ class Pipeline:
 
 @final
 class _ClusterBoard:
-    """The board of the pipelines of `processes`, one each."""
+    """The board of the pipelines of `processes`, one pipeline each."""
 
     def __init__(self, processes: tuple[int, ...]) -> None:
         self._processes = processes

@@ -1,8 +1,8 @@
 """From host to devices: makes per-replica values from the rows of a step.
 
 If all replicas have the same number of rows, each leaf becomes one global array, to which this process
-contributes its own rows. Otherwise the array is padded to the largest replica's rows, and knows the numbers
-of rows. What can't be such an array becomes one value for each replica.
+contributes its own rows. Otherwise each replica's rows are padded to the largest number of rows, and the
+value remembers how many are real. Leaves that can't form one array become one value per replica.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ class Placer:
     Args:
         mesh: the strategy's devices.
         on_device: whether to place the arrays on the devices, or leave them in host memory.
-        committed: whether the arrays of a single replica are committed to its device.
+        committed: whether a single replica's arrays are committed to its device.
     """
 
     def __init__(self, mesh: ReplicaMesh, *, on_device: bool, committed: bool) -> None:
         self.mesh = self._mesh = mesh
         self._on_device, self._committed = on_device, committed
         self._single = mesh.num_replicas == 1
-        # CPU devices alias the copy. In host memory, users may change the rows.
+        # CPU devices alias the copy. In host memory, the user may change the rows.
         self._copied = not on_device or mesh.platform == "cpu"
 
     def place(self, step: Step, padded_size: int | None) -> Any:
-        """The structure of values for `step`, padded to `padded_size` rows for each replica if not None."""
+        """The structure of values for `step`, padded to `padded_size` rows per replica unless None."""
         first = step.pieces[0].batch
         if padded_size is not None and first.num_rows is not None:
             leaves = self._padded(step, padded_size)
@@ -83,7 +83,7 @@ class Placer:
         return [self._assembled(list(parts)) for parts in zip(*by_replica, strict=True)]
 
     def _uneven(self, step: Step) -> list[Any]:
-        """Replicas with different numbers of rows or, if there are several processes, none."""
+        """Place rows of replicas with different numbers of rows or, across processes, with none."""
         by_replica = [self._rows(piece) for piece in step.pieces]
         # Without other processes the mesh has just these replicas, even if other pipelines share the step.
         sizes = tuple(piece.size for piece in step.pieces) if self._mesh.is_local else step.sizes
@@ -124,7 +124,7 @@ class Placer:
         return [PerReplica.from_global(array, mesh, scalar=False).with_mask(mask) for array in arrays]
 
     def _mask(self, sizes: tuple[int, ...], size: int) -> PerReplica:
-        """The mask for these numbers of examples, always a new array, so that it identifies its batch."""
+        """The mask for these numbers of examples: always a new array, which identifies its batch."""
         rows = np.concatenate([np.arange(size) < count for count in sizes])
         return PerReplica.from_global(self._mesh.shard(rows), self._mesh, scalar=False)
 
@@ -151,7 +151,7 @@ def _are_contiguous(pieces: Sequence[Piece]) -> bool:
 
 
 def _fit_together(parts: Sequence[Any]) -> bool:
-    """Whether the rows of `parts` are of one kind, so that one array can hold them."""
+    """Whether the rows of `parts` have the same shape and dtype, so that one array can hold them."""
     return all(map(is_numeric, parts)) and len({(part.shape[1:], part.dtype) for part in parts}) == 1
 
 
@@ -178,7 +178,7 @@ def _filled_up(pieces: Sequence[Piece], size: int) -> list[Any]:
         shapes = {array.shape[1:] for array in arrays}
         if len(shapes) > 1:
             raise InputError(
-                f"partial_batch='pad' can't combine rows of {name} of the shapes {sorted(shapes)} into one "
+                f"partial_batch='pad' can't combine rows of {name} with shapes {sorted(shapes)} into one "
                 "array. Give all examples the same shape, or use partial_batch='exact'."
             )
         column = aligned_empty((len(pieces) * size, *arrays[0].shape[1:]), device_dtype(arrays[0]))

@@ -20,7 +20,7 @@ class PipelinePlan:
     Args:
         replicas: the replicas that it feeds.
         files: the files that it reads; empty if it reads the whole dataset.
-        rows: start and stop of its rows in every full batch; None if it uses all rows that it reads, or if
+        rows: the start and stop of its rows in every full batch; None if it uses all rows that it reads, or
             the batch size is unknown.
 
     >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -36,7 +36,7 @@ class PipelinePlan:
 @final
 @dataclasses.dataclass(frozen=True)
 class InputPlan:
-    """How pipelines share a dataset; printed, it is a table.
+    """How pipelines share a dataset; `print` shows it as a table.
 
     Args:
         asked: the policy in the options.
@@ -62,8 +62,8 @@ class InputPlan:
     def check(self) -> None:
         """Raise `InputError` unless every file or row is read by exactly one pipeline.
 
-        With the policy OFF every pipeline reads everything, so there is nothing to check; nor is there if
-        neither the files nor the batch size are known before reading.
+        There is nothing to check with the policy OFF, where every pipeline reads everything, or if neither
+        the files nor the batch size are known before reading.
 
         >>> plan = rx.MirroredStrategy(["CPU:0"]).distribute_dataset([np.arange(4)]).plan()
         >>> plan.check()

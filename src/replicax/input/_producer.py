@@ -1,4 +1,4 @@
-"""Makes the batches of one pass: opens the dataset, then reads, splits and places batch after batch."""
+"""Makes the batches of one pass: opens the dataset, then reads, splits and places one batch at a time."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ __all__ = ["Made", "Mark", "Pass", "PassProducer"]
 @final
 @dataclasses.dataclass(frozen=True)
 class Pass:
-    """What an iterator needs to know about the dataset that it goes over.
+    """What an iterator needs to know about its dataset.
 
     Args:
         open: begins a pass, given its number and a topic.
         new_topic: returns the name of the next pass in messages between pipelines.
-        layout: what a position depends on besides the data; can be written as JSON.
+        layout: what a position depends on besides the data; serializable as JSON.
         element_spec: returns the shapes and dtypes of the batches.
-        placer: puts batches on the devices.
-        partial_batches: makes the rule for partial batches, given the size of a full batch if it is known.
+        placer: places batches on the devices.
+        partial_batches: makes the rule for partial batches, given the size of a full batch if known.
         buffer_size: how many batches to read ahead.
         any_thread: whether several threads may read in turn, and seek to any position.
         number: which pass this is.
-        order: warns about shuffled orders that repeat; only for a first pass.
+        order: warns about repeated shuffled orders; only in a first pass.
     """
 
     open: Callable[[int, str], Stream]
@@ -48,13 +48,13 @@ class Pass:
 @final
 @dataclasses.dataclass(frozen=True)
 class Mark:
-    """A place in a pass.
+    """A point in a pass.
 
     Args:
-        number: how many batches this iterator has given.
-        examples: how many examples the pass has given, also before a restore.
+        number: how many batches this iterator has returned.
+        examples: how many examples the pass has returned, including those before a restore.
         position: the stream's position; None at the beginning.
-        batch_size: the size of a full batch, if it is known by now.
+        batch_size: the size of a full batch, if known by now.
     """
 
     number: int
@@ -66,7 +66,7 @@ class Mark:
 @final
 @dataclasses.dataclass(frozen=True)
 class Made:
-    """A batch, and the place after it."""
+    """A batch, and the mark after it."""
 
     batch: Any
     mark: Mark
@@ -89,7 +89,7 @@ class PassProducer:
 
     def __init__(self, this_pass: Pass, number: int, mark: Mark) -> None:
         self._pass, self._number = this_pass, number
-        self._topic = this_pass.new_topic()  # in the user's thread: its order is the same in all processes
+        self._topic = this_pass.new_topic()  # in the user's thread: all processes have the same order there
         self._mark = mark
         self._stream: Stream | None = None
         self._partial = this_pass.partial_batches(mark.batch_size)
@@ -102,7 +102,7 @@ class PassProducer:
 
     def make(self) -> Made | None:
         """The next batch; None after the last."""
-        if self._incomplete:  # an exception ended the last call: read again from the last mark
+        if self._incomplete:  # an exception interrupted the last call: read again from the last mark
             self.close()
             self._partial = self._pass.partial_batches(self._mark.batch_size)
         self._incomplete = True

@@ -1,4 +1,4 @@
-"""Finds the source for a dataset, without importing the library that the dataset comes from."""
+"""Finds the source for a dataset without importing the library that the dataset comes from."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def find_source(dataset: Any) -> Source:
 
 
 def _is_sequence(dataset: Any) -> bool:
-    """Whether it can be read by index up to its length, as a torch Dataset."""
+    """Whether it can be read by index up to its length, like a torch Dataset."""
     return hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
 
 
 def _refuse(dataset: Any) -> None:
-    """Raise for iterables whose elements are hardly batches."""
+    """Raise for iterables whose elements can't be batches."""
     refuse_arrays(dataset)
     others = str | bytes | bytearray | set | frozenset | DistributedValues | np.generic | type
     if isinstance(dataset, others):
@@ -57,7 +57,7 @@ def _refuse(dataset: Any) -> None:
 
 
 def _check_callable(function: Any) -> None:
-    """Raise if a function that is given as a dataset needs arguments."""
+    """Raise if a function passed as a dataset needs arguments."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -66,7 +66,7 @@ def _check_callable(function: Any) -> None:
         signature.bind()
     except TypeError as error:
         raise NotADatasetError(
-            f"A function that is given as a dataset is called without arguments, but {function!r} has the "
-            f"signature {signature}. One that takes an InputContext is for "
+            f"A function passed as a dataset is called without arguments, but {function!r} has the "
+            f"signature {signature}. Pass a function that takes an InputContext to "
             "strategy.distribute_datasets_from_function."
         ) from error

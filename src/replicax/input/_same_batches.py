@@ -1,10 +1,10 @@
-"""Checks that pipelines that split the same batches really read the same ones.
+"""Checks that all pipelines read the same batches where they are supposed to.
 
 With AutoShardPolicy.DATA every pipeline relies on the others to read the same batches, and keeps its own
-replicas' rows. A dataset that has fewer rows in one process, or another order, would train on wrong
-examples, or leave the others waiting for a step that never comes. So each pipeline publishes what it reads
-and compares it with what the others have published so far, without waiting for them. A dataset that knows
-its number of batches is compared once per pass; any other, batch by batch.
+replicas' rows. If the dataset had fewer rows or another order in one process, the model would train on the
+wrong examples, or the other processes would wait for a step that never comes. So each pipeline publishes
+what it reads and compares it with what the others have published so far, without waiting for them. A
+dataset that knows its number of batches is compared once per pass, any other dataset batch by batch.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class _Seen:
         self.recent = [*self.recent[1 - _RECENT :], rows]
 
     def rows(self) -> dict[int, int]:
-        """The rows of the recent batches, by the number of the batch."""
+        """The numbers of rows of the recent batches, by batch number."""
         return dict(enumerate(self.recent, self.count - len(self.recent)))
 
     def num_batches(self) -> str:
@@ -57,10 +57,10 @@ class SameBatches:
     """Compares the batches of this pipeline with those of the others.
 
     Args:
-        source: what is read.
+        source: the source that is read.
         pipeline: this pipeline.
         topic: the name of this pass in messages.
-        number: the pass; a shuffled source chooses its order by it.
+        number: the number of the pass, which determines the order of a shuffled source.
     """
 
     def __init__(self, source: Source, pipeline: Pipeline, topic: str, number: int) -> None:
@@ -134,8 +134,8 @@ class SameBatches:
             (first, one), (second, other) = sorted(((own, here), (pipeline, there)), key=lambda x: x[0])
             raise InputError(
                 f"Input pipelines {first} and {second} read different batches. {what}: {one} in pipeline "
-                f"{first}, {other} in pipeline {second}. With AutoShardPolicy.DATA every process goes "
-                "through the same batches and keeps its replicas' rows. Make the same dataset in every "
-                "process, with the same seeds. If each process has data of its own, use "
-                "AutoShardPolicy.OFF or strategy.distribute_datasets_from_function."
+                f"{first}, {other} in pipeline {second}. With AutoShardPolicy.DATA every process reads "
+                "the same batches and keeps its replicas' rows. Make the same dataset in every process, "
+                "with the same seeds. If each process has its own data, use AutoShardPolicy.OFF or "
+                "strategy.distribute_datasets_from_function."
             )

@@ -1,4 +1,4 @@
-"""Chooses the policy by which pipelines share a dataset, and what this pipeline reads."""
+"""Chooses how pipelines share a dataset, and what this pipeline reads."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def share(source: Source, pipeline: Pipeline, asked: AutoShardPolicy) -> Shard:
         if asked is AutoShardPolicy.FILE:
             raise InputError(
                 f"AutoShardPolicy.FILE can't be used with this dataset: {reason}. Use DATA, where every "
-                "process goes through all batches and keeps its replicas' rows, or AUTO, which uses FILE "
-                "where it can and otherwise DATA."
+                "process reads all batches and keeps its replicas' rows, or AUTO, which uses FILE where "
+                "possible and otherwise DATA."
             ) from None
         return _of_rows(source, pipeline, asked, str(reason))
 

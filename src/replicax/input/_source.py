@@ -1,7 +1,7 @@
 """Sources of batches, one class for each kind of dataset.
 
 A `Source` can be opened any number of times, except for one-shot iterators; each `Reader` makes one pass. A
-reader knows its position, a small dictionary that can be written as JSON, and can seek to one.
+reader knows its position, a small dictionary that can be serialized as JSON, and can seek to a position.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ class Reader(abc.ABC):
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
             if isinstance(error, InputError):
                 raise
-            raise InputError(f"The position {position!r} does not fit this dataset: {error!r}.") from error
+            raise InputError(
+                f"The position {position!r} does not match this dataset: {error!r}."
+            ) from error
 
     @abc.abstractmethod
     def _read(self) -> Batch:
@@ -77,7 +79,7 @@ class Reader(abc.ABC):
         if examples != position["examples"]:
             raise InputError(
                 f"The position is after {position['batches']} batches with {position['examples']} "
-                f"examples, but these batches now have {examples}. The dataset must give the same batches "
+                f"examples, but these batches now have {examples}. The dataset must yield the same batches "
                 "again."
             )
 
@@ -94,7 +96,7 @@ class Source(abc.ABC):
     kind: str = "batches"
     """A position can be restored by a source of the same kind."""
     any_thread: bool = False
-    """Whether several threads may read a pass in turn; it must then be able to seek quickly."""
+    """Whether several threads may take turns reading a pass; then it must be able to seek quickly."""
     numbered: bool = False
     """Whether the order of a pass depends only on its number."""
     files: tuple[str, ...] = ()
@@ -121,7 +123,7 @@ class Source(abc.ABC):
         return None
 
     def of_files(self, num_shards: int, index: int) -> Source:
-        """This source with every `num_shards`-th of its files, from `index`; raises `NoFiles`."""
+        """This source with every `num_shards`-th file, starting at `index`; may raise `NoFiles`."""
         raise NoFiles("the files that this kind of dataset reads are unknown")
 
     def peek(self) -> Batch | None:
@@ -136,7 +138,7 @@ class Source(abc.ABC):
 
 
 class GivesSource(abc.ABC):
-    """A dataset that brings its own source."""
+    """A dataset that has its own source."""
 
     @abc.abstractmethod
     def source(self) -> Source:

@@ -1,9 +1,9 @@
 """From batches to steps: which rows each replica gets.
 
-There are two rules. If every pipeline goes through the same batches, a step is one global batch, split over
-all replicas (`SplitStream`). If pipelines read different data, each deals its own batches to its own
-replicas in turn, whole or in parts (`DealtStream`). Pipelines then exchange the numbers of rows before
-every step, so that a pipeline without data continues with empty batches until all have finished.
+There are two rules. If all pipelines read the same batches, a step is one global batch, split over all
+replicas (`SplitStream`). If pipelines read different data, each deals its own batches to its own replicas
+in turn, whole or in parts (`DealtStream`). Then the pipelines exchange their numbers of rows before every
+step, so that a pipeline without data continues with empty batches until all have finished.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Stream(abc.ABC):
 
     @abc.abstractmethod
     def position(self) -> Any:
-        """The current position, which can be written as JSON."""
+        """The current position, which can be serialized as JSON."""
 
     @abc.abstractmethod
     def seek(self, position: Any) -> None:
@@ -114,12 +114,12 @@ def _dtype_kind(leaf: Any) -> Any:
 
 
 def _is_single(batch: Batch) -> bool:
-    """Whether an element without a batch axis is a single example, not a mistake."""
+    """Whether an element without a batch axis is a single example rather than a mistake."""
     return any(leaf.ndim == 0 for leaf in batch.leaves)
 
 
 def why_not_a_batch(batch: Batch, what: str) -> str:
-    """The error message for a batch, called `what`, whose arrays have no common number of rows."""
+    """The error message for a batch, called `what`, whose arrays differ in their numbers of rows."""
     names = leaf_names(batch.treedef)
     if not batch.leaves:
         return f"{what} has no arrays: {_structure(batch.treedef)}."
@@ -127,13 +127,13 @@ def why_not_a_batch(batch: Batch, what: str) -> str:
         if leaf.ndim == 0:
             listed = " A list of numbers is a structure of numbers; np.asarray makes it an array."
             return (
-                f"{what} is not a batch: {name} is the single value {leaf}. A strategy splits batches, for "
-                "all replicas together, along their first axis; put examples into batches first "
+                f"{what} is not a batch: {name} is the single value {leaf}. A strategy splits global "
+                "batches over the replicas along their first axis; combine examples into batches first "
                 f"(`.batch(global_batch_size)` or np.stack).{listed if '[' in name else ''}"
             )
     listing = ", ".join(f"{n} has {leaf.shape[0]}" for n, leaf in zip(names, batch.leaves, strict=True))
     return (
-        f"{what} has arrays with different numbers of rows: {listing}. All arrays of a batch have one row "
+        f"{what} has arrays with different numbers of rows: {listing}. All arrays of a batch need one row "
         "for each example; pad ragged data to one length first."
     )
 
@@ -143,7 +143,7 @@ def _structure(treedef: Any) -> str:
 
 
 def _changed(first: Any, now: Any, number: int) -> str:
-    remedy = "All batches need the same structure and dtypes: fix that where the dataset is made."
+    remedy = "All batches need the same structure and dtypes: fix this where the dataset is made."
     if first[0] != now[0]:
         return (
             f"Batch {number} of the dataset has a different structure than the first: {_structure(now[0])} "
@@ -151,14 +151,12 @@ def _changed(first: Any, now: Any, number: int) -> str:
         )
     for name, before, after in zip(leaf_names(now[0]), first[1], now[1], strict=True):
         if before != after:
-            return (
-                f"{name} of batch {number} has the dtype {after}, but {before} in the first batch. {remedy}"
-            )
+            return f"{name} of batch {number} has dtype {after}, but {before} in the first batch. {remedy}"
     return f"Batch {number} of the dataset is a single example, but the first was a batch. {remedy}"
 
 
 def split(batch: Batch, pipeline: Pipeline) -> Step:
-    """Split a global batch over all replicas of all pipelines; a single example is for the only replica."""
+    """Split a global batch over the replicas of all pipelines; one example goes to the only replica."""
     if batch.num_rows is None:
         return Step((Piece(batch, 0, 0),), (1,))
     sizes = split_sizes(batch.num_rows, pipeline.num_replicas)
@@ -171,7 +169,7 @@ def split(batch: Batch, pipeline: Pipeline) -> Step:
 class SplitStream(Stream):
     """Splits every batch over all replicas; this pipeline takes its own replicas' rows.
 
-    Where there is one replica, elements may also be single examples.
+    With a single replica, elements may also be single examples.
     """
 
     def __init__(self, reader: Reader, pipeline: Pipeline, same: SameBatches) -> None:
@@ -201,15 +199,15 @@ class SplitStream(Stream):
 
 @final
 class DealtStream(Stream):
-    """Cuts batches into `num_parts` and deals the parts to this pipeline's replicas in turn.
+    """Splits batches into `num_parts` parts and deals them to this pipeline's replicas in turn.
 
     Args:
-        readers: one for all replicas of this pipeline, or one for each.
+        readers: one for all replicas of this pipeline, or one per replica.
         pipeline: this pipeline.
         topic: the name of this pass in messages between pipelines.
-        samples: return a batch of each reader, whose shapes and dtypes an empty batch has.
-        num_parts: the number of parts that a batch is cut into.
-        batched: whether elements must be batches, not single examples.
+        samples: for each reader, returns a batch that gives an empty batch its shapes and dtypes.
+        num_parts: the number of parts that a batch is split into.
+        batched: whether elements must be batches rather than single examples.
     """
 
     def __init__(
@@ -261,7 +259,7 @@ class DealtStream(Stream):
         for pipeline, (_, _, failure, _) in enumerate(told):
             if failure is not None:
                 raise InputError(
-                    f"Input pipeline {pipeline} failed, so there can be no more steps: {failure}. See its "
+                    f"Input pipeline {pipeline} failed, so there are no more steps: {failure}. See its "
                     "process for the traceback."
                 )
         left = [sizes for sizes, _, _, _ in told]
@@ -275,7 +273,7 @@ class DealtStream(Stream):
         return sizes
 
     def _tell_of_failure(self, error: Exception) -> None:
-        """Tell the other pipelines, which would otherwise wait for this one, without waiting for them."""
+        """Tell the other pipelines, so that they do not wait for this one; do not wait for them."""
         if self._pipeline.num_pipelines == 1 or self._cancelled.is_set():
             return
         message = [None, False, f"{type(error).__name__}: {error}", []]
@@ -289,8 +287,8 @@ class DealtStream(Stream):
         if last is None:
             raise InputError(
                 f"Input pipeline {self._pipeline.pipeline_id} has no batches, but others have some, so the "
-                "shape of an empty batch is unknown. Give every pipeline some data: fewer processes, more "
-                "files, or AutoShardPolicy.DATA."
+                "shape of an empty batch is unknown. Give every pipeline some data: use fewer processes, "
+                "more files, or AutoShardPolicy.DATA."
             )
         return Piece(last, 0, 0)
 
@@ -310,20 +308,20 @@ class DealtStream(Stream):
 
 
 def _row_kind(batch: Batch) -> str:
-    """The dtypes and shapes of a row of arrays, which all processes must have in common."""
+    """The dtypes and shapes of a row of each array, which must be the same in all processes."""
     arrays = [leaf for leaf in batch.leaves if is_numeric(leaf)]
     return ", ".join(f"{leaf.dtype}{list(leaf.shape[batch.num_rows is not None :])}" for leaf in arrays)
 
 
 def _check_row_kinds(by_pipeline: Sequence[Sequence[str]]) -> None:
-    """Raise if rows differ between processes; in one process, replicas may differ."""
+    """Raise if rows differ between processes; replicas within a process may differ."""
     kinds = [(pipeline, kind) for pipeline, own in enumerate(by_pipeline) for kind in own]
     for pipeline, kind in kinds:
         first, expected = kinds[0]
         if kind != expected and pipeline != first:
             raise InputError(
                 f"A row of a batch is {expected} in input pipeline {first}, but {kind} in pipeline "
-                f"{pipeline}. Across processes all rows of a step need the same shapes and dtypes: pad "
+                f"{pipeline}. All rows of a step need the same shapes and dtypes across processes: pad "
                 "them to one length."
             )
 

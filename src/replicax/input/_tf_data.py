@@ -1,4 +1,4 @@
-"""A real `tf.data.Dataset`, read as NumPy arrays. TensorFlow is used if the program has imported it."""
+"""A real `tf.data.Dataset`, read as NumPy arrays, if the program has imported TensorFlow."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class TfDataSource(Source):
 
     @property
     def cardinality(self) -> int:
-        """TensorFlow's number, which has the same values for endless and unknown."""
+        """TensorFlow's own number, which uses the same values for endless and unknown."""
         return int(self._dataset.cardinality())
 
     def open(self, number: int) -> Reader:
@@ -66,18 +66,18 @@ class TfDataSource(Source):
         return jax.tree.map(convert, self._dataset.element_spec)
 
     def of_files(self, num_shards: int, index: int) -> Source:
-        """Let TensorFlow shard it by file: it finds the files in the dataset's graph."""
+        """Let TensorFlow shard the dataset by file: it finds the files in the dataset's graph."""
         return self._sharded(AutoShardPolicy.FILE, num_shards, index)
 
     def of_hints(self, num_shards: int, index: int) -> Source:
-        """Let TensorFlow shard it at its `SHARD_HINT`."""
+        """Let TensorFlow shard the dataset at its `SHARD_HINT`."""
         return self._sharded(AutoShardPolicy.HINT, num_shards, index)
 
     def _sharded(self, policy: AutoShardPolicy, num_shards: int, index: int) -> Source:
         tensorflow = sys.modules["tensorflow"]
         try:
-            # TensorFlow notices too few files only when it reads. Every pipeline tries the same shard, so
-            # that all come to the same conclusion.
+            # TensorFlow notices that there are too few files only when it reads. Every pipeline tries the
+            # same shard, so that all of them reach the same conclusion.
             next(iter(self._of_shard(self._dataset.take(1), policy, num_shards, 0)), None)
             return TfDataSource(self._of_shard(self._dataset, policy, num_shards, index))
         except tensorflow.errors.OpError as error:
@@ -105,7 +105,7 @@ class _TfDataReader(Reader):
 
     def _read(self) -> Batch:
         if self._iterator is None:
-            # Not earlier: a dataset that reshuffles for every pass counts its iterators.
+            # Not earlier: a dataset that reshuffles in every pass counts its iterators.
             self._iterator = self._dataset.as_numpy_iterator()
         return WholeBatch(next(self._iterator), private=True)
 
