@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
+from replicax import tf
 from replicax.errors import InputError
 from replicax.tf import data
 
@@ -16,7 +17,7 @@ SCALAR = rx.TensorSpec((), np.int32)
     "call, kind, message",
     [
         (lambda: D.batch(0), InputError, r"Dataset.batch\(0\): pass a number of at least 1"),
-        (lambda: D.batch(2.5), TypeError, r"Dataset.batch\(2.5\): pass a whole number"),
+        (lambda: D.batch(2.5), TypeError, r"Dataset.batch\(2.5\): pass an integer"),
         (lambda: D.batch(True), TypeError, r"batch\(True\)"),
         (lambda: D.batch(None), TypeError, r"batch\(None\)"),
         (lambda: D.batch(2, "yes"), TypeError, r"drop_remainder='yes'\): pass True or False"),
@@ -237,3 +238,15 @@ def test_hints_are_taken():
 def test_what_is_missing_names_an_alternative(get, message):
     with pytest.raises(AttributeError, match=message):
         get()
+
+
+@pytest.mark.parametrize("read", [next, lambda dataset: [*dataset]], ids=["iterator", "dataset"])
+def test_data_read_from_a_closure_is_refused(read):
+    data = iter(Dataset.range(3)) if read is next else Dataset.range(3)
+
+    @tf.function
+    def step():
+        return read(data)
+
+    with pytest.raises(InputError, match="Pass the dataset or its iterator to the"):
+        step()

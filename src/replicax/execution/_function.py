@@ -14,7 +14,7 @@ import logging
 import threading
 import uuid
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, final, overload
 
 import jax
@@ -27,7 +27,7 @@ from replicax.execution._loop import Loop
 from replicax.execution._outputs import mask_leaves, shared_masks
 from replicax.execution._signals import signals_deferred
 from replicax.execution._traced_values import explain_leaks
-from replicax.input import DistributedDataset, DistributedIterator
+from replicax.input import DistributedDataset, GivesSource
 from replicax.values import PerReplica, check_signature, converted
 from replicax.variables import EagerFrame, is_variable
 
@@ -55,8 +55,8 @@ def function(fn: Any = None, *, input_signature: Sequence[Any] | None = None) ->
     program. Without this decorator the same step runs eagerly, with the same results; but then code that
     JAX compiles itself (`lax.scan`, `jax.jit`) can't read variables or use collectives.
 
-    A function that takes a distributed dataset or its iterator as an argument, to loop over it, is not
-    traced: the loop runs in Python, and every `strategy.run` in it is compiled.
+    A function that takes a dataset or an iterator as an argument, to loop over it, is not traced: the loop
+    runs in Python, and every `strategy.run` in it is compiled.
 
     Args:
         fn: the step. It is called only to trace it, sometimes more than once, so it should have no side
@@ -336,7 +336,7 @@ class Function(Generic[_P, _R]):
     def _call_first(self, key: Any, args: Any, kwargs: Any) -> Any:
         """Find or compile the program, remember it by `key` unless that is None, and run it."""
         leaves, treedef = _flatten((args, kwargs))
-        if any(isinstance(leaf, DistributedDataset | DistributedIterator) for leaf in leaves):
+        if any(isinstance(leaf, DistributedDataset | GivesSource | Iterator) for leaf in leaves):
             return self._call_as_loop(args, kwargs)
         with self._compiling:
             step = self._find_program(args, kwargs, leaves, treedef)

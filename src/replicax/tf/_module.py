@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -41,6 +42,17 @@ class Module:
     def name_scope(self) -> Any:
         """A `with` block that shows the module's name in profiles."""
         return name_scope(self.name)
+
+    @classmethod
+    def with_name_scope(cls, method: Any) -> Any:
+        """A decorator that runs a method in the module's `name_scope`."""
+
+        @functools.wraps(method)
+        def in_scope(self: Module, *args: Any, **kwargs: Any) -> Any:
+            with self.name_scope:
+                return method(self, *args, **kwargs)
+
+        return in_scope
 
     @property
     def variables(self) -> tuple[Variable, ...]:

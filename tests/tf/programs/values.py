@@ -199,3 +199,34 @@ def next_after_the_last_outside(tf):
         raised(lambda: next(plain), StopIteration),
         raised(lambda: plain.get_next(), tf.errors.OutOfRangeError),
     )
+
+
+def plain_iterators_in_a_function(tf):
+    @tf.function
+    def step(iterator):
+        return next(iterator) + 1
+
+    @tf.function
+    def another(iterator):
+        return iterator.get_next() * 10
+
+    iterator = iter(tf.data.Dataset.range(4))
+    read = [step(iterator), another(iterator), step(iterator), another(iterator)]
+    return read, raised(lambda: step(iterator), tf.errors.OutOfRangeError)
+
+
+def plain_datasets_in_a_function(tf):
+    numbers = [1, 2, 3]
+
+    @tf.function
+    def total(dataset):
+        result = tf.constant(0)
+        for x in dataset:
+            result += x
+        return result
+
+    signature = tf.TensorSpec([], tf.int32)
+    dataset = tf.data.Dataset.from_generator(lambda: iter(numbers), output_signature=signature)
+    first = total(dataset)
+    numbers.append(4)
+    return first, total(dataset)

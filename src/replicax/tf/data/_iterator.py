@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax.errors import OutOfRangeError
+from replicax._recording import is_transforming
+from replicax.errors import InputError, OutOfRangeError
 from replicax.values import HostArray
 
 __all__ = ["DatasetIterator"]
@@ -32,6 +33,12 @@ class DatasetIterator(Iterator[Any]):
     def __next__(self) -> Any:
         if self._closed:
             raise StopIteration
+        if is_transforming():
+            raise InputError(
+                "The elements of a dataset were read inside a traced function (tf.function or jax.jit), where "
+                "they would become constants of the program. Pass the dataset or its iterator to the "
+                "tf.function as an argument: its loop then runs in Python."
+            )
         element = next(self._iterator)
         return element if self._as_numpy else jax.tree.map(_to_device, element)
 
