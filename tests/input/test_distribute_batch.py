@@ -173,7 +173,7 @@ def test_a_distributed_batch_is_refused(three):
         ({"partial_batch": "error"}, "4 examples for 3 replicas, where a multiple of 3 was expected"),
         ({"partial_batch": "error", "batch_size": 9}, "where 3 for each of them was expected"),
         ({"batch_size": 9}, "With partial_batch='exact' leave it out"),
-        ({"partial_batch": "pad", "batch_size": 3}, "4 examples and batch_size=3"),
+        ({"partial_batch": "pad", "batch_size": 3}, "4 examples, more than batch_size=3"),
         ({"partial_batch": "pad", "batch_size": 0}, "at least 1"),
         ({"partial_batch": "pad", "batch_size": True}, "at least 1"),
         ({"partial_batch": "pad", "batch_size": 2.5}, "at least 1"),

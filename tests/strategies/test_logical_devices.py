@@ -453,7 +453,7 @@ def test_on_one_device_values_come_back_unchanged(name, mode):
             r"shape \(4, 3\). Pass one number for each of its 2",
         ),
         (lambda s, x: s.split_to_logical_devices(x, [1, 1, 2]), r"each of its 2 axes"),
-        (lambda s, x: s.split_to_logical_devices(x, [1, 2]), r"can't cut axis 1.*into 2 equal"),
+        (lambda s, x: s.split_to_logical_devices(x, [1, 2]), r"can't split axis 1.*into 2 equal"),
         (lambda s, x: s.split_to_logical_devices(x, 2), r"list of positive integers; got 2"),
         (lambda s, x: s.split_to_logical_devices(x, [-1, -2]), r"list of positive integers"),
         (lambda s, x: s.split_to_logical_devices(x, [[1, 2]]), r"list of positive integers"),

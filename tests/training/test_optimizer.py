@@ -722,7 +722,7 @@ def test_gradients_of_all_replicas_do_not_belong_into_a_replica_function(two, mo
         w = rx.Variable(0.0, name="w")
         optimizer = rx.Optimizer(optax.sgd(1.0))
     gradient = each(two, lambda i: 1.0 + i)
-    with pytest.raises(VariableError, match="The gradients of w:0 are those of all replicas"):
+    with pytest.raises(VariableError, match="gradients of all replicas for w:0"):
         mode(lambda: two.run(lambda: optimizer.apply_gradients([(gradient, w)])))()
     mode(lambda g: two.run(lambda g: optimizer.apply_gradients([(g, w)]), args=(g,)))(gradient)
     close(w.read_value(), -3.0)

@@ -93,9 +93,9 @@ def test_numbers_must_be_positive(make):
 def test_wrong_arguments_are_explained():
     with pytest.raises(TypeError, match=r"num_shards=1\.5"):
         rx.FixedShardsPartitioner(1.5)
-    with pytest.raises(ValueError, match=r"can't divide axis 2 of a variable of shape \(10, 3\)"):
+    with pytest.raises(ValueError, match=r"can't split axis 2 of a variable of shape \(10, 3\)"):
         rx.FixedShardsPartitioner(2)((10, 3), jnp.float32, axis=2)
-    with pytest.raises(ValueError, match=r"can't divide axis 0 of a variable of shape \(\)"):
+    with pytest.raises(ValueError, match=r"can't split axis 0 of a variable of shape \(\)"):
         rx.MinSizePartitioner()((), jnp.float32)
 
 

@@ -49,7 +49,7 @@ class _AlongOneAxis(Partitioner):
         if not -len(sizes) <= axis < len(sizes):
             raise ValueError(
                 f"{type(self).__name__} can't split axis {axis} of a variable of shape {tuple(sizes)}, "
-                f"which has {len(sizes)} axes. Pass 0 <= axis < {len(sizes)}."
+                f"which has {len(sizes)} axes."
             )
         parts = [1] * len(sizes)
         parts[axis] = max(1, self._num_parts(sizes[axis], math.prod(sizes), dtype))
