@@ -212,7 +212,7 @@ def test_a_worker_that_others_wait_for_is_stuck_after_the_timeout(silent):
     assert (verdict.error, verdict.rank, verdict.step) == ("WorkerStuckError", 1, 7)
     assert "stack 0" in verdict.message and "stack 2" in verdict.message
     assert ("did not answer" if silent else "stack 1") in verdict.message
-    assert ("is stopped" if silent else "process lives") in verdict.message
+    assert ("is stopped" if silent else "process is alive") in verdict.message
 
 
 def test_a_worker_that_nobody_waits_for_is_not_stuck():

@@ -397,7 +397,7 @@ def test_structures():
     tf.nest.assert_same_structure([1], (1,), check_types=False)
     with pytest.raises(ValueError, match="parts"):
         tf.nest.map_structure(lambda x, y: x, {"a": 1}, {"b": 1})
-    with pytest.raises(ValueError, match="4 leaves and the sequence 1"):
+    with pytest.raises(ValueError, match="4 leaves, but the sequence has 1"):
         tf.nest.pack_sequence_as(structure, [1])
     with pytest.raises(ValueError, match="composite"):
         tf.nest.flatten(structure, expand_composites=True)

@@ -1,10 +1,10 @@
-"""A namespace like `tf`, for code that distributes training: `import replicax.tf as tf`.
+"""A `tf`-shaped namespace for ported tf.distribute programs: `import replicax.tf as tf`.
 
-It has what such code uses: `tf.distribute`, `tf.compat.v1.distribute`, `tf.Variable`, `tf.function`,
-`tf.data`, `tf.train.Checkpoint`, `tf.keras` (Keras 3 on JAX), `tf.nest`, `tf.config` and the usual ops.
-Tensors are JAX arrays, and an op is a thin wrapper of its equivalent in `jax.numpy`; arrays get one more
-method, `x.numpy()`. It is a bridge, not a second TensorFlow: a missing name raises an AttributeError that
-names the alternative. `docs/porting.md` shows what changes. `tf.__version__` is Replicax's own version.
+It has what such programs use: `tf.distribute`, `tf.compat.v1.distribute`, `tf.Variable`, `tf.function`,
+`tf.data`, `tf.train.Checkpoint`, `tf.keras` (Keras 3 on JAX), `tf.nest`, `tf.config` and the common ops.
+Tensors are JAX arrays with one more method, `x.numpy()`, and ops are thin wrappers around `jax.numpy`. This
+is a bridge, not a second TensorFlow: a missing name raises an AttributeError that says what to use instead.
+`docs/porting.md` shows what changes. `tf.__version__` is Replicax's version.
 
     import replicax.tf as tf
 

@@ -1,4 +1,4 @@
-"""The checkpoints of a folder: listing them, and waiting for new ones."""
+"""Lists the checkpoints in a folder, and waits for new ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["CheckpointState", "checkpoints_iterator", "get_checkpoint_state", "l
 @final
 @dataclasses.dataclass(frozen=True)
 class CheckpointState:
-    """The checkpoints of a folder; made by `tf.train.get_checkpoint_state`."""
+    """The checkpoints in a folder; returned by `tf.train.get_checkpoint_state`."""
 
     model_checkpoint_path: str
     """The path of the newest."""
@@ -27,12 +27,15 @@ class CheckpointState:
     all_model_checkpoint_timestamps: list[float]
     """When they were written, in seconds since 1970."""
     last_preserved_timestamp: float = 0.0
-    """No meaning: checkpoints are kept by number."""
+    """Always 0: checkpoints are kept by number, not by time."""
 
 
 def _check_filename(latest_filename: Any) -> None:
     if latest_filename is not None:
-        raise ValueError("latest_filename: checkpoints are found by their names; leave it out.")
+        raise ValueError(
+            f"latest_filename={latest_filename!r} is not supported: checkpoints are found by their names. "
+            "Leave it out."
+        )
 
 
 def _checkpoints(folder: pathlib.Path) -> list[tuple[int, int, str]]:
@@ -77,13 +80,13 @@ def checkpoints_iterator(
     timeout: float | None = None,
     timeout_fn: Callable[[], bool] | None = None,
 ) -> Iterator[str]:
-    """The paths of new checkpoints in a directory, as they are written: for evaluating beside training.
+    """Yield the paths of new checkpoints as they are written, to evaluate them while training goes on.
 
     Args:
         checkpoint_dir: the directory.
-        min_interval_secs: the least time between two of them; those written meanwhile are left out.
+        min_interval_secs: the minimum time between two checkpoints; those written in between are skipped.
         timeout: how many seconds to wait for the next one; None waits forever.
-        timeout_fn: called after that time; the iteration ends if it returns True, or is None.
+        timeout_fn: called at the timeout; the iteration ends if it returns True, or if there is none.
     """
     last: str | None = None
     while True:
@@ -99,7 +102,7 @@ def checkpoints_iterator(
 
 
 def _next_checkpoint(folder: str | os.PathLike[str], last: str | None, timeout: float | None) -> str | None:
-    """The newest checkpoint, as soon as it differs from `last`; None if that takes too long."""
+    """Wait for a newer checkpoint than `last`; None at the timeout."""
     end = None if timeout is None else time.monotonic() + timeout
     while (newest := latest_checkpoint(folder)) in (None, last):
         if end is not None and time.monotonic() >= end:

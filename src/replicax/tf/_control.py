@@ -1,6 +1,6 @@
-"""Control flow that can be compiled: thin wrappers of `jax.lax`.
+"""Control flow that can be compiled: thin wrappers around `jax.lax`.
 
-Where nothing is traced, the condition has a value and plain Python runs, so that breakpoints work.
+Outside a trace, the condition has a value and plain Python runs, so that breakpoints work.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _print = print
 
 @named
 def cond(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
-    """The result of `true_fn` or `false_fn`.
+    """Call `true_fn` or `false_fn`, depending on `pred`.
 
     >>> from replicax import tf
     >>> tf.cond(tf.constant(1.0) > 0, lambda: "yes", lambda: "no")
@@ -40,7 +40,7 @@ def cond(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> 
 def switch_case(
     branch_index: Any, branch_fns: Sequence[Callable[[], Any]], default: Callable[[], Any] | None = None
 ) -> Any:
-    """The result of the function with this index; out of range, of `default` or the last one.
+    """Call the function with this index; if there is none, `default` or the last one.
 
     >>> from replicax import tf
     >>> tf.switch_case(tf.constant(1), [lambda: "zero", lambda: "one"])
@@ -71,7 +71,7 @@ def while_loop(
     while maximum_iterations is None or count < maximum_iterations:
         going = cond(*state)
         if is_tracer(array(going)) or any(map(is_tracer, jax.tree.leaves(state))):
-            # Even if `loop_vars` are plain numbers: `cond` or `body` may refer to traced values.
+            # Even with plain numbers in `loop_vars`, `cond` or `body` may close over traced values.
             left = None if maximum_iterations is None else maximum_iterations - count
             return names(_traced_loop(cond, body, state, left))
         if not going:
@@ -100,7 +100,7 @@ def _traced_loop(cond: Any, body: Any, state: tuple[Any, ...], at_most: int | No
 
 @named
 def map_fn(fn: Callable[..., Any], elems: Any, fn_output_signature: Any = None) -> Any:
-    """`fn` applied to every row.
+    """Apply `fn` to every row.
 
     Args:
         fn: the function.
@@ -122,7 +122,7 @@ def _check_dtype(result: Any, signature: Any) -> None:
 
 
 def print(*inputs: Any, sep: str = " ", end: str = "\n") -> None:
-    """Print values. In a compiled function, they are printed when it runs, one line for each call."""
+    """Print values; in a compiled function, each time it runs, one line per call."""
     traced = any(is_tracer(leaf) for leaf in jax.tree.leaves(inputs))
     if traced and end != "\n":
         raise ValueError(
@@ -135,7 +135,7 @@ def print(*inputs: Any, sep: str = " ", end: str = "\n") -> None:
 
 
 def executing_eagerly() -> bool:
-    """Whether operations run when they are called, which they do not while a function is traced.
+    """Whether ops run immediately, which they don't while a function is traced.
 
     >>> from replicax import tf
     >>> tf.executing_eagerly()

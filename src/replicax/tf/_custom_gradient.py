@@ -1,4 +1,4 @@
-"""`tf.custom_gradient`: a function with its own gradient, on `jax.custom_vjp`."""
+"""`tf.custom_gradient` on `jax.custom_vjp`."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ __all__ = ["custom_gradient"]
 
 
 def custom_gradient(f: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate a function that returns its result, and a function that computes its gradient.
+    """Decorate a function that returns its result and its gradient function.
 
-    The gradient function gets the gradient of each result, and returns one for each argument. It may use
-    values of the function, which is called again for that. Variables that `f` reads have no gradient: pass
-    their values as arguments.
+    The gradient function takes the upstream gradient of each result and returns one gradient per argument.
+    It may close over values of `f`, which is called again in the backward pass. Variables that `f` reads
+    get no gradient: pass their values as arguments.
 
     Args:
-        f: `f(*args)` returns `(result, gradient_function)`. Its arguments are positional.
+        f: `f(*args)` returns `(result, gradient_function)`; all arguments are positional.
 
     >>> from replicax import tf
     >>> @tf.custom_gradient
@@ -47,7 +47,7 @@ def custom_gradient(f: Callable[..., Any]) -> Callable[..., Any]:
         if len(found) != len(arguments):
             raise ValueError(
                 f"tf.custom_gradient: the gradient function of {getattr(f, '__name__', f)!r} returned "
-                f"{len(found)} gradients for {len(arguments)} arguments."
+                f"{len(found)} gradients for {len(arguments)} arguments. Return one per argument."
             )
         return tuple(map(_fitted, found, arguments))
 
@@ -57,8 +57,8 @@ def custom_gradient(f: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         if kwargs:
             raise TypeError(
-                f"tf.custom_gradient: pass the arguments {sorted(kwargs)} by position; they would have no "
-                "gradient."
+                f"tf.custom_gradient: pass the arguments {sorted(kwargs)} by position; keyword arguments "
+                "get no gradient."
             )
         return function(*jax.tree.map(array, args))
 
@@ -66,5 +66,5 @@ def custom_gradient(f: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _fitted(gradient: Any, argument: Any) -> Any:
-    """A gradient as JAX wants it: None is zeros."""
+    """Convert a gradient for JAX: None becomes zeros."""
     return jax.numpy.zeros_like(argument) if gradient is None else array(gradient).astype(argument.dtype)

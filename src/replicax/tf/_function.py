@@ -1,4 +1,4 @@
-"""`tf.function`: `rx.function`, with TensorFlow's arguments."""
+"""`tf.function`: `rx.function` with TensorFlow's arguments."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ def function(
     """Compile a step; see `rx.function`.
 
     Python numbers that the step returns become tensors. XLA compiles everything, with or without
-    `jit_compile`. Options that only affect how TensorFlow builds a graph have no effect; that is logged
+    `jit_compile`. Options that only affect how TensorFlow builds graphs have no effect, which is logged
     once.
 
     Args:
-        func: the step; without it a decorator is returned.
-        input_signature: what the positional arguments must be.
-        autograph: no effect; use `tf.cond` instead of AutoGraph.
+        func: the step; None returns a decorator.
+        input_signature: the specs of the positional arguments.
+        autograph: no effect: there is no AutoGraph; use `tf.cond`.
         jit_compile: None or True.
         experimental_compile: the older spelling of `jit_compile`.
         **options: TensorFlow's other options.
@@ -88,7 +88,7 @@ def function(
 
 def _returning_tensors(func: Any) -> Any:
     if not callable(func):
-        return func  # `execution.function` raises the error
+        return func  # `rx.function` raises the error
 
     @functools.wraps(func)
     def step(*args: Any, **kwargs: Any) -> Any:
@@ -99,7 +99,7 @@ def _returning_tensors(func: Any) -> Any:
             raise OutOfRangeError(
                 "next(iterator) in a tf.function: the dataset has no more elements."
             ) from error
-        except TracedValueError as error:  # maybe raised in a replica function
+        except TracedValueError as error:  # possibly from a replica function
             if _NO_AUTOGRAPH not in "".join([str(error), *getattr(error, "__notes__", ())]):
                 error.add_note(_NO_AUTOGRAPH)
             raise
@@ -120,7 +120,7 @@ def _no_concrete_function(*_: Any, **__: Any) -> NoReturn:
 
 
 def _as_tensor(leaf: Any) -> Any:
-    """Numbers as an array, known integers (see `_op.py`), too."""
+    """Convert numbers to an array, including known integers (see `_op.py`)."""
     is_tensor = isinstance(leaf, jax.Array) or not is_number(leaf)
     return leaf if is_tensor else jnp.asarray(convert_to_tensor(leaf))
 

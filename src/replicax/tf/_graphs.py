@@ -1,7 +1,7 @@
-"""TensorFlow's functions that control a graph, and what they mean without one.
+"""TensorFlow's graph-control functions, which have little to do here.
 
-Operations run, or are traced, in the order of the calls. So dependencies are always met, and nothing needs
-to be grouped.
+Ops run, or are traced, in the order in which they are called. So control dependencies always hold, and
+nothing needs to be grouped.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["control_dependencies", "group", "init_scope", "no_op"]
 
 @contextlib.contextmanager
 def control_dependencies(control_inputs: Any) -> Iterator[None]:
-    """A `with` block without effect: what was called before happens before.
+    """A `with` block without effect: ops already run in the order in which they are called.
 
     >>> from replicax import tf
     >>> v = tf.Variable(1.0)
@@ -30,9 +30,9 @@ def control_dependencies(control_inputs: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def init_scope() -> Iterator[None]:
-    """A `with` block in which operations run at once, also while a function is traced.
+    """A `with` block in which ops run immediately, even while a function is traced.
 
-    Traced values have no number there. A variable that is read there gives its value before the function.
+    Traced values have no concrete value there. A variable reads as its value from before the call.
 
     >>> from replicax import tf
     >>> @tf.function
@@ -47,8 +47,8 @@ def init_scope() -> Iterator[None]:
 
 
 def group(*inputs: Any, name: str | None = None) -> None:
-    """Nothing: what was called has happened."""
+    """Do nothing: all inputs have run already."""
 
 
 def no_op(name: str | None = None) -> None:
-    """Nothing."""
+    """Do nothing."""

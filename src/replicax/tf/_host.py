@@ -25,8 +25,8 @@ def numpy_function(
 ) -> Any:
     """Call a function of NumPy arrays.
 
-    In a compiled function XLA must know the shapes of the results: `Tout` is a `tf.TensorSpec` (or a list
-    of them), or a dtype, which means the shape of the first argument.
+    In a compiled function XLA must know the shapes of the results: pass a `tf.TensorSpec`, or a list of
+    them, as `Tout`. A dtype means the shape of the first argument.
     """
     return _called(lambda *arrays: func(*map(np.asarray, arrays)), inp, Tout)  # type: ignore[misc]
 

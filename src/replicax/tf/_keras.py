@@ -1,4 +1,4 @@
-"""`tf.keras`, imported when it is first used."""
+"""Imports `tf.keras` on first use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arithmetic, reductions and linear algebra: thin wrappers of `jax.numpy`."""
+"""Arithmetic, reductions and linear algebra: thin wrappers around `jax.numpy`."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ logical_xor = binary(jnp.logical_xor)
 
 @op
 def stop_gradient(input: Any) -> jax.Array:
-    """The same value, treated as a constant by gradients."""
+    """The input, treated as a constant by gradients."""
     return jax.lax.stop_gradient(array(input))
 
 
@@ -162,7 +162,7 @@ def add_n(inputs: Sequence[Any]) -> jax.Array:
 
 
 def _reduction(fn: Callable[..., Any], empty: Callable[[Any], Any] | None = None) -> Callable[..., Any]:
-    """An op that reduces over axes; `empty` is what the reduction of no elements gives for a dtype."""
+    """An op that reduces over axes; `empty(dtype)` is the result for no elements."""
 
     def reduction(input_tensor: Any, axis: Any = None, keepdims: bool = False) -> jax.Array:
         x = array(input_tensor)
@@ -211,19 +211,19 @@ argmax, argmin = _indexing(jnp.argmax), _indexing(jnp.argmin)
 
 @op
 def sort(values: Any, axis: int = -1, direction: str = "ASCENDING") -> jax.Array:
-    """The elements in order along an axis."""
+    """Sort along an axis."""
     return jnp.sort(array(values), axis=static(axis), descending=_descending(direction))
 
 
 @op
 def argsort(values: Any, axis: int = -1, direction: str = "ASCENDING", stable: bool = False) -> jax.Array:
-    """The indices that put the elements in order."""
+    """The indices that sort along an axis."""
     return jnp.argsort(array(values), axis=static(axis), descending=_descending(direction), stable=True)
 
 
 def _descending(direction: str) -> bool:
     if direction not in ("ASCENDING", "DESCENDING"):
-        raise ValueError(f"direction is 'ASCENDING' or 'DESCENDING', got {direction!r}.")
+        raise ValueError(f"direction must be 'ASCENDING' or 'DESCENDING', got {direction!r}.")
     return direction == "DESCENDING"
 
 
@@ -246,23 +246,23 @@ def cumsum(x: Any, axis: int = 0, exclusive: bool = False, reverse: bool = False
 
 @op
 def clip_by_value(t: Any, clip_value_min: Any, clip_value_max: Any) -> Any:
-    """Elements clipped to the bounds."""
+    """Clip elements to the bounds."""
     return jnp.clip(array(t), array(clip_value_min), array(clip_value_max))
 
 
 @op
 def clip_by_norm(t: Any, clip_norm: Any, axes: Any = None) -> jax.Array:
-    """An array scaled down so that its norm is at most `clip_norm`."""
+    """Scale an array down so that its norm is at most `clip_norm`."""
     t = array(t)
     squares = jnp.sum(jnp.square(t), axis=static(axes), keepdims=True)
-    # The gradient of a square root at 0 would be NaN.
+    # The gradient of sqrt at 0 would be NaN.
     length = jnp.where(squares > 0, jnp.sqrt(jnp.where(squares > 0, squares, 1)), 0)
     return t * (clip_norm / jnp.maximum(length, clip_norm))
 
 
 @op
 def global_norm(t_list: Sequence[Any]) -> jax.Array:
-    """The norm of all arrays together."""
+    """The joint norm of all arrays."""
     return jnp.sqrt(sum(jnp.sum(jnp.square(_values(t))) for t in t_list if t is not None))
 
 
@@ -270,7 +270,7 @@ def global_norm(t_list: Sequence[Any]) -> jax.Array:
 def clip_by_global_norm(
     t_list: Sequence[Any], clip_norm: Any, use_norm: Any = None
 ) -> tuple[list[Any], Any]:
-    """Arrays scaled down so that their common norm is at most `clip_norm`, and that norm.
+    """Scale arrays down so that their joint norm is at most `clip_norm`; also returns that norm.
 
     If the norm is infinite or NaN, the arrays become NaN, as in TensorFlow.
     """
@@ -312,19 +312,19 @@ def tensordot(a: Any, b: Any, axes: Any) -> jax.Array:
 
 
 def _pairs(axes: Any) -> Any:
-    """The axes of `tensordot`: a number, or those of each array."""
+    """The axes of `tensordot`: a number, or a pair of axes for each array."""
     return static(axes) if np.ndim(axes) == 0 else tuple(map(static, axes))
 
 
 @op
 def einsum(equation: str, *inputs: Any) -> jax.Array:
-    """A sum of products, given as an equation."""
+    """A sum of products, given by an equation."""
     return jnp.einsum(equation, *map(array, inputs))
 
 
 @op
 def norm(tensor: Any, ord: Any = "euclidean", axis: Any = None, keepdims: bool = False) -> jax.Array:
-    """The norm, by default of all elements as one vector."""
+    """The norm; by default of the flattened array."""
     x = array(tensor)
     if axis is not None:
         return jnp.linalg.norm(x, None if ord == "euclidean" else ord, static(axis), keepdims)
@@ -334,7 +334,7 @@ def norm(tensor: Any, ord: Any = "euclidean", axis: Any = None, keepdims: bool =
 
 @op
 def l2_normalize(x: Any, axis: Any = None, epsilon: float = 1e-12) -> jax.Array:
-    """An array with norm 1 along an axis."""
+    """Scale an array to norm 1 along an axis."""
     x = array(x)
     square_sum = jnp.sum(jnp.square(x), axis=static(axis), keepdims=True)
     return x * jax.lax.rsqrt(jnp.maximum(square_sum, epsilon))

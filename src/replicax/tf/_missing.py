@@ -1,4 +1,4 @@
-"""What TensorFlow has and this namespace does not, with what to use instead."""
+"""What TensorFlow has and this namespace does not, and what to use instead."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ OF_COMPAT_V1 = {
 
 
 def refuse(module: str, instead: dict[str, str]) -> Callable[[str], NoReturn]:
-    """A module's `__getattr__` that raises an error and names the alternative, if there is one."""
+    """A module's `__getattr__` that raises, and names the alternative if there is one."""
 
     def __getattr__(name: str) -> NoReturn:
         hint = _hint(instead[name]) if name in instead else ""

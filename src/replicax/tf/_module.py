@@ -30,7 +30,7 @@ class Module:
     """
 
     def __init__(self, name: str | None = None) -> None:
-        """`name` is by default that of the class, in lower case."""
+        """By default, the name is the class's in lower case."""
         self._name = name or type(self).__name__.lower()
 
     @property
@@ -40,7 +40,7 @@ class Module:
 
     @property
     def name_scope(self) -> Any:
-        """A `with` block that shows the module's name in profiles."""
+        """A `with` block whose ops have the module's name in profiles."""
         return name_scope(self.name)
 
     @classmethod
@@ -99,9 +99,9 @@ def _inside(thing: Any, seen: set[int]) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def device(device_name: Any) -> Iterator[None]:
-    """A `with` block in which new arrays are placed on a device; None leaves the choice to JAX.
+    """A `with` block that places new arrays on a device; None leaves the choice to JAX.
 
-    Inside a strategy, the strategy decides the placement.
+    Inside a strategy, the strategy decides about placement.
 
     >>> from replicax import tf
     >>> with tf.device("/cpu:1"):
@@ -117,5 +117,5 @@ def device(device_name: Any) -> Iterator[None]:
 
 
 def name_scope(name: str) -> Any:
-    """A `with` block that shows `name` in profiles."""
+    """A `with` block whose ops have `name` in profiles."""
     return jax.named_scope(name)

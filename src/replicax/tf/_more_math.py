@@ -1,4 +1,4 @@
-"""Less common functions of `tf.math` and `tf`: counting, segments, special functions, loops over rows."""
+"""Less common functions of `tf.math` and `tf`: counting, segments, special functions, scans over rows."""
 
 from __future__ import annotations
 
@@ -106,13 +106,13 @@ def cumprod(x: Any, axis: int = 0, exclusive: bool = False, reverse: bool = Fals
 def count_nonzero(
     input: Any, axis: Any = None, keepdims: bool = False, dtype: Any = dtypes.int64
 ) -> jax.Array:
-    """How many elements are not zero."""
+    """The number of nonzero elements."""
     return jnp.sum(array(input) != 0, axis=static(axis), keepdims=keepdims, dtype=dtypes.on_device(dtype))
 
 
 @op
 def zero_fraction(value: Any) -> jax.Array:
-    """The share of elements that are zero."""
+    """The fraction of elements that are zero."""
     return jnp.mean((array(value) == 0).astype(jnp.float32))
 
 
@@ -130,7 +130,7 @@ def bincount(
     maxlength: Any = None,
     dtype: Any = dtypes.int32,
 ) -> jax.Array:
-    """How often each number from 0 occurs. In a compiled function, pass `maxlength` for the size."""
+    """How often each integer from 0 occurs. In a compiled function, `maxlength` must give the size."""
     x = array(arr).ravel()
     size = static(maxlength) if maxlength is not None else int(np.max(np.asarray(x), initial=-1)) + 1
     size = max(size, static(minlength) or 0) if maxlength is None else size
@@ -183,7 +183,7 @@ def is_strictly_increasing(x: Any) -> jax.Array:
 
 @op
 def polyval(coeffs: Any, x: Any) -> jax.Array:
-    """The value of a polynomial, whose first coefficient is that of the highest power."""
+    """Evaluate a polynomial whose first coefficient belongs to the highest power."""
     return jnp.polyval(jnp.stack([array(c) for c in coeffs]), array(x))
 
 
@@ -193,7 +193,7 @@ def log_softmax(logits: Any, axis: int = -1) -> jax.Array:
     return jax.nn.log_softmax(array(logits), static(axis))
 
 
-# Segments: rows that belong together.
+# Segments: rows with the same segment id.
 
 
 def _segments(name: str, reduce: Callable[..., Any], *, sorted_ids: bool) -> Callable[..., Any]:
@@ -232,7 +232,7 @@ unsorted_segment_mean = _segments("unsorted_segment_mean", _mean, sorted_ids=Fal
 
 @op
 def meshgrid(*args: Any, indexing: str = "xy") -> list[jax.Array]:
-    """The coordinates of a grid, one array for each axis."""
+    """The coordinates of a grid, one array per axis."""
     return list(jnp.meshgrid(*map(array, args), indexing=indexing))
 
 
@@ -240,14 +240,14 @@ def meshgrid(*args: Any, indexing: str = "xy") -> list[jax.Array]:
 def searchsorted(
     sorted_sequence: Any, values: Any, side: str = "left", out_type: Any = dtypes.int32
 ) -> jax.Array:
-    """Where values would go into a sorted sequence."""
+    """The indices at which values would be inserted into a sorted sequence."""
     found = jnp.searchsorted(array(sorted_sequence), array(values), side=side)
     return found.astype(dtypes.on_device(out_type))
 
 
 @op
 def sequence_mask(lengths: Any, maxlen: Any = None, dtype: Any = dtypes.bool) -> jax.Array:
-    """True for the first elements of each row, as many as `lengths` says."""
+    """A mask that is True for the first `lengths[i]` elements of row i."""
     numbers = array(lengths)
     size = int(np.max(np.asarray(numbers), initial=0)) if maxlen is None else static(maxlen)
     return (jnp.arange(size) < numbers[..., None]).astype(dtypes.on_device(dtype))
@@ -260,7 +260,7 @@ class _Unique(NamedTuple):
 
 @op
 def unique(x: Any, out_idx: Any = dtypes.int32) -> _Unique:
-    """The different elements, in the order of their first place, and the number of each element."""
+    """The unique elements, in order of first occurrence, and for each element its index among them."""
     values, first, inverse = np.unique(np.asarray(x), return_index=True, return_inverse=True)
     order = np.argsort(first)
     numbers = np.argsort(order)[inverse]
@@ -271,7 +271,7 @@ def unique(x: Any, out_idx: Any = dtypes.int32) -> _Unique:
 def histogram_fixed_width(
     values: Any, value_range: Any, nbins: int = 100, dtype: Any = dtypes.int32
 ) -> jax.Array:
-    """How many values are in each of `nbins` parts of a range; those outside count at its ends."""
+    """Count the values in `nbins` equal bins; values outside the range go into the first or last bin."""
     low, high = array(value_range)
     places = jnp.floor((array(values).ravel() - low) / (high - low) * nbins).astype(jnp.int32)
     count = jnp.zeros(static(nbins), dtypes.on_device(dtype))
@@ -286,12 +286,12 @@ def strided_slice(input_: Any, begin: Any, end: Any, strides: Any = None) -> jax
     return array(input_)[tuple(slice(*bounds) for bounds in zip(starts, stops, steps, strict=True))]
 
 
-# Loops over rows.
+# Scans over rows.
 
 
 @named
 def foldl(fn: Callable[..., Any], elems: Any, initializer: Any = None) -> Any:
-    """`fn(fn(fn(start, row 0), row 1), ...)`; the first row is the start if none is given."""
+    """`fn(fn(fn(initializer, row 0), row 1), ...)`; without an initializer, start with the first row."""
     return _folded(fn, elems, initializer, reverse=False)[0]
 
 
@@ -303,7 +303,7 @@ def foldr(fn: Callable[..., Any], elems: Any, initializer: Any = None) -> Any:
 
 @named
 def scan(fn: Callable[..., Any], elems: Any, initializer: Any = None, reverse: bool = False) -> Any:
-    """All values of `foldl` on the way: `fn` gets the last one and a row.
+    """All intermediate results of `foldl`: `fn` takes the previous one and a row.
 
     >>> from replicax import tf
     >>> tf.scan(lambda total, x: total + x, tf.constant([1, 2, 3]))
@@ -334,5 +334,5 @@ def _folded(fn: Callable[..., Any], elems: Any, initializer: Any, *, reverse: bo
 
 @named
 def vectorized_map(fn: Callable[..., Any], elems: Any) -> Any:
-    """`fn` applied to all rows at once: `jax.vmap`."""
+    """Apply `fn` to all rows at once, with `jax.vmap`."""
     return jax.vmap(fn)(jax.tree.map(array, elems))

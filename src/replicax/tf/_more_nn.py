@@ -1,4 +1,4 @@
-"""Less common functions of `tf.nn`: dropout, other convolutions, losses, blocks of pixels."""
+"""Less common functions of `tf.nn`: dropout, other convolutions and losses, space to depth."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ __all__ = [
 
 @op
 def dropout(x: Any, rate: Any, noise_shape: Any = None, seed: int | None = None) -> jax.Array:
-    """Elements set to 0 with probability `rate`, and the others scaled up.
+    """Set elements to 0 with probability `rate`, and scale up the others.
 
-    The mask is drawn from the stream of this process: in a compiled function, and for a different mask on
-    each replica, use `stateless_dropout`, or a `tf.keras.layers.Dropout`.
+    The mask comes from the process's random stream. In a compiled function, or for a different mask on each
+    replica, use `stateless_dropout` or a `tf.keras.layers.Dropout`.
 
     >>> from replicax import tf
     >>> bool(tf.reduce_all(tf.nn.dropout(tf.ones([8]), rate=0.0) == 1.0))
@@ -46,7 +46,7 @@ def dropout(x: Any, rate: Any, noise_shape: Any = None, seed: int | None = None)
 def stateless_dropout(
     x: Any, rate: Any, seed: Any, rng_alg: str = "auto_select", noise_shape: Any = None
 ) -> jax.Array:
-    """`dropout` with a mask that depends only on `seed`, which is two integers, and on the replica."""
+    """`dropout` with a mask that depends only on `seed`, two integers, and on the replica."""
     values, words = array(x), array(seed)
     replica = get_replica_context()
     if replica is not None and replica.num_replicas_in_sync > 1:
@@ -61,14 +61,14 @@ def _dropped(values: jax.Array, rate: Any, drawn: jax.Array) -> jax.Array:
 
 @op
 def crelu(features: Any, axis: int = -1) -> jax.Array:
-    """The positive parts, and the negative parts turned positive, one after the other."""
+    """Concatenate `relu(x)` and `relu(-x)`."""
     x = array(features)
     return jax.nn.relu(jnp.concatenate([x, -x], static(axis)))
 
 
 @op
 def weighted_cross_entropy_with_logits(labels: Any, logits: Any, pos_weight: Any) -> jax.Array:
-    """The cross entropy of yes-or-no labels in which a missed yes counts `pos_weight` times."""
+    """Binary cross entropy in which positive labels count `pos_weight` times."""
     z, x = array(labels), array(logits)
     weight = 1 + (array(pos_weight) - 1) * z
     return (1 - z) * x + weight * (jnp.log1p(jnp.exp(-jnp.abs(x))) + jax.nn.relu(-x))
@@ -105,9 +105,9 @@ def conv1d(
 def depthwise_conv2d(
     input: Any, filter: Any, strides: Any, padding: str, data_format: Any = None, dilations: Any = None
 ) -> jax.Array:
-    """A convolution of each channel by itself; filters are (height, width, channels, multiplier)."""
+    """A convolution of each channel on its own; filters are (height, width, channels, multiplier)."""
     if data_format not in (None, "NHWC"):
-        raise ValueError(f"data_format={data_format!r}: pass images as NHWC.")
+        raise ValueError(f"data_format={data_format!r} is not supported: pass images as NHWC.")
     x, kernel = array(input), array(filter)
     height, width, channels, multiplier = kernel.shape
     return jax.lax.conv_general_dilated(
@@ -131,7 +131,7 @@ def conv2d_transpose(
     data_format: str = "NHWC",
     dilations: Any = None,
 ) -> jax.Array:
-    """The gradient of `conv2d`; filters are (height, width, channels out, channels in)."""
+    """A transposed convolution, the gradient of `conv2d`; filters are (height, width, out, in)."""
     if data_format != "NHWC" or dilations is not None:
         raise ValueError("pass images as NHWC, without dilations.")
     steps = np.atleast_1d(static(strides)).tolist()
@@ -148,7 +148,7 @@ def conv2d_transpose(
 
 @op
 def depth_to_space(input: Any, block_size: int) -> jax.Array:
-    """Channels as blocks of pixels."""
+    """Rearrange channels into blocks of pixels."""
     x, size = array(input), static(block_size)
     batch, height, width, channels = x.shape
     blocks = x.reshape(batch, height, width, size, size, channels // size**2)
@@ -157,7 +157,7 @@ def depth_to_space(input: Any, block_size: int) -> jax.Array:
 
 @op
 def space_to_depth(input: Any, block_size: int) -> jax.Array:
-    """Blocks of pixels as channels."""
+    """Rearrange blocks of pixels into channels."""
     x, size = array(input), static(block_size)
     batch, height, width, channels = x.shape
     blocks = x.reshape(batch, height // size, size, width // size, size, channels)

@@ -1,4 +1,4 @@
-"""`tf.train.ExponentialMovingAverage`: averages of variables, each in a variable of its own."""
+"""`tf.train.ExponentialMovingAverage`: moving averages of variables, held in variables."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ __all__ = ["ExponentialMovingAverage"]
 
 @final
 class ExponentialMovingAverage:
-    """Averages that follow variables: `average = decay * average + (1 - decay) * value` in each `apply`.
+    """Moving averages of variables: `apply` sets `average = decay * average + (1 - decay) * value`.
 
-    Call `apply` outside of replica functions, or in one, after the variables were written. The averages
-    are variables beside theirs, so `tf.train.Checkpoint` saves them.
+    Call `apply` after the variables were written, in a replica function or outside. The averages are
+    variables with the same layout, so `tf.train.Checkpoint` saves them.
 
     Args:
-        decay: how slowly the averages follow.
-        num_updates: a number or a variable that counts steps; at first the averages follow faster.
+        decay: the decay; closer to 1 averages over more steps.
+        num_updates: a number or a variable that counts steps; the decay is smaller in the first steps.
         zero_debias: must be False: an average starts at the value of its variable.
-        name: the name of the averages.
+        name: the suffix of the averages' names.
 
     >>> from replicax import tf
     >>> v = tf.Variable(1.0)
@@ -50,7 +50,7 @@ class ExponentialMovingAverage:
         self._averages: dict[Any, Variable] = {}
 
     def apply(self, var_list: Iterable[Variable]) -> None:
-        """Update the averages; a variable that has none gets one with its value."""
+        """Update the averages; a new variable gets an average that starts at its value."""
         variables = list(var_list)
         for variable in variables:
             if not isinstance(variable, Variable):

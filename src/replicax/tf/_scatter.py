@@ -1,4 +1,4 @@
-"""Arrays with some elements replaced or changed, at coordinates: thin wrappers of `x.at[...]`."""
+"""Scatter ops, which update elements at given coordinates: thin wrappers around `x.at[...]`."""
 
 from __future__ import annotations
 
@@ -27,9 +27,7 @@ def _scatter(name: str, method: str, does: str) -> Callable[..., Any]:
         return getattr(x.at[axes], method)(array(updates).astype(x.dtype))
 
     scatter.__name__ = scatter.__qualname__ = name
-    scatter.__doc__ = (
-        f"An array with elements {does}; the last axis of `indices` has the coordinates of one."
-    )
+    scatter.__doc__ = f"An array with elements {does}; the last axis of `indices` has the coordinates."
     return op(scatter)
 
 
@@ -42,7 +40,7 @@ tensor_scatter_nd_min = _scatter("tensor_scatter_nd_min", "min", "replaced by th
 
 @op
 def scatter_nd(indices: Any, updates: Any, shape: Any) -> jax.Array:
-    """Zeros with `updates` added at coordinates.
+    """An array of zeros with `updates` added at the coordinates in `indices`.
 
     >>> from replicax import tf
     >>> tf.scatter_nd([[1], [1]], [4.0, 5.0], [3])

@@ -1,12 +1,12 @@
-"""`v.value()` and `v[0].assign(x)`: TensorFlow's spellings, for variables whose values are JAX arrays.
+"""Makes TensorFlow's `v.value()` and `v[0].assign(x)` work on variables whose values are JAX arrays.
 
-`v.value` is an array here, as in Keras and Flax, and so is `v[0]`. Arrays can't be called or assigned to,
-and Keras, Optax and others would mistake a callable array for a function. But Python compiles `v.value()`
-differently from `v.value`, so the caller's instruction tells the two apart. `import replicax.tf` lets
-variables look at that instruction.
+`v.value` is an array here, as in Keras and Flax, and so is `v[0]`. Arrays can be neither called nor
+assigned to, and Keras, Optax and others would mistake a callable array for a function. But Python compiles
+`v.value()` differently from `v.value`, so the caller's bytecode tells the two apart. After `import
+replicax.tf`, variables look at it.
 
-They can't see an array that was stored first: `f = v.value; f()`. An `assert v.value() == 1` that pytest
-rewrites does that.
+This can't work if the array is stored first: `f = v.value; f()`. Pytest rewrites `assert v.value() == 1` to
+such code.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def called_next(frame: FrameType) -> bool:
 
 
 def method_called_next(frame: FrameType) -> str | None:
-    """The method that `frame` calls on what it is evaluating, as in `v[0].assign(x)`, or None."""
+    """The method that `frame` calls on the value it is evaluating, as in `v[0].assign(x)`, or None."""
     code, place, high = frame.f_code.co_code, frame.f_lasti + 2, 0
     while place < len(code):
         name, argument = opcode.opname[code[place]], code[place + 1]
@@ -44,7 +44,7 @@ def method_called_next(frame: FrameType) -> str | None:
 
 
 def _is_method(name: str, argument: int) -> bool:
-    # Since Python 3.12, the lowest bit tells a method that is called from an attribute.
+    # Since Python 3.12, the lowest bit says whether the attribute is a method that is called.
     return name == "LOAD_METHOD" or (
         name == "LOAD_ATTR" and sys.version_info >= (3, 12) and argument & 1 == 1
     )

@@ -1,4 +1,4 @@
-"""`tf.TensorArray`: a list of arrays that is written once and stacked at the end."""
+"""`tf.TensorArray`: a list of arrays that is filled step by step and stacked at the end."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ __all__ = ["TensorArray"]
 
 @final
 class TensorArray:
-    """Arrays by number; `write` returns a new object, as in TensorFlow.
+    """A list of arrays; `write` returns a new object, as in TensorFlow.
 
-    Numbers have values: in a compiled function, use it in Python loops. In `tf.while_loop` and `tf.scan`,
-    return rows from the function instead.
+    Indices must be concrete: in a compiled function, use it in Python loops. In `tf.while_loop` and
+    `tf.scan`, return rows from the function instead.
 
     Args:
         dtype: the dtype of the arrays.
-        size: how many there are.
-        dynamic_size: whether `write` may add some.
+        size: the number of arrays.
+        dynamic_size: whether `write` may append.
         clear_after_read: no effect: an array can be read again.
         tensor_array_name: no effect.
         handle: must be None.
         flow: must be None.
-        infer_shape: whether all arrays must have one shape, which stacking them needs.
+        infer_shape: whether all arrays must have the same shape, which `stack` needs.
         element_shape: the shape that they must have.
         colocate_with_first_write_call: no effect.
         name: no effect.
@@ -58,7 +58,7 @@ class TensorArray:
         name: str | None = None,
     ) -> None:
         if handle is not None or flow is not None:
-            raise ValueError("TensorArray(handle=..., flow=...) need a graph; leave them out.")
+            raise ValueError("TensorArray(handle=..., flow=...) need a graph. Leave them out.")
         self.dtype = as_dtype(dtype)
         self.dynamic_size = bool(dynamic_size)
         self._shape = None if element_shape is None else tuple(element_shape)
@@ -76,7 +76,7 @@ class TensorArray:
         return other
 
     def write(self, index: Any, value: Any, name: str | None = None) -> TensorArray:
-        """The same, with `value` at `index`."""
+        """A copy with `value` at `index`."""
         place, arrays = static(index), list(self._arrays)
         if place < 0 or (place >= len(arrays) and not self.dynamic_size):
             raise IndexError(
@@ -99,38 +99,38 @@ class TensorArray:
         return [zeros if x is None else x for x in self._arrays]
 
     def stack(self, name: str | None = None) -> jax.Array:
-        """All arrays, along a new first axis."""
+        """All arrays, stacked along a new first axis."""
         return jnp.stack(self._all())
 
     def concat(self, name: str | None = None) -> jax.Array:
-        """All arrays, joined along their first axis."""
+        """All arrays, concatenated along their first axis."""
         return jnp.concatenate(self._all())
 
     def gather(self, indices: Any, name: str | None = None) -> jax.Array:
-        """Some of the arrays, along a new first axis."""
+        """Some of the arrays, stacked along a new first axis."""
         return jnp.stack([self.read(i) for i in np.asarray(indices)])
 
     def unstack(self, value: Any, name: str | None = None) -> TensorArray:
-        """The same, with the rows of `value`."""
+        """A copy with the rows of `value`."""
         return self._with(list(array(value).astype(on_device(self.dtype))))
 
     def scatter(self, indices: Any, value: Any, name: str | None = None) -> TensorArray:
-        """The same, with the rows of `value` at `indices`."""
+        """A copy with the rows of `value` at `indices`."""
         result = self
         for i, row in zip(np.asarray(indices), array(value), strict=True):
             result = result.write(i, row)
         return result
 
     def split(self, value: Any, lengths: Any, name: str | None = None) -> TensorArray:
-        """The same, with parts of `value` of these lengths."""
+        """A copy with the parts of `value`, which have these lengths."""
         return self._with(jnp.split(array(value), np.cumsum(np.asarray(lengths))[:-1].tolist()))
 
     def identity(self) -> TensorArray:
-        """The same."""
+        """A copy."""
         return self
 
     def size(self, name: str | None = None) -> Any:
-        """How many arrays there are."""
+        """The number of arrays."""
         return np.int32(len(self._arrays))
 
     def __len__(self) -> int:

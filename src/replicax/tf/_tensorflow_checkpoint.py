@@ -1,8 +1,8 @@
-"""Reading the checkpoints of TensorFlow, without TensorFlow.
+"""Reads TensorFlow checkpoints without TensorFlow.
 
 `PREFIX.index` is a sorted table in LevelDB's format: blocks of keys and values, an index of the blocks and
 a footer. A key is the name of a tensor. Its value is a protocol buffer with the dtype, the shape, and the
-place of the bytes in one of the files `PREFIX.data-00000-of-00001`.
+offset of the bytes in one of the files `PREFIX.data-00000-of-00001`.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ _DTYPES: dict[int, Any] = {
     22: np.uint32,
     23: np.uint64,
 }
-"""TensorFlow's numbers of dtypes; text is not among them."""
+"""TensorFlow's dtype numbers, without strings."""
 
 
 def is_tensorflow_checkpoint(path: str | os.PathLike[str]) -> bool:
-    """Whether `path` is the prefix of a checkpoint of TensorFlow."""
+    """Whether `path` is the prefix of a TensorFlow checkpoint."""
     return pathlib.Path(f"{os.fspath(path)}.index").is_file()
 
 
 def read_tensorflow_checkpoint(path: str | os.PathLike[str]) -> Mapping[str, np.ndarray]:
-    """The values of a checkpoint, by name; text is left out."""
+    """The values of a checkpoint, by name; strings are skipped."""
     prefix = os.fspath(path)
     table = dict(_read_table(pathlib.Path(f"{prefix}.index").read_bytes(), prefix))
     num_shards = _fields(table.pop(b"")).get(1, [1])[0]
@@ -83,14 +83,14 @@ def _value(data: np.ndarray, entry: _Entry) -> np.ndarray:
 def _read_table(data: bytes, name: str) -> Iterator[tuple[bytes, bytes]]:
     footer = data[-_FOOTER_BYTES:]
     if len(footer) < _FOOTER_BYTES or struct.unpack("<Q", footer[-8:])[0] != _MAGIC:
-        raise CheckpointError(f"{name}.index is damaged, or not the index of a checkpoint of TensorFlow.")
-    place = _varint(footer, _varint(footer, 0)[1])[1]  # past the place of the block of statistics
+        raise CheckpointError(f"{name}.index is damaged, or not the index of a TensorFlow checkpoint.")
+    place = _varint(footer, _varint(footer, 0)[1])[1]  # skip the handle of the metaindex block
     for _, handle in _block(data, footer, place, name):
         yield from _block(data, handle, 0, name)
 
 
 def _block(data: bytes, handle: bytes, place: int, name: str) -> Iterator[tuple[bytes, bytes]]:
-    """The keys and values of the block at a place that `handle` has."""
+    """The keys and values of the block whose handle is in `handle` at `place`."""
     offset, place = _varint(handle, place)
     size, _ = _varint(handle, place)
     block = data[offset : offset + size]
@@ -109,7 +109,7 @@ def _block(data: bytes, handle: bytes, place: int, name: str) -> Iterator[tuple[
 
 
 def _varint(data: bytes, place: int) -> tuple[int, int]:
-    """A number, and the place after it."""
+    """A number, and the position after it."""
     number = shift = 0
     while True:
         byte = data[place]
@@ -120,7 +120,7 @@ def _varint(data: bytes, place: int) -> tuple[int, int]:
 
 
 def _fields(data: bytes) -> dict[int, list[Any]]:
-    """The fields of a protocol buffer, by number: integers, and bytes of strings and messages."""
+    """The fields of a protocol buffer, by number: integers, and the bytes of strings and messages."""
     found: dict[int, list[Any]] = {}
     place = 0
     while place < len(data):

@@ -1,6 +1,6 @@
-"""Tensors, which are JAX arrays: creating and reshaping them.
+"""Creating and reshaping tensors, which are JAX arrays.
 
-`import replicax.tf` gives JAX arrays one method that ported code often uses: `x.numpy()`.
+`import replicax.tf` adds one method to JAX arrays that ported code often uses: `x.numpy()`.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ add_array_method("numpy", lambda array: np.asarray(array), "The value as a NumPy
 
 
 def _strong(value: Any, dtype: Any) -> Any:
-    """An array with the dtype that TensorFlow would choose, where JAX has it, and never a weak type."""
+    """Convert to the dtype that TensorFlow would choose, if JAX has it, and never a weak type."""
     if has_arrays(value) or isinstance(value, IndexedSlices):
         found = array(value)
         return found if dtype is None else found.astype(dtypes.on_device(dtype))
@@ -98,12 +98,12 @@ def constant(value: Any, dtype: Any = None, shape: Any = None) -> Any:
 
 @op
 def convert_to_tensor(value: Any, dtype: Any = None, dtype_hint: Any = None) -> Any:
-    """`value`, which may be a variable, as an array.
+    """Convert `value`, which may be a variable, to an array.
 
     Args:
         value: an array, a variable, or Python numbers.
         dtype: the dtype.
-        dtype_hint: the dtype of Python numbers without a `dtype`, if they can be converted to it.
+        dtype_hint: the preferred dtype for Python numbers if there is no `dtype`.
     """
     if dtype is None and dtype_hint is not None and not hasattr(value, "dtype"):
         fits = np.can_cast(np.asarray(value).dtype, dtypes.as_dtype(dtype_hint), "same_kind")
@@ -209,7 +209,7 @@ def transpose(a: Any, perm: Sequence[int] | None = None) -> jax.Array:
 
 @folding
 def expand_dims(input: Any, axis: int) -> jax.Array:
-    """A new axis of size 1."""
+    """Insert an axis of size 1."""
     return jnp.expand_dims(array(input), static(axis))
 
 
@@ -221,14 +221,14 @@ def squeeze(input: Any, axis: Any = None) -> jax.Array:
 
 @folding
 def concat(values: Any, axis: int) -> jax.Array:
-    """Arrays joined along an axis."""
+    """Concatenate arrays along an axis."""
     parts = [array(value) for value in values] if isinstance(values, list | tuple) else [array(values)]
     return jnp.concatenate(parts, static(axis))
 
 
 @folding
 def stack(values: Any, axis: int = 0) -> jax.Array:
-    """Arrays joined along a new axis."""
+    """Stack arrays along a new axis."""
     return jnp.stack([_strong(value, None) for value in values], static(axis))
 
 
@@ -243,10 +243,13 @@ def unstack(value: Any, num: int | None = None, axis: int = 0) -> list[jax.Array
 
 @folding
 def split(value: Any, num_or_size_splits: Any, axis: int = 0, num: int | None = None) -> list[jax.Array]:
-    """An array split along an axis into a number of equal parts, or into parts of given sizes."""
+    """Split an array along an axis into a number of equal parts, or into parts of given sizes."""
     whole = array(value)
     if num is not None and num != np.size(num_or_size_splits):
-        raise ValueError(f"tf.split(num={num}): there are {np.size(num_or_size_splits)} sizes.")
+        raise ValueError(
+            f"tf.split(num={num}): there are {np.size(num_or_size_splits)} sizes in num_or_size_splits. "
+            "Leave out `num`."
+        )
     if np.ndim(num_or_size_splits) == 0:
         return jnp.split(whole, int(num_or_size_splits), static(axis))
     sizes, total = np.asarray(num_or_size_splits).tolist(), whole.shape[static(axis)]
@@ -262,13 +265,13 @@ def split(value: Any, num_or_size_splits: Any, axis: int = 0, num: int | None = 
 
 @op
 def tile(input: Any, multiples: Any) -> jax.Array:
-    """Copies of an array next to each other."""
+    """Repeat an array along each axis."""
     return jnp.tile(array(input), _shape(multiples))
 
 
 @op
 def repeat(input: Any, repeats: Any, axis: int | None = None) -> jax.Array:
-    """Every element several times: one number of times for all, or one for each."""
+    """Repeat each element; `repeats` is one number for all, or one per element."""
     counts = static(repeats)
     return jnp.repeat(array(input), counts if isinstance(counts, int) else np.asarray(counts), static(axis))
 
@@ -286,7 +289,7 @@ def gather(params: Any, indices: Any, axis: Any = None, batch_dims: int = 0) -> 
 
 @folding
 def gather_nd(params: Any, indices: Any, batch_dims: int = 0) -> jax.Array:
-    """The elements or slices of `params` at `indices`, whose last axis counts the axes of `params`."""
+    """The elements or slices of `params` at `indices`, whose last axis has the coordinates."""
     if batch_dims:
         return jax.vmap(lambda p, i: gather_nd(p, i, batch_dims - 1))(array(params), array(indices))
     where_to_look = array(indices)
@@ -295,7 +298,7 @@ def gather_nd(params: Any, indices: Any, batch_dims: int = 0) -> jax.Array:
 
 @op
 def boolean_mask(tensor: Any, mask: Any, axis: int = 0) -> jax.Array:
-    """The elements where `mask` is true. Compiled functions do not know their number: use tf.where."""
+    """The elements where `mask` is true. In a compiled function their number is unknown: use tf.where."""
     tensor = array(tensor)
     return tensor[(*[_slice(None)] * (axis % tensor.ndim), np.asarray(mask, bool))]
 
@@ -312,7 +315,7 @@ def where(condition: Any, x: Any = None, y: Any = None) -> jax.Array:
 
 @folding
 def slice(input_: Any, begin: Any, size: Any) -> jax.Array:
-    """The part of an array of a given size from `begin`; -1 is all that remains."""
+    """The part of an array that starts at `begin` and has this size; -1 means the rest."""
     starts, sizes = _shape(begin), _shape(size)
     parts = (_slice(b, None if n == -1 else b + n) for b, n in zip(starts, sizes, strict=True))
     return array(input_)[tuple(parts)]
@@ -320,7 +323,7 @@ def slice(input_: Any, begin: Any, size: Any) -> jax.Array:
 
 @op
 def pad(tensor: Any, paddings: Any, mode: str = "CONSTANT", constant_values: Any = 0) -> jax.Array:
-    """A padded array."""
+    """Pad an array."""
     widths = np.asarray(paddings).tolist()
     if mode.upper() == "CONSTANT":
         return jnp.pad(array(tensor), widths, constant_values=constant_values)
@@ -330,19 +333,19 @@ def pad(tensor: Any, paddings: Any, mode: str = "CONSTANT", constant_values: Any
 
 @folding
 def reverse(tensor: Any, axis: Any) -> jax.Array:
-    """The other way round along some axes."""
+    """Reverse an array along some axes."""
     return jnp.flip(array(tensor), static(axis))
 
 
 @folding
 def roll(input: Any, shift: Any, axis: Any) -> jax.Array:
-    """An array shifted along axes; elements that leave at one end come back at the other."""
+    """Shift an array along axes, wrapping around at the ends."""
     return jnp.roll(array(input), array(shift), static(axis))
 
 
 @op
 def broadcast_to(input: Any, shape: Any) -> jax.Array:
-    """An array broadcast to a shape."""
+    """Broadcast an array to a shape."""
     return jnp.broadcast_to(array(input), _shape(shape))
 
 
@@ -353,9 +356,9 @@ def shape(input: Any, out_type: Any = dtypes.int32) -> Any:
 
 
 def _known(numbers: Any, dtype: Any) -> Any:
-    """Numbers that have a value while a function is traced too, where they are often used in shapes.
+    """Numbers whose values stay known during a trace, where programs use them in shapes.
 
-    Elements of a JAX array would be traced there, so this is a NumPy array.
+    The elements of a JAX array would be traced, so this returns a NumPy array.
     """
     return (np if is_staging() else jnp).asarray(numbers, dtypes.on_device(dtype))
 
@@ -368,7 +371,7 @@ def size(input: Any, out_type: Any = dtypes.int32) -> Any:
 
 @op
 def ensure_shape(x: Any, shape: Any) -> jax.Array:
-    """`x`, after checking its shape; None stands for any size."""
+    """Check the shape of `x` and return it; None matches any size."""
     x = array(x)
     fits = len(shape) == x.ndim and all(
         want in (None, got) for want, got in zip(shape, x.shape, strict=True)

@@ -50,7 +50,7 @@ def _assertion(name: str, compare: Callable[[Any, Any], Any]) -> Callable[..., N
 
 
 def _given(value: Any) -> Any:
-    """What has a value while a function is traced, too, or an array."""
+    """A value that is known during a trace, or an array."""
     return value if isinstance(value, np.ndarray | np.generic | bool | int | float) else array(value)
 
 
@@ -70,7 +70,7 @@ assert_near = _assertion("assert_near", lambda x, y: jnp.isclose(x, y, rtol=1e-5
 
 
 def assert_shapes(shapes: Any, message: str | None = None) -> None:
-    """Raise `tf.errors.InvalidArgumentError` unless arrays have given shapes; None stands for any size."""
+    """Raise `tf.errors.InvalidArgumentError` unless arrays have these shapes; None matches any size."""
     for x, shape in shapes.items() if isinstance(shapes, dict) else shapes:
         actual = jnp.shape(array(x))
         fits = len(actual) == len(shape) and all(
@@ -82,7 +82,7 @@ def assert_shapes(shapes: Any, message: str | None = None) -> None:
 
 
 def check_numerics(tensor: Any, message: str) -> jax.Array:
-    """`tensor`, after checking that it contains neither NaN nor infinity."""
+    """Check that `tensor` contains neither NaN nor infinity, and return it."""
     x = array(tensor)
     if is_tracer(x):
         raise NotImplementedError(
@@ -95,7 +95,7 @@ def check_numerics(tensor: Any, message: str) -> jax.Array:
 
 
 def enable_check_numerics() -> None:
-    """Make JAX raise an error when a computation gives NaN: sets `jax_debug_nans`."""
+    """Make JAX raise when a computation produces NaN: sets `jax_debug_nans`."""
     jax.config.update("jax_debug_nans", True)
 
 

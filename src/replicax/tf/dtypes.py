@@ -1,7 +1,7 @@
-"""Dtypes: NumPy's, under TensorFlow's names.
+"""NumPy's dtypes under TensorFlow's names.
 
-JAX computes with 32 bits unless `jax_enable_x64` is set: a variable or an array that is created with
-`int64` or `float64` has int32 or float32.
+JAX computes in 32 bits unless `jax_enable_x64` is set: a variable or an array that is created with `int64`
+or `float64` gets int32 or float32.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""`tf.image`: sizes, crops, flips and colours, as thin wrappers of `jax.image` and `jax.numpy`.
+"""`tf.image`: resizing, cropping, flipping and colours; thin wrappers around `jax.image` and `jax.numpy`.
 
-Images are (height, width, channels), or have a batch axis before that. Files are decoded by Pillow, on the
-host; see `tf.io`.
+Images have shape (height, width, channels), optionally with a batch axis before that. Pillow decodes image
+files on the host; see `tf.io`.
 """
 
 from __future__ import annotations
@@ -83,15 +83,15 @@ def resize(
     preserve_aspect_ratio: bool = False,
     antialias: bool = False,
 ) -> jax.Array:
-    """Images of another height and width.
+    """Resize images.
 
     Args:
         images: the images.
         size: height and width.
-        method: a `ResizeMethod`; not "bicubic", "area", "gaussian" or "mitchellcubic", whose kernels JAX
-            does not have.
+        method: a `ResizeMethod`, except "bicubic", "area", "gaussian" and "mitchellcubic", whose kernels
+            JAX does not have.
         preserve_aspect_ratio: make the images as large as fits into `size`.
-        antialias: compute each pixel of a smaller image from all that it covers.
+        antialias: when shrinking, average over all pixels that a new pixel covers.
 
     >>> from replicax import tf
     >>> tf.image.resize(tf.ones([4, 4, 3]), [2, 2]).shape
@@ -99,8 +99,8 @@ def resize(
     """
     if str(method) not in _METHODS:
         raise ValueError(
-            f"method={str(method)!r}: JAX has the methods {', '.join(_METHODS)}. (Its `cubic` has another "
-            "kernel than TensorFlow's.)"
+            f"method={str(method)!r} is not supported: JAX has {', '.join(_METHODS)}. (The kernel of its "
+            "`cubic` differs from TensorFlow's.)"
         )
     x = array(images)
     height, width = static(size)
@@ -118,25 +118,25 @@ def _floating(x: jax.Array) -> jax.Array:
 
 @op
 def flip_left_right(image: Any) -> jax.Array:
-    """An image mirrored from left to right."""
+    """Mirror an image from left to right."""
     return jnp.flip(array(image), -2)
 
 
 @op
 def flip_up_down(image: Any) -> jax.Array:
-    """An image turned upside down."""
+    """Turn an image upside down."""
     return jnp.flip(array(image), -3)
 
 
 @op
 def rot90(image: Any, k: int = 1) -> jax.Array:
-    """An image turned counter-clockwise by 90 degrees, `k` times."""
+    """Rotate an image counter-clockwise by 90 degrees, `k` times."""
     return jnp.rot90(array(image), static(k), axes=(-3, -2))
 
 
 @op
 def transpose(image: Any) -> jax.Array:
-    """An image with height and width exchanged."""
+    """Swap the height and width of an image."""
     return jnp.swapaxes(array(image), -3, -2)
 
 
@@ -144,7 +144,7 @@ def transpose(image: Any) -> jax.Array:
 def crop_to_bounding_box(
     image: Any, offset_height: Any, offset_width: Any, target_height: Any, target_width: Any
 ) -> jax.Array:
-    """A part of an image."""
+    """Crop an image to a box."""
     x, top, left = array(image), static(offset_height), static(offset_width)
     height, width = static(target_height), static(target_width)
     if top + height > x.shape[-3] or left + width > x.shape[-2] or min(top, left) < 0:
@@ -159,11 +159,11 @@ def crop_to_bounding_box(
 def pad_to_bounding_box(
     image: Any, offset_height: Any, offset_width: Any, target_height: Any, target_width: Any
 ) -> jax.Array:
-    """An image placed in a larger one of zeros."""
+    """Pad an image with zeros to a larger size."""
     x, top, left = array(image), static(offset_height), static(offset_width)
     below, right = static(target_height) - top - x.shape[-3], static(target_width) - left - x.shape[-2]
     if min(top, left, below, right) < 0:
-        raise ValueError(f"the image of size {x.shape[-3:-1]} does not fit into the larger one there.")
+        raise ValueError(f"the image of size {x.shape[-3:-1]} at that offset does not fit into the target.")
     return jnp.pad(x, [(0, 0)] * (x.ndim - 3) + [(top, below), (left, right), (0, 0)])
 
 
@@ -177,7 +177,7 @@ def central_crop(image: Any, central_fraction: float) -> jax.Array:
 
 @op
 def resize_with_crop_or_pad(image: Any, target_height: Any, target_width: Any) -> jax.Array:
-    """An image of another size, cropped or padded with zeros at all sides."""
+    """Crop an image, or pad it with zeros, to another size, keeping it centered."""
     x, height, width = array(image), static(target_height), static(target_width)
     top, left = max(x.shape[-3] - height, 0) // 2, max(x.shape[-2] - width, 0) // 2
     x = crop_to_bounding_box(x, top, left, min(height, x.shape[-3]), min(width, x.shape[-2]))
@@ -186,7 +186,7 @@ def resize_with_crop_or_pad(image: Any, target_height: Any, target_width: Any) -
 
 @op
 def convert_image_dtype(image: Any, dtype: Any, saturate: bool = False) -> jax.Array:
-    """An image of another dtype: floats are from 0 to 1, integers from 0 to their largest value."""
+    """Convert an image to another dtype: floats are from 0 to 1, integers from 0 to their maximum."""
     x, wanted = array(image), on_device(dtype)
     is_float, to_float = (jnp.issubdtype(d, jnp.floating) for d in (x.dtype, wanted))
     if x.dtype == wanted or (is_float and to_float):
@@ -201,7 +201,7 @@ def convert_image_dtype(image: Any, dtype: Any, saturate: bool = False) -> jax.A
 
 @op
 def rgb_to_grayscale(images: Any) -> jax.Array:
-    """The brightness of coloured images, as one channel."""
+    """Convert RGB images to one channel of brightness."""
     x = array(images)
     gray = _floating(x) @ jnp.asarray([0.2989, 0.587, 0.114], _floating(x).dtype)
     return gray[..., None].astype(x.dtype)
@@ -209,20 +209,20 @@ def rgb_to_grayscale(images: Any) -> jax.Array:
 
 @op
 def grayscale_to_rgb(images: Any) -> jax.Array:
-    """Images with one channel, three times."""
+    """Repeat the channel of grayscale images three times."""
     return jnp.repeat(array(images), 3, axis=-1)
 
 
 @op
 def adjust_brightness(image: Any, delta: Any) -> jax.Array:
-    """An image with `delta` added; integers are scaled to floats and back."""
+    """Add `delta` to an image; integer images are scaled to floats and back."""
     x = array(image)
     return convert_image_dtype(convert_image_dtype(x, jnp.float32) + delta, x.dtype, saturate=True)
 
 
 @op
 def adjust_contrast(images: Any, contrast_factor: Any) -> jax.Array:
-    """Images whose differences from the mean of each channel are multiplied."""
+    """Scale the difference of each channel from its mean."""
     original = array(images)
     x = convert_image_dtype(original, jnp.float32)
     mean = jnp.mean(x, axis=(-3, -2), keepdims=True)
@@ -231,7 +231,7 @@ def adjust_contrast(images: Any, contrast_factor: Any) -> jax.Array:
 
 @op
 def per_image_standardization(image: Any) -> jax.Array:
-    """An image with mean 0 and standard deviation 1."""
+    """Scale an image to mean 0 and standard deviation 1."""
     x = _floating(array(image))
     axes = (-3, -2, -1)
     count = x.shape[-3] * x.shape[-2] * x.shape[-1]
@@ -241,7 +241,7 @@ def per_image_standardization(image: Any) -> jax.Array:
 
 @op
 def total_variation(images: Any) -> jax.Array:
-    """The sum of the differences between neighbouring pixels."""
+    """The sum of the absolute differences between neighbouring pixels."""
     x, axes = array(images), (-3, -2, -1)
     down, across = jnp.abs(jnp.diff(x, axis=-3)), jnp.abs(jnp.diff(x, axis=-2))
     return jnp.sum(down, axis=axes) + jnp.sum(across, axis=axes)
@@ -249,14 +249,14 @@ def total_variation(images: Any) -> jax.Array:
 
 @op
 def psnr(a: Any, b: Any, max_val: Any) -> jax.Array:
-    """The ratio of the largest value to the error, in decibels."""
+    """The peak signal-to-noise ratio, in decibels."""
     x, y = convert_image_dtype(a, jnp.float32), convert_image_dtype(b, jnp.float32)
     largest = convert_image_dtype(jnp.asarray(max_val, array(a).dtype), jnp.float32)
     error = jnp.mean(jnp.square(x - y), axis=(-3, -2, -1))
     return 20 * jnp.log10(largest) - 10 * jnp.log10(error)
 
 
-# Random changes: of this process outside of compiled functions, or from a seed.
+# Random augmentation: from the process's random stream, outside of compiled functions, or from a seed.
 
 
 def _unit(seed: Any) -> Any:
@@ -265,31 +265,31 @@ def _unit(seed: Any) -> Any:
 
 @op
 def random_flip_left_right(image: Any, seed: int | None = None) -> jax.Array:
-    """An image, mirrored or not."""
+    """Mirror an image from left to right, at random."""
     return jnp.where(_unit(seed) < 0.5, flip_left_right(image), array(image))
 
 
 @op
 def random_flip_up_down(image: Any, seed: int | None = None) -> jax.Array:
-    """An image, upside down or not."""
+    """Turn an image upside down, at random."""
     return jnp.where(_unit(seed) < 0.5, flip_up_down(image), array(image))
 
 
 @op
 def random_brightness(image: Any, max_delta: float, seed: int | None = None) -> jax.Array:
-    """An image with a random number added."""
+    """Add a random number to an image."""
     return adjust_brightness(image, (2 * _unit(seed) - 1) * max_delta)
 
 
 @op
 def random_contrast(image: Any, lower: float, upper: float, seed: int | None = None) -> jax.Array:
-    """An image with a random contrast."""
+    """Scale the contrast of an image at random."""
     return adjust_contrast(image, lower + (upper - lower) * _unit(seed))
 
 
 @op
 def random_crop(value: Any, size: Any, seed: int | None = None) -> jax.Array:
-    """A part of an array of a given size, at a random place."""
+    """Crop an array to a given size at a random place."""
     whole = jnp.shape(array(value))
     return _cropped(value, size, random.uniform([len(whole)], seed=seed))
 
@@ -302,21 +302,21 @@ def _cropped(value: Any, size: Any, where: Any) -> jax.Array:
 
 @op
 def stateless_random_flip_left_right(image: Any, seed: Any) -> jax.Array:
-    """An image, mirrored or not, as `seed` says."""
+    """Mirror an image from left to right or not, depending on `seed`."""
     flip = random.stateless_uniform([], seed) < 0.5
     return jnp.where(flip, flip_left_right(image), array(image))
 
 
 @op
 def stateless_random_flip_up_down(image: Any, seed: Any) -> jax.Array:
-    """An image, upside down or not, as `seed` says."""
+    """Turn an image upside down or not, depending on `seed`."""
     flip = random.stateless_uniform([], seed) < 0.5
     return jnp.where(flip, flip_up_down(image), array(image))
 
 
 @op
 def stateless_random_crop(value: Any, size: Any, seed: Any) -> jax.Array:
-    """A part of an array of a given size, at a place that `seed` determines."""
+    """Crop an array to a given size at a place that depends on `seed`."""
     return _cropped(value, size, random.stateless_uniform([jnp.ndim(array(value))], seed))
 
 

@@ -1,4 +1,4 @@
-"""`tf.linalg`: thin wrappers of `jax.numpy.linalg`."""
+"""`tf.linalg`: thin wrappers around `jax.numpy.linalg`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ cholesky, det, inv, pinv = map(
 
 @op
 def diag(diagonal: Any) -> jax.Array:
-    """Matrices with given diagonals and zeros elsewhere."""
+    """Matrices with these diagonals and zeros elsewhere."""
     x = array(diagonal)
     return x[..., None] * jnp.eye(x.shape[-1], dtype=x.dtype)
 
@@ -54,33 +54,33 @@ def diag_part(input: Any) -> jax.Array:
 
 @op
 def trace(x: Any) -> jax.Array:
-    """The sums of the diagonals of matrices."""
+    """The traces of matrices."""
     return jnp.trace(array(x), axis1=-2, axis2=-1)
 
 
 @op
 def matrix_transpose(a: Any, conjugate: bool = False) -> jax.Array:
-    """Matrices with rows and columns exchanged."""
+    """Transpose matrices."""
     turned = jnp.matrix_transpose(array(a))
     return jnp.conj(turned) if conjugate else turned
 
 
 @op
 def matvec(a: Any, b: Any, transpose_a: bool = False) -> jax.Array:
-    """The products of matrices and vectors."""
+    """Multiply matrices and vectors."""
     return matmul(a, array(b)[..., None], transpose_a=transpose_a)[..., 0]
 
 
 @op
 def solve(matrix: Any, rhs: Any, adjoint: bool = False) -> jax.Array:
-    """The solutions of systems of linear equations."""
+    """Solve systems of linear equations."""
     a = array(matrix)
     return jnp.linalg.solve(jnp.conj(jnp.matrix_transpose(a)) if adjoint else a, array(rhs))
 
 
 @op
 def band_part(input: Any, num_lower: Any, num_upper: Any) -> jax.Array:
-    """Matrices with zeros outside of a band around the diagonal; -1 keeps all below, or above, it."""
+    """Set matrices to zero outside a band around the diagonal; -1 keeps the whole triangle on that side."""
     x, lower, upper = array(input), static(num_lower), static(num_upper)
     below = jnp.arange(x.shape[-2])[:, None] - jnp.arange(x.shape[-1])
     inside = ((lower < 0) | (below <= lower)) & ((upper < 0) | (-below <= upper))
@@ -89,7 +89,7 @@ def band_part(input: Any, num_lower: Any, num_upper: Any) -> jax.Array:
 
 @op
 def qr(input: Any, full_matrices: bool = False) -> Any:
-    """The factors of matrices, orthogonal and triangular."""
+    """The QR decomposition of matrices."""
     return jnp.linalg.qr(array(input), "complete" if full_matrices else "reduced")
 
 

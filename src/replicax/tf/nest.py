@@ -48,7 +48,7 @@ def flatten(structure: Any, expand_composites: bool = False) -> list[Any]:
 def map_structure(
     func: Callable[..., Any], *structure: Any, check_types: bool = True, expand_composites: bool = False
 ) -> Any:
-    """A structure with `func` applied to the leaves, or to those of several structures together.
+    """Apply `func` to the leaves of a structure, or to the matching leaves of several.
 
     >>> from replicax import tf
     >>> tf.nest.map_structure(lambda x, y: x + y, [1, 2], [10, 20])
@@ -65,7 +65,7 @@ def map_structure(
 
 
 def pack_sequence_as(structure: Any, flat_sequence: Sequence[Any], expand_composites: bool = False) -> Any:
-    """`flat_sequence` in the form of `structure`.
+    """Arrange `flat_sequence` in the form of `structure`.
 
     >>> from replicax import tf
     >>> tf.nest.pack_sequence_as({"a": 0, "b": (0, 0)}, [1, 2, 3])
@@ -75,8 +75,8 @@ def pack_sequence_as(structure: Any, flat_sequence: Sequence[Any], expand_compos
     treedef = jax.tree.structure(structure, is_leaf=_is_leaf)
     if treedef.num_leaves != len(flat_sequence):
         raise ValueError(
-            f"tf.nest.pack_sequence_as: the structure has {treedef.num_leaves} leaves and the sequence "
-            f"{len(flat_sequence)}."
+            f"tf.nest.pack_sequence_as: the structure has {treedef.num_leaves} leaves, but the sequence "
+            f"has {len(flat_sequence)}."
         )
     return treedef.unflatten(flat_sequence)
 
@@ -84,11 +84,11 @@ def pack_sequence_as(structure: Any, flat_sequence: Sequence[Any], expand_compos
 def assert_same_structure(
     nest1: Any, nest2: Any, check_types: bool = True, expand_composites: bool = False
 ) -> None:
-    """Raise an error unless both have the same structure.
+    """Raise unless both have the same structure.
 
     Raises:
         TypeError: the types of containers differ, and `check_types` is set.
-        ValueError: the numbers of parts or the keys differ.
+        ValueError: the number of items or the keys differ.
     """
     _refuse_composites(expand_composites)
     _compare(nest1, nest2, check_types, "the structure")

@@ -1,4 +1,4 @@
-"""`tf.nn`: activations, losses, convolutions and pooling, as thin wrappers of `jax.nn` and `jax.lax`."""
+"""`tf.nn`: activations, losses, convolutions and pooling; thin wrappers around `jax.nn` and `jax.lax`."""
 
 from __future__ import annotations
 
@@ -119,13 +119,13 @@ def log_softmax(logits: Any, axis: int = -1) -> jax.Array:
 
 @op
 def softmax_cross_entropy_with_logits(labels: Any, logits: Any, axis: int = -1) -> jax.Array:
-    """The cross entropy of distributions, one number for each example."""
+    """The cross entropy of distributions, one number per example."""
     return -jnp.sum(array(labels) * jax.nn.log_softmax(array(logits), static(axis)), axis)
 
 
 @op
 def sparse_softmax_cross_entropy_with_logits(labels: Any, logits: Any) -> jax.Array:
-    """The cross entropy of classes given by their index, one number for each example.
+    """The cross entropy of class indices, one number per example.
 
     >>> from replicax import tf
     >>> tf.nn.sparse_softmax_cross_entropy_with_logits(labels=[1], logits=[[0.0, 0.0]])
@@ -137,7 +137,7 @@ def sparse_softmax_cross_entropy_with_logits(labels: Any, logits: Any) -> jax.Ar
 
 @op
 def sigmoid_cross_entropy_with_logits(labels: Any, logits: Any) -> jax.Array:
-    """The cross entropy of independent yes-or-no labels, element by element."""
+    """The cross entropy of independent binary labels, elementwise."""
     x, z = array(logits), array(labels)
     return jnp.maximum(x, 0) - x * z + jnp.log1p(jnp.exp(-jnp.abs(x)))
 
@@ -159,7 +159,7 @@ def moments(x: Any, axes: Any, keepdims: bool = False) -> tuple[jax.Array, jax.A
 def batch_normalization(
     x: Any, mean: Any, variance: Any, offset: Any, scale: Any, variance_epsilon: float
 ) -> jax.Array:
-    """`x` normalized by given moments, then scaled and shifted."""
+    """Normalize `x` with the given moments, then scale and shift it."""
     factor = jax.lax.rsqrt(array(variance) + variance_epsilon)
     factor = factor if scale is None else factor * array(scale)
     shift = 0 if offset is None else array(offset)
@@ -168,14 +168,14 @@ def batch_normalization(
 
 @op
 def bias_add(value: Any, bias: Any, data_format: str | None = None) -> jax.Array:
-    """`value` plus a bias for each channel."""
+    """Add a bias to each channel."""
     x, bias = array(value), array(bias)
     return x + bias if not _channels_first(data_format) else x + bias.reshape(-1, *[1] * (x.ndim - 2))
 
 
 @op
 def embedding_lookup(params: Any, ids: Any, max_norm: float | None = None) -> jax.Array:
-    """The rows of an embedding."""
+    """The rows of an embedding table."""
     rows = rows_of(params, ids)
     if max_norm is None:
         return rows
@@ -201,7 +201,7 @@ def conv2d(
 
 @op
 def max_pool2d(input: Any, ksize: Any, strides: Any, padding: Any, data_format: str = "NHWC") -> jax.Array:
-    """The largest value of each window."""
+    """Max pooling."""
     x = array(input)
     least = -jnp.inf if jnp.issubdtype(x.dtype, jnp.floating) else jnp.iinfo(x.dtype).min
     return _pool(x, least, jax.lax.max, ksize, strides, padding, data_format)
@@ -209,7 +209,7 @@ def max_pool2d(input: Any, ksize: Any, strides: Any, padding: Any, data_format: 
 
 @op
 def avg_pool2d(input: Any, ksize: Any, strides: Any, padding: Any, data_format: str = "NHWC") -> jax.Array:
-    """The mean of each window, without the padding."""
+    """Average pooling; padding does not count."""
     x = array(input)
     total = _pool(x, 0.0, jax.lax.add, ksize, strides, padding, data_format)
     count = _pool(jnp.ones_like(x), 0.0, jax.lax.add, ksize, strides, padding, data_format)
@@ -228,7 +228,7 @@ def _pool(
 
 def _channels_first(data_format: str | None) -> bool:
     if data_format not in (None, "NHWC", "NCHW", "N...C", "NC..."):
-        raise ValueError(f"data_format is 'NHWC' or 'NCHW', got {data_format!r}.")
+        raise ValueError(f"data_format must be 'NHWC' or 'NCHW', got {data_format!r}.")
     return data_format in ("NCHW", "NC...")
 
 

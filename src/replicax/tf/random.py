@@ -1,8 +1,8 @@
-"""`tf.random`: random numbers from JAX. The same seed gives other numbers than in TensorFlow.
+"""`tf.random` on JAX. The same seed gives different numbers than in TensorFlow.
 
-`tf.random.uniform` and similar functions draw from one stream of this process, so they are for code outside
-compiled functions. Inside, and in replicas, use a `Generator`, whose state is a variable, or the stateless
-functions.
+`tf.random.uniform` and similar functions draw from a random stream of the process, so they work only
+outside of compiled functions. Inside, and in replicas, use a `Generator`, whose state is a variable, or the
+stateless functions.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ __all__ = [
 
 @final
 class _Stream:
-    """The random stream of this process: a seed, and the number of keys drawn."""
+    """The process's random stream: a seed, and the number of keys drawn."""
 
     def __init__(self) -> None:
         self.set_seed(None)
@@ -58,11 +58,11 @@ class _Stream:
         self._count = 0
 
     def next_key(self, what: str, seed: int | None) -> jax.Array:
-        """A new key; with `seed`, from a separate stream that is the same in every run of the program."""
+        """A new key; with `seed`, from a separate stream that is the same in every run."""
         if is_transforming():
             raise ContextError(
-                f"tf.random.{what} in a compiled function would draw its numbers once, while it is traced, "
-                "and give the same ones in every step. Use a tf.random.Generator, or "
+                f"tf.random.{what} in a compiled function would draw its numbers once, during the trace, "
+                "and return the same ones in every step. Use a tf.random.Generator, or "
                 "tf.random.stateless_uniform."
             )
         self._count += 1
@@ -75,7 +75,7 @@ _stream = _Stream()
 
 
 def set_seed(seed: int) -> None:
-    """Restart the random stream of this process from a seed.
+    """Restart the process's random stream from a seed.
 
     >>> from replicax import tf
     >>> tf.random.set_seed(1)
@@ -141,7 +141,7 @@ def shuffle(value: Any, seed: int | None = None) -> jax.Array:
 def _stateless_key(seed: Any) -> Any:
     words = array(seed).astype(jnp.uint32)
     if words.shape != (2,):
-        raise ValueError(f"A stateless seed consists of two integers, got shape {words.shape}.")
+        raise ValueError(f"A stateless seed must be two integers, got shape {words.shape}.")
     return jax.random.wrap_key_data(words, impl="threefry2x32")
 
 
@@ -149,7 +149,7 @@ def _stateless_key(seed: Any) -> Any:
 def stateless_uniform(
     shape: Any, seed: Any, minval: Any = 0, maxval: Any = None, dtype: Any = dtypes.float32
 ) -> jax.Array:
-    """Uniformly distributed numbers that depend only on `seed`, which is two integers.
+    """Uniformly distributed numbers that depend only on `seed`, two integers.
 
     >>> from replicax import tf
     >>> tf.random.stateless_uniform([2], seed=[1, 2])
@@ -162,12 +162,12 @@ def stateless_uniform(
 def stateless_normal(
     shape: Any, seed: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = dtypes.float32
 ) -> jax.Array:
-    """Normally distributed numbers that depend only on `seed`, which is two integers."""
+    """Normally distributed numbers that depend only on `seed`, two integers."""
     return _normal(_stateless_key(seed), shape, mean, stddev, dtype)
 
 
 class Algorithm(enum.Enum):
-    """TensorFlow's names of algorithms. The numbers come from JAX's threefry, whatever is asked for."""
+    """TensorFlow's names of algorithms; the numbers always come from JAX's threefry."""
 
     PHILOX = 1
     THREEFRY = 2
@@ -178,7 +178,7 @@ def _check_algorithm(alg: Any) -> None:
     known = (None, "auto_select", "philox", "threefry", 1, 2, 3)
     if alg not in known and not isinstance(alg, Algorithm):
         raise ValueError(
-            f"tf.random.Generator(alg={alg!r}): numbers come from JAX's threefry; leave `alg` out."
+            f"tf.random.Generator(alg={alg!r}): numbers always come from JAX's threefry. Leave out `alg`."
         )
 
 
@@ -190,7 +190,7 @@ def _state_of(seed: Any) -> jax.Array:
 def stateless_truncated_normal(
     shape: Any, seed: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = dtypes.float32
 ) -> jax.Array:
-    """Normally distributed numbers near the mean that depend only on `seed`, which is two integers."""
+    """Truncated normal numbers that depend only on `seed`, two integers."""
     return _truncated(_stateless_key(seed), shape, mean, stddev, dtype)
 
 
@@ -204,7 +204,7 @@ def _categorical(key: Any, logits: Any, num_samples: Any, dtype: Any) -> jax.Arr
 def categorical(
     logits: Any, num_samples: Any, dtype: Any = dtypes.int64, seed: int | None = None
 ) -> jax.Array:
-    """`num_samples` classes for each row of `logits`, drawn with these log probabilities.
+    """Draw `num_samples` classes for each row of `logits`, unnormalized log probabilities.
 
     >>> from replicax import tf
     >>> tf.random.categorical(tf.math.log([[0.5, 0.5]]), 4).shape
@@ -215,7 +215,7 @@ def categorical(
 
 @op
 def stateless_categorical(logits: Any, num_samples: Any, seed: Any, dtype: Any = dtypes.int64) -> jax.Array:
-    """Classes drawn with given log probabilities, which depend only on `seed`, two integers."""
+    """`categorical` with samples that depend only on `seed`, two integers."""
     return _categorical(_stateless_key(seed), logits, num_samples, dtype)
 
 
@@ -223,7 +223,7 @@ def stateless_categorical(logits: Any, num_samples: Any, seed: Any, dtype: Any =
 def gamma(
     shape: Any, alpha: Any, beta: Any = None, dtype: Any = dtypes.float32, seed: int | None = None
 ) -> jax.Array:
-    """Numbers with a gamma distribution, `shape` of them for each `alpha`."""
+    """Gamma-distributed numbers, an array of `shape` for each `alpha`."""
     a = array(alpha).astype(dtypes.on_device(dtype))
     drawn = jax.random.gamma(_stream.next_key("gamma", seed), a, (*_shape(shape), *a.shape))
     return drawn if beta is None else drawn / array(beta)
@@ -231,7 +231,7 @@ def gamma(
 
 @op
 def poisson(shape: Any, lam: Any, dtype: Any = dtypes.float32, seed: int | None = None) -> jax.Array:
-    """Numbers with a Poisson distribution, `shape` of them for each `lam`."""
+    """Poisson-distributed numbers, an array of `shape` for each `lam`."""
     rate = array(lam)
     drawn = jax.random.poisson(_stream.next_key("poisson", seed), rate, (*_shape(shape), *rate.shape))
     return drawn.astype(dtypes.on_device(dtype))
@@ -239,7 +239,7 @@ def poisson(shape: Any, lam: Any, dtype: Any = dtypes.float32, seed: int | None 
 
 @op
 def split(seed: Any, num: int = 2) -> jax.Array:
-    """Several seeds for stateless functions, from one."""
+    """Split a seed for stateless functions into several."""
     return jax.random.key_data(jax.random.split(_stateless_key(seed), num)).astype(jnp.int32)
 
 
@@ -247,7 +247,7 @@ def split(seed: Any, num: int = 2) -> jax.Array:
 class Generator:
     """A stream of random numbers whose state is a variable, so that compiled steps can draw from it.
 
-    If it is created in a strategy's scope, each replica has its own state and draws different numbers.
+    Created in a strategy's scope, it has a state per replica, and replicas draw different numbers.
 
     >>> from replicax import tf
     >>> generator = tf.random.Generator.from_seed(1)
@@ -256,7 +256,7 @@ class Generator:
     """
 
     def __init__(self, state: Any = None, alg: Any = None, *, copy_from: Generator | None = None) -> None:
-        """Continue from `state`, the two integers of a key and a count, or where another generator is."""
+        """Continue from `state`, the two integers of a key and a counter, or from another generator."""
         _check_algorithm(alg)
         if (state is None) == (copy_from is None):
             raise ValueError("tf.random.Generator takes either `state` or `copy_from`; see also from_seed.")
@@ -274,13 +274,13 @@ class Generator:
 
     @classmethod
     def from_seed(cls, seed: int, alg: Any = None) -> Generator:
-        """A stream determined by a seed."""
+        """Create a generator from a seed."""
         _check_algorithm(alg)
         return cls(_state_of(seed))
 
     @classmethod
     def from_non_deterministic_state(cls, alg: Any = None) -> Generator:
-        """A stream with a random seed."""
+        """Create a generator with a random seed."""
         return cls.from_seed(int(np.random.SeedSequence().generate_state(1)[0]), alg)
 
     def _next_key(self) -> Any:
@@ -325,12 +325,12 @@ class Generator:
         return jax.random.key_data(keys).astype(jnp.int32).T
 
     def split(self, count: int = 1) -> list[Generator]:
-        """Several generators with streams of their own."""
+        """Create several generators with independent streams."""
         keys = jax.random.key_data(jax.random.split(self._next_key(), count))
         return [Generator(jnp.append(key, 0)) for key in keys]
 
     def reset_from_seed(self, seed: int) -> None:
-        """Start again from a seed."""
+        """Restart from a seed."""
         self.reset(_state_of(seed))
 
     def reset(self, state: Any) -> None:
@@ -338,23 +338,25 @@ class Generator:
         self.state.assign(jnp.asarray(state, jnp.uint32))
 
     def reset_from_key_counter(self, key: Any, counter: Any) -> None:
-        """Refused: a state here is two integers and a count."""
-        raise NotImplementedError("Generator.reset_from_key_counter: use reset_from_seed, or reset(state).")
+        """Not supported: a state here is two integers and a counter."""
+        raise NotImplementedError(
+            "Generator.reset_from_key_counter is not supported. Use reset_from_seed, or reset(state)."
+        )
 
     def skip(self, delta: int) -> jax.Array:
-        """Leave out what `delta` calls would draw; returns the state before."""
+        """Skip the numbers of `delta` calls; returns the state before."""
         state = array(self.state.read_value())
         self.state.assign(state.at[2].add(jnp.uint32(delta)))
         return state
 
     @property
     def key(self) -> jax.Array:
-        """The two integers that the stream depends on."""
+        """The key of the stream, two integers."""
         return array(self.state.read_value())[:2]
 
     @property
     def algorithm(self) -> int:
-        """Threefry, by its number."""
+        """The number of the algorithm, threefry."""
         return Algorithm.THREEFRY.value
 
 
@@ -362,7 +364,7 @@ _global_generator: list[Generator] = []
 
 
 def get_global_generator() -> Generator:
-    """The generator of the process; made with a random seed when it is first asked for.
+    """The process's generator, created with a random seed on first use.
 
     >>> from replicax import tf
     >>> tf.random.get_global_generator() is tf.random.get_global_generator()
@@ -374,7 +376,7 @@ def get_global_generator() -> Generator:
 
 
 def set_global_generator(generator: Generator) -> None:
-    """Replace the generator of the process."""
+    """Replace the process's generator."""
     _global_generator[:] = [generator]
 
 

@@ -1,7 +1,7 @@
-"""`tf.train`: checkpoints and cluster specs. Optimizers are `rx.Optimizer` on optax.
+"""`tf.train`: checkpoints and cluster specs. For optimizers, use `rx.Optimizer` with optax.
 
-Checkpoints are in Replicax's own format. Those of TensorFlow can be read: `load_checkpoint` has their
-values, and `Checkpoint.restore` assigns them to variables with the same path.
+Checkpoints are in Replicax's own format. TensorFlow's can be read: `load_checkpoint` returns their values,
+and `Checkpoint.restore` assigns them to variables with the same path.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Checkpoint(core.Checkpoint):
     """`rx.Checkpoint`, with checkpoints named like `ckpt-1`.
 
     Args:
-        root: an object to save, by the name `root`.
+        root: an object to save, under the name `root`.
         **kwargs: the objects to save, by name.
 
     >>> import tempfile
@@ -74,7 +74,7 @@ class Checkpoint(core.Checkpoint):
 
     @property
     def save_counter(self) -> Variable:
-        """How often `save` was called; a variable, which is saved too."""
+        """A variable that counts calls of `save`, and is saved, too."""
         if self._counter is None:
             self._counter = _new_counter()
         return self._counter
@@ -86,8 +86,8 @@ class Checkpoint(core.Checkpoint):
     def save(self, file_prefix: str | os.PathLike[str], options: Any = None) -> str:  # type: ignore[override]
         """Write a checkpoint `file_prefix-n`, where n is the next free number from 1.
 
-        All workers of a cluster call this, and the first one writes. The others may pass paths of their
-        own, as in TensorFlow, whose folders are created and stay empty.
+        All workers of a cluster call this, and the first one writes. The others may pass different paths,
+        as in TensorFlow; the folders of these are created but stay empty.
 
         Returns:
             Its path.
@@ -118,7 +118,7 @@ class Checkpoint(core.Checkpoint):
             if variables[name].shape != values[name].shape:
                 raise CheckpointError(
                     f"{os.fspath(path)} has {name} with the shape {list(values[name].shape)}, but the "
-                    f"variable has {list(variables[name].shape)}. Nothing was restored."
+                    f"variable has the shape {list(variables[name].shape)}. Nothing was restored."
                 )
         for name in variables.keys() & values.keys():
             variables[name].assign(jnp.asarray(values[name], variables[name].dtype))
@@ -126,7 +126,7 @@ class Checkpoint(core.Checkpoint):
         return ForeignRestored(os.fspath(path), missing, unused, len(variables) - len(missing))
 
     def restore_saved(self, saved: Any, where: str) -> Any:
-        """Restore what was read; a checkpoint of `save` has the counter, too."""
+        """Restore what was read; checkpoints from `save` include the counter."""
         if "save_counter" in saved.document["entries"]:
             _ = self.save_counter
         return super().restore_saved(saved, where)
@@ -134,14 +134,14 @@ class Checkpoint(core.Checkpoint):
     def write(self, file_prefix: str | os.PathLike[str], options: Any = None) -> str:
         """Write a checkpoint `file_prefix`, without a number; `read` restores it.
 
-        It is a folder, and replaces what was written there before.
+        The checkpoint is a folder; one from an earlier `write` is replaced.
         """
         _refuse_options(options)
         self._save_into(Store(file_prefix, max_to_keep=1, managed=True, own_folders=True), first=0)
         return str(file_prefix)
 
     def sync(self) -> None:
-        """No effect: `save` and `write` wait until the checkpoint is complete."""
+        """Do nothing: `save` and `write` wait until the checkpoint is complete."""
 
 
 def _new_counter() -> Variable:
@@ -156,7 +156,7 @@ def _new_counter() -> Variable:
 
 def _refuse_options(options: Any) -> None:
     if options is not None:
-        raise ValueError("CheckpointOptions are for TensorFlow's file format; leave `options` out.")
+        raise ValueError("CheckpointOptions are for TensorFlow's file format. Leave out `options`.")
 
 
 @final
@@ -164,8 +164,8 @@ class NothingRestored:
     """What `restore(None)` returns: nothing was restored."""
 
     def assert_consumed(self) -> NothingRestored:
-        """Raise an error, since nothing was restored."""
-        raise CheckpointMismatchError("No checkpoint was given to restore, so nothing was restored.")
+        """Raise, because nothing was restored."""
+        raise CheckpointMismatchError("Nothing was restored: restore() was called with None.")
 
     assert_existing_objects_matched = assert_nontrivial_match = assert_consumed
 
@@ -181,7 +181,7 @@ class NothingRestored:
 
 @final
 class ForeignRestored:
-    """What restoring a checkpoint of TensorFlow returns."""
+    """What restoring a TensorFlow checkpoint returns."""
 
     def __init__(self, where: str, missing: list[str], unused: list[str], num_restored: int) -> None:
         self.missing, self.unused = missing, unused
@@ -190,9 +190,9 @@ class ForeignRestored:
     def _require(self, matched: bool) -> ForeignRestored:
         if not matched:
             raise CheckpointMismatchError(
-                f"The checkpoint {self._where} of TensorFlow was not restored completely. It has no "
-                f"values for {self.missing}, and has unused values for {self.unused}. Variables are found "
-                "by their path: the names given to tf.train.Checkpoint, then the names of attributes."
+                f"The TensorFlow checkpoint {self._where} was not restored completely. It has no values "
+                f"for {self.missing}, and unused values for {self.unused}. Variables are matched by their "
+                "path: the names given to tf.train.Checkpoint, then the names of attributes."
             )
         return self
 
@@ -201,7 +201,7 @@ class ForeignRestored:
         return self._require(not self.missing and not self.unused)
 
     def assert_existing_objects_matched(self) -> ForeignRestored:
-        """Raise unless all variables here have got their values."""
+        """Raise unless all variables of this program were restored."""
         return self._require(not self.missing)
 
     def assert_nontrivial_match(self) -> ForeignRestored:
@@ -209,7 +209,7 @@ class ForeignRestored:
         return self._require(self._num_restored > 0)
 
     def expect_partial(self) -> ForeignRestored:
-        """No effect: nothing is logged."""
+        """Do nothing: mismatches are not logged."""
         return self
 
     def run_restore_ops(self, session: None = None) -> None:
@@ -220,18 +220,18 @@ class ForeignRestored:
 
 @final
 class CheckpointManager:
-    """Keep the newest checkpoints in a directory. `rx.CheckpointManager` can save in the background.
+    """Keeps the newest checkpoints in a directory. `rx.CheckpointManager` can save in the background.
 
     Args:
         checkpoint: the checkpoint to save.
-        directory: the directory. The first worker of a cluster writes there; those of the others, if they
-            have their own, are created and stay empty.
+        directory: the directory. The first worker of a cluster writes there; if the others pass different
+            directories, these are created but stay empty.
         max_to_keep: how many checkpoints to keep; None keeps all.
         keep_checkpoint_every_n_hours: must be None.
         checkpoint_name: the prefix of the checkpoints' names.
         step_counter: a variable that counts steps.
-        checkpoint_interval: the least number of steps between two checkpoints.
-        init_fn: called by `restore_or_initialize` without a checkpoint.
+        checkpoint_interval: the minimum number of steps between two checkpoints.
+        init_fn: called by `restore_or_initialize` if there is no checkpoint.
 
     >>> import tempfile
     >>> from replicax import tf
@@ -305,7 +305,7 @@ class CheckpointManager:
         return str(self._store.path(number))
 
     def _next_number(self) -> int:
-        """The number after the newest checkpoint, and after those that the counter knows of."""
+        """The number after the newest checkpoint, and after those that the save counter has counted."""
         number = max(self._store.steps(), default=0) + 1
         if isinstance(self.checkpoint, Checkpoint):
             number = max(number, int(self.checkpoint.save_counter) + 1)
@@ -314,11 +314,11 @@ class CheckpointManager:
 
     @property
     def last_checkpoint_step(self) -> int | None:
-        """The value of `step_counter` when a checkpoint was saved last."""
+        """The value of `step_counter` at the last checkpoint."""
         return self._last
 
     def sync(self) -> None:
-        """No effect: `save` waits until the checkpoint is complete."""
+        """Do nothing: `save` waits until the checkpoint is complete."""
 
     def _is_early(self, step: int | None) -> bool:
         if step is None or self._last is None or self.checkpoint_interval is None:
@@ -326,7 +326,7 @@ class CheckpointManager:
         return step - self._last < self.checkpoint_interval
 
     def restore_or_initialize(self) -> str | None:
-        """Restore the newest checkpoint; without one, call `init_fn`.
+        """Restore the newest checkpoint; if there is none, call `init_fn`.
 
         Returns:
             The path of the checkpoint; None if there is none.
@@ -370,9 +370,9 @@ _SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
 
 
 def load_checkpoint(ckpt_dir_or_file: str | os.PathLike[str]) -> CheckpointReader:
-    """Read the values of a checkpoint without its objects, also of one that TensorFlow wrote.
+    """Read the values of a checkpoint, also of one that TensorFlow wrote, without its objects.
 
-    Names have TensorFlow's suffix.
+    Names end with TensorFlow's suffix.
 
     >>> import tempfile
     >>> from replicax import tf

@@ -24,7 +24,7 @@ __all__ = [
 @final
 @dataclasses.dataclass(frozen=True)
 class PhysicalDevice:
-    """A piece of hardware."""
+    """A hardware device."""
 
     name: str
     device_type: str
@@ -33,7 +33,7 @@ class PhysicalDevice:
 @final
 @dataclasses.dataclass(frozen=True)
 class LogicalDevice:
-    """A device that programs see."""
+    """A device as programs see it; a physical device may be split into several."""
 
     name: str
     device_type: str
@@ -42,10 +42,10 @@ class LogicalDevice:
 @final
 @dataclasses.dataclass(frozen=True)
 class LogicalDeviceConfiguration:
-    """One of the logical devices of a physical device.
+    """One of the logical devices that a physical device is split into.
 
     Args:
-        memory_limit: must be None: JAX does not divide the memory of a device.
+        memory_limit: must be None: JAX can't divide the memory of a device.
         experimental_priority: must be None.
         experimental_device_ordinal: must be None.
     """
@@ -55,12 +55,11 @@ class LogicalDeviceConfiguration:
     experimental_device_ordinal: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse settings that JAX does not have."""
         settings = (self.memory_limit, self.experimental_priority, self.experimental_device_ordinal)
         if any(setting is not None for setting in settings):
             raise DeviceError(
-                "LogicalDeviceConfiguration(memory_limit=...): JAX does not divide the memory of a "
-                "device. XLA_PYTHON_CLIENT_MEM_FRACTION limits a process."
+                "LogicalDeviceConfiguration(memory_limit=...): JAX can't divide the memory of a device. To "
+                "limit the whole process, set XLA_PYTHON_CLIENT_MEM_FRACTION."
             )
 
 

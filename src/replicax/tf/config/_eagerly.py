@@ -1,4 +1,4 @@
-"""`tf.config.run_functions_eagerly`: functions as plain Python, on `jax_disable_jit`."""
+"""`tf.config.run_functions_eagerly`, which sets `jax_disable_jit`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["functions_run_eagerly", "run_functions_eagerly"]
 
 
 def run_functions_eagerly(run_eagerly: bool) -> None:
-    """Let functions run as plain Python, so that breakpoints work: sets `jax_disable_jit`.
+    """Run functions as plain Python, so that breakpoints work; sets `jax_disable_jit`.
 
     >>> from replicax import tf
     >>> tf.config.run_functions_eagerly(True)

@@ -30,17 +30,17 @@ _logger = logging.getLogger("replicax")
 def set_memory_growth(device: Any, enable: bool) -> None:
     """Make JAX allocate GPU memory as needed: sets XLA_PYTHON_CLIENT_PREALLOCATE for all GPUs.
 
-    Once JAX is initialized, which listing GPUs does, this has no effect except for a warning in the log.
+    Once JAX is initialized, for example by listing GPUs, this only logs a warning.
 
     Args:
         device: one of `list_physical_devices`; the setting applies to all of them.
-        enable: True to allocate as needed; False, JAX's default, to allocate most of it at the start.
+        enable: True allocates memory as needed; False, JAX's default, preallocates most of it.
     """
     setting = "false" if enable else "true"
     if backends_are_initialized() and os.environ.get("XLA_PYTHON_CLIENT_PREALLOCATE", "true") != setting:
         _logger.warning(
-            "tf.config.experimental.set_memory_growth came too late: JAX is initialized. Start Python with "
-            "XLA_PYTHON_CLIENT_PREALLOCATE=%s.",
+            "tf.config.experimental.set_memory_growth has no effect: JAX is already initialized. Start "
+            "Python with XLA_PYTHON_CLIENT_PREALLOCATE=%s.",
             setting,
         )
         return

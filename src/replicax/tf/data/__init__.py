@@ -1,4 +1,8 @@
-"""`tf.data` over Grain: input pipelines for ported code, which strategies distribute."""
+"""`tf.data` on Grain: input pipelines for ported programs, which strategies distribute.
+
+A `Dataset` is a chain of nodes (`_node.py`). Its methods add nodes (`_steps.py`, `_streams.py`), and
+iterating over it turns the chain into a Grain pipeline (`_engine.py`).
+"""
 
 from replicax.input import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from replicax.tf._missing import refuse

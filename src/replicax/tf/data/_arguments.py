@@ -1,6 +1,6 @@
-"""Arguments of a dataset's methods, checked where the user wrote the call.
+"""Validates the arguments of a dataset's methods, at the call.
 
-`call` is what the user wrote, up to the value.
+The parameter `call` is what the user wrote, up to the value, for messages.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["AUTOTUNE", "as_flag", "as_function", "as_number", "as_parallel_calls
 __all__ += ["as_signature"]
 
 AUTOTUNE = -1
-"""For a number that affects only the speed: choose one automatically."""
+"""Choose a number that affects only performance automatically."""
 
 
 def as_number(value: Any, call: str, *, least: int) -> int:
@@ -29,7 +29,7 @@ def as_number(value: Any, call: str, *, least: int) -> int:
     except TypeError:
         number = None
     if number is None or isinstance(value, bool | np.bool_):
-        raise TypeError(f"{call}{value!r}): pass a whole number.")
+        raise TypeError(f"{call}{value!r}): pass an integer.")
     if number < least:
         raise InputError(f"{call}{value!r}): pass a number of at least {least}.")
     return number
@@ -42,12 +42,12 @@ def as_flag(value: Any, call: str) -> bool:
 
 
 def as_seed(seed: Any, call: str) -> int:
-    """A seed that is not negative; None is 0."""
+    """A non-negative seed; None means 0."""
     return 0 if seed is None else as_number(seed, call, least=-(2**63)) % 2**64
 
 
 def as_parallel_calls(value: Any, call: str) -> int:
-    """The number of threads; 0 uses only the caller's thread."""
+    """The number of threads; 0 means the caller's thread."""
     if value is None:
         return 0
     return min(os.cpu_count() or 1, 16) if value == AUTOTUNE else as_number(value, call, least=1)
@@ -60,7 +60,7 @@ def as_function(function: Any, call: str) -> Callable[..., Any]:
 
 
 def as_paths(names: Any, call: str) -> list[str]:
-    """The names of files: one, or several."""
+    """A list of file names, from one or several."""
     if isinstance(names, str | bytes | os.PathLike):
         names = [names]
     try:
@@ -70,7 +70,7 @@ def as_paths(names: Any, call: str) -> list[str]:
 
 
 def as_signature(signature: Any, types: Any, shapes: Any) -> tuple[Any, Any]:
-    """The dtypes and the shapes that a generator's elements are declared to have."""
+    """The declared dtypes and shapes of a generator's elements."""
     call = "Dataset.from_generator"
     if signature is not None and (types is not None or shapes is not None):
         raise TypeError(f"{call} takes output_signature, or output_types and output_shapes; not both.")

@@ -1,8 +1,8 @@
-"""`tf.data.Dataset`: a sequence of elements, described step by step and read through Grain.
+"""`tf.data.Dataset`: an input pipeline, built step by step and read through Grain.
 
 Functions given to a dataset run on the host, and take and return NumPy arrays. Random orders are
-reproducible: they depend on the seed (0 by default) and the epoch, never on the machine, so that all
-processes see the same order and a restored iterator continues in it. They differ from TensorFlow's orders.
+reproducible: they depend only on the seed (0 by default) and the epoch, so that all processes see the same
+order and a restored iterator continues in it. They differ from TensorFlow's orders.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ __all__ = ["Dataset"]
 class Dataset(Streams, GivesSource, metaclass=Helpful):
     """A sequence of elements. Methods return new datasets, and elements are read only when needed.
 
-    Loop over it for JAX arrays, or give it to `strategy.experimental_distribute_dataset`. Elements are
-    arrays or structures (tuples, dicts) of them; a Python list is an array. Each loop starts again from the
-    first element, and shuffled elements come in a new order. The arguments `name`, `deterministic` and
-    `synchronous` of the methods have no effect: the order of elements never depends on the machine.
+    Loop over it to get JAX arrays, or pass it to `strategy.experimental_distribute_dataset`. Elements are
+    arrays or structures (tuples, dicts) of them; a Python list is one array. Each loop starts over at the
+    first element, and shuffles in a new order. The arguments `name`, `deterministic` and `synchronous` of
+    the methods have no effect: the order of elements is always deterministic.
 
     >>> from replicax import tf
     >>> x, y = np.arange(6.0), np.arange(6)
@@ -59,7 +59,7 @@ class Dataset(Streams, GivesSource, metaclass=Helpful):
     """
 
     def __init__(self, node: Any, options: Options | None = None) -> None:
-        """Created by `Dataset.from_tensor_slices` and similar functions, and by the methods."""
+        """Create datasets with `Dataset.from_tensor_slices` and similar functions instead."""
         if not isinstance(node, Node):
             raise TypeError(
                 f"Dataset({node!r}): create a dataset with Dataset.from_tensor_slices, from_generator, "
@@ -81,7 +81,7 @@ class Dataset(Streams, GivesSource, metaclass=Helpful):
     def from_tensor_slices(tensors: Any, name: str | None = None) -> Dataset:
         """The rows of an array, or of a structure of arrays with the same number of rows.
 
-        Arrays are not copied: do not change them while they are read.
+        Arrays are not copied: do not modify them while the dataset is in use.
 
         >>> list(Dataset.from_tensor_slices([1.5, 2.5]))
         [Array(1.5, dtype=float32), Array(2.5, dtype=float32)]
@@ -99,7 +99,7 @@ class Dataset(Streams, GivesSource, metaclass=Helpful):
 
     @staticmethod
     def range(*args: Any, output_type: Any = np.int64, name: str | None = None) -> Dataset:
-        """Numbers, with the arguments of Python's `range`.
+        """Integers, with the arguments of Python's `range`.
 
         >>> [int(i) for i in Dataset.range(2, 8, 3)]
         [2, 5]
@@ -145,8 +145,8 @@ class Dataset(Streams, GivesSource, metaclass=Helpful):
     ) -> Dataset:
         """The names of the files that match one or several patterns, as bytes.
 
-        They come in random order, as in TensorFlow; `shuffle=False` sorts them. Several pipelines can share
-        them out (`AutoShardPolicy.FILE`). Raises `MissingFilesError` if no file matches.
+        They come in random order, as in TensorFlow; `shuffle=False` sorts them. Several pipelines can
+        divide them up (`AutoShardPolicy.FILE`). Raises `MissingFilesError` if no file matches.
 
         >>> list(Dataset.list_files(__file__)) == [__file__.encode()]
         True
@@ -161,7 +161,7 @@ class Dataset(Streams, GivesSource, metaclass=Helpful):
 
     @staticmethod
     def zip(*args: Any, datasets: Any = None, name: str | None = None) -> Dataset:
-        """The elements of several datasets side by side, as many as the shortest has.
+        """Tuples of the elements of several datasets, up to the end of the shortest.
 
         Pass datasets, or one structure (tuple, dict) of them.
 
@@ -184,7 +184,7 @@ class Dataset(Streams, GivesSource, metaclass=Helpful):
 
     @staticmethod
     def counter(start: Any = 0, step: Any = 1, dtype: Any = np.int64, name: str | None = None) -> Dataset:
-        """Numbers without an end.
+        """Infinitely many numbers, `step` apart.
 
         >>> [int(i) for i in Dataset.counter(2, 3).take(3)]
         [2, 5, 8]
@@ -196,15 +196,16 @@ class Dataset(Streams, GivesSource, metaclass=Helpful):
     def random(
         seed: Any = None, rerandomize_each_iteration: bool | None = None, name: str | None = None
     ) -> Dataset:
-        """Random 64-bit numbers, without an end; the same ones in each pass.
+        """Infinitely many random 64-bit numbers, the same ones in each pass.
 
         >>> len(list(Dataset.random(seed=4).take(3)))
         3
         """
         if rerandomize_each_iteration:
             raise NotImplementedError(
-                "Dataset.random(rerandomize_each_iteration=True): each pass gives the same numbers. Use "
-                "Dataset.counter().map(lambda i: ...) with np.random.default_rng([seed, i])."
+                "Dataset.random(rerandomize_each_iteration=True) is not supported: each pass gives the "
+                "same numbers. Use Dataset.counter().map(lambda i: ...) with "
+                "np.random.default_rng([seed, i])."
             )
         number = arguments.as_seed(seed, "Dataset.random(seed=")
         return Dataset.counter().map(lambda i: np.random.default_rng([number, i]).integers(2**63))
@@ -213,7 +214,7 @@ class Dataset(Streams, GivesSource, metaclass=Helpful):
     def choose_from_datasets(
         datasets: Any, choice_dataset: Any, stop_on_empty_dataset: bool = True
     ) -> Dataset:
-        """Elements of several datasets, in the order of the numbers in `choice_dataset`.
+        """Elements of several datasets; `choice_dataset` has the index of the dataset for each.
 
         >>> both = [Dataset.range(3), Dataset.range(10, 13)]
         >>> [int(i) for i in Dataset.choose_from_datasets(both, Dataset.from_tensor_slices([1, 0, 1]))]
@@ -245,8 +246,8 @@ class Dataset(Streams, GivesSource, metaclass=Helpful):
         """
         if rerandomize_each_iteration:
             raise NotImplementedError(
-                "Dataset.sample_from_datasets(rerandomize_each_iteration=True): each pass gives the same "
-                "order. Leave it out, or pass another seed for each pass."
+                "Dataset.sample_from_datasets(rerandomize_each_iteration=True) is not supported: each pass "
+                "has the same order. Leave it out, or pass another seed for each pass."
             )
         number = arguments.as_seed(seed, "Dataset.sample_from_datasets(seed=")
         chances = np.full(len(datasets), 1.0) if weights is None else np.asarray(weights, float)
@@ -265,11 +266,11 @@ class Dataset(Streams, GivesSource, metaclass=Helpful):
         reshuffle_each_iteration: bool | None = True,
         name: str | None = None,
     ) -> Dataset:
-        """Elements in a random order, a new one for each epoch unless `reshuffle_each_iteration` is False.
+        """Shuffle the elements, in a new order each epoch unless `reshuffle_each_iteration` is False.
 
-        Elements are shuffled within windows of `buffer_size`, or all together if the dataset is not larger
-        than that. Elements that are available by index are not held in memory for it. The same seed gives
-        the same orders; None is 0.
+        Elements are shuffled within windows of `buffer_size`, or all together if the dataset fits into one.
+        Elements that can be read by index are not buffered. The same seed gives the same orders; None means
+        0.
 
         >>> dataset = Dataset.range(5).shuffle(5, seed=1)
         >>> [[int(i) for i in dataset] for _ in range(2)]
@@ -282,7 +283,7 @@ class Dataset(Streams, GivesSource, metaclass=Helpful):
         return self._then(steps.shuffled, size, number, reshuffle)
 
     def repeat(self, count: Any = None, name: str | None = None) -> Dataset:
-        """Several epochs in one pass; endlessly many if `count` is None or -1.
+        """Repeat the dataset `count` times; forever if that is None or -1.
 
         >>> [int(i) for i in Dataset.range(2).repeat(3)]
         [0, 1, 0, 1, 0, 1]
@@ -311,7 +312,7 @@ class Dataset(Streams, GivesSource, metaclass=Helpful):
         )
 
     def shard(self, num_shards: Any, index: Any, name: str | None = None) -> Dataset:
-        """Every `num_shards`-th element, from `index`.
+        """Every `num_shards`-th element, starting at `index`.
 
         >>> [int(i) for i in Dataset.range(7).shard(3, 1)]
         [1, 4]
@@ -333,7 +334,7 @@ class Dataset(Streams, GivesSource, metaclass=Helpful):
         return Dataset(steps.concatenated(self._node, dataset._node), options)
 
     def enumerate(self, start: Any = 0, name: str | None = None) -> Dataset:
-        """Pairs of a number, counted from `start`, and an element.
+        """Pairs of a number, counting from `start`, and an element.
 
         >>> halves = Dataset.from_tensor_slices([0.5, 1.5])
         >>> [(int(i), float(x)) for i, x in halves.enumerate(start=3)]
@@ -345,9 +346,9 @@ class Dataset(Streams, GivesSource, metaclass=Helpful):
         return Dataset(pairs, self._options)
 
     def cache(self, filename: Any = "", name: str | None = None) -> Dataset:
-        """Elements that are computed once and cached in memory, including the order of a preceding shuffle.
+        """Compute the elements once and cache them in memory, including the order of a preceding shuffle.
 
-        Files are not supported: leave out `filename`.
+        Cache files are not supported: leave out `filename`.
 
         >>> seen = []
         >>> dataset = Dataset.range(2).map(lambda i: seen.append(i) or i).cache()
@@ -362,7 +363,7 @@ class Dataset(Streams, GivesSource, metaclass=Helpful):
         return self._then(steps.cached)
 
     def prefetch(self, buffer_size: Any, name: str | None = None) -> Dataset:
-        """A hint for how many elements the threads of a `map` read ahead. Strategies always read ahead.
+        """A hint for how many elements the threads of a `map` read ahead. Strategies always prefetch.
 
         >>> len(Dataset.range(3).prefetch(arguments.AUTOTUNE))
         3
@@ -383,9 +384,9 @@ class Dataset(Streams, GivesSource, metaclass=Helpful):
     ) -> Dataset:
         """Apply a function to each element, on the host and with NumPy arrays.
 
-        `map_func` gets an element, or the parts of a tuple as several arguments, and returns an element.
-        Where elements are available by index, `num_parallel_calls` threads call it; elsewhere, and with
-        None, the thread that reads does.
+        `map_func` takes an element, or the parts of a tuple as separate arguments, and returns an element.
+        If elements can be read by index, `num_parallel_calls` threads call it; otherwise, and with None,
+        the reading thread does.
 
         >>> dataset = Dataset.from_tensor_slices(([1, 2], [3, 4]))
         >>> [int(i) for i in dataset.map(lambda x, y: x * y)]
@@ -393,7 +394,9 @@ class Dataset(Streams, GivesSource, metaclass=Helpful):
         """
         arguments.as_function(map_func, "Dataset.map")
         if use_unbounded_threadpool:
-            raise NotImplementedError("Dataset.map(use_unbounded_threadpool=...): pass num_parallel_calls.")
+            raise NotImplementedError(
+                "Dataset.map(use_unbounded_threadpool=...) is not supported. Pass num_parallel_calls."
+            )
         calls = arguments.as_parallel_calls(num_parallel_calls, "Dataset.map(num_parallel_calls=")
         return self._then(steps.mapped, map_func, calls)
 
@@ -413,10 +416,10 @@ class Dataset(Streams, GivesSource, metaclass=Helpful):
         deterministic: bool | None = None,
         name: str | None = None,
     ) -> Dataset:
-        """Elements stacked along a new first axis.
+        """Stack elements into batches, along a new first axis.
 
-        For `strategy.experimental_distribute_dataset`, `batch_size` is that of all replicas together. A
-        smaller last batch is left out with `drop_remainder`. `num_parallel_calls` is as for `map`.
+        For `strategy.experimental_distribute_dataset`, `batch_size` is the global batch size.
+        `drop_remainder` drops a smaller last batch. `num_parallel_calls` is as for `map`.
 
         >>> [batch.tolist() for batch in Dataset.range(5).batch(2)]
         [[0, 1], [2, 3], [4]]
@@ -434,10 +437,10 @@ class Dataset(Streams, GivesSource, metaclass=Helpful):
         drop_remainder: bool = False,
         name: str | None = None,
     ) -> Dataset:
-        """Batches of elements of different sizes, padded to the largest in the batch or to `padded_shapes`.
+        """Batch elements of different sizes, padded to the largest in the batch or to `padded_shapes`.
 
         In a shape, None means the largest size. Both padding arguments have the structure of an element;
-        `padding_values` can also be a single value, and is 0 or empty text by default.
+        `padding_values` can also be a single value, and defaults to 0 or an empty string.
 
         >>> dataset = Dataset.range(1, 4).map(lambda n: np.full(n, n))
         >>> next(iter(dataset.padded_batch(3))).tolist()
@@ -457,13 +460,13 @@ class Dataset(Streams, GivesSource, metaclass=Helpful):
         """
         spec = self._node.spec
         if not all(leaf.shape for leaf in jax.tree.leaves(spec)):
-            raise InputError(f"Dataset.unbatch needs elements with rows, but they are {spec}.")
+            raise InputError(f"Dataset.unbatch needs elements with rows, but the elements are {spec}.")
         row = None if spec is None else jax.tree.map(lambda s: TensorSpec(s.shape[1:], s.dtype), spec)
         inner = functools.partial(sources.slices, what="Dataset.unbatch")
         return self._then(steps.nested, inner, 1, 1, row, "UnbatchDataset")
 
     def flat_map(self, map_func: Callable[..., Any], name: str | None = None) -> Dataset:
-        """The elements of the datasets that a function returns for each element, one after the other.
+        """Map each element to a dataset, and concatenate these datasets.
 
         >>> dataset = Dataset.range(1, 4).flat_map(lambda n: Dataset.range(n))
         >>> [int(i) for i in dataset]
@@ -480,11 +483,11 @@ class Dataset(Streams, GivesSource, metaclass=Helpful):
         deterministic: bool | None = None,
         name: str | None = None,
     ) -> Dataset:
-        """The elements of the datasets that a function returns for each element, several in turn.
+        """Map each element to a dataset, and interleave these datasets.
 
-        `cycle_length` datasets are open together, 16 by default and for AUTOTUNE, and each gives
-        `block_length` elements before it is the next one's turn. All are read in one thread:
-        `num_parallel_calls` has no effect.
+        `cycle_length` datasets are open at a time, 16 by default and for AUTOTUNE, and each yields
+        `block_length` elements before the next one's turn. All are read in one thread: `num_parallel_calls`
+        has no effect.
 
         >>> dataset = Dataset.range(2).interleave(
         ...     lambda i: Dataset.from_tensors(i).repeat(3), cycle_length=2, block_length=2)
@@ -500,7 +503,7 @@ class Dataset(Streams, GivesSource, metaclass=Helpful):
         return self._then(steps.nested, inner, cycle, length, None, "InterleaveDataset")
 
     def apply(self, transformation_func: Callable[[Dataset], Any]) -> Any:
-        """The result of a function of the dataset, which must be a dataset.
+        """Apply a function that takes this dataset and returns a dataset.
 
         >>> len(Dataset.range(9).apply(lambda dataset: dataset.batch(3)))
         3
@@ -532,7 +535,7 @@ class Dataset(Streams, GivesSource, metaclass=Helpful):
 
     @functools.cached_property
     def element_spec(self) -> Any:
-        """The structure of an element. If only a function determines it, the first element is read.
+        """The spec of an element. If it depends on a function, the first element is read.
 
         >>> Dataset.range(5).map(lambda i: {"x": i / 2}).batch(2).element_spec
         {'x': TensorSpec(shape=(None,), dtype=float64)}
@@ -543,7 +546,7 @@ class Dataset(Streams, GivesSource, metaclass=Helpful):
         iterator = open_iterator(self._node, self._options, 0)
         try:
             first = spec_of_element(next(iterator))
-        except AttributeError as error:  # it would look as if the dataset had no `element_spec`
+        except AttributeError as error:  # Python would report that `element_spec` does not exist
             raise RuntimeError(
                 f"element_spec needs the first element, which can't be read: {error}"
             ) from error
@@ -572,7 +575,7 @@ class Dataset(Streams, GivesSource, metaclass=Helpful):
         return self._node.cardinality
 
     def assert_cardinality(self, expected_cardinality: Any, name: str | None = None) -> Dataset:
-        """The same dataset with a known number of elements. Reading raises an error if it is wrong.
+        """Declare the number of elements. Reading raises an error if it is wrong.
 
         >>> len(Dataset.range(6).filter(lambda i: i % 2 == 0).assert_cardinality(3))
         3
@@ -583,10 +586,10 @@ class Dataset(Streams, GivesSource, metaclass=Helpful):
     def __len__(self) -> int:
         count = self.cardinality()
         if count == INFINITE_CARDINALITY:
-            raise TypeError("The dataset is endless and has no length; use `take` first.")
+            raise TypeError("The dataset is infinite and has no length. Use `take` first.")
         if count == UNKNOWN_CARDINALITY:
             raise TypeError(
-                "The length of the dataset is not known before it is read. If you know it, use "
+                "The length of the dataset is unknown until it is read. If you know it, use "
                 "`.assert_cardinality(n)`."
             )
         return count
@@ -623,7 +626,7 @@ class Dataset(Streams, GivesSource, metaclass=Helpful):
     def reduce(
         self, initial_state: Any, reduce_func: Callable[[Any, Any], Any], name: str | None = None
     ) -> Any:
-        """Combine all elements: `reduce_func` gets the result so far and an element.
+        """Reduce all elements to one result: `reduce_func` takes the result so far and an element.
 
         >>> int(Dataset.range(5).reduce(np.int64(0), lambda total, i: total + i))
         10
@@ -653,6 +656,6 @@ def _check_dataset(dataset: Any, call: str) -> Any:
 
 
 def _inner(function: Callable[..., Any], call: str) -> Callable[[Any], Node]:
-    """A function that maps an element to the node of a dataset."""
+    """Wrap a function that returns a dataset to return its node."""
     make = guarded(arguments.as_function(function, call), call)
     return lambda element: _check_dataset(make(element), f"{call}: the function")._node

@@ -1,8 +1,8 @@
 """Elements of a dataset, on the host.
 
 An element is a structure (tuples, dicts, named tuples) of NumPy arrays, NumPy scalars and `bytes`. What
-users pass or return is converted to that form here: a Python list is one array, Python numbers are 32 bits
-wide, text is UTF-8 bytes, JAX arrays come to the host.
+users pass or return is converted to that form here: a Python list becomes one array, Python numbers 32-bit
+numbers, text UTF-8 bytes, and JAX arrays are copied to the host.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _TEXT = np.dtype(object)
 
 
 def to_element(value: Any, what: str) -> Any:
-    """`value` as an element; `what` describes its origin in errors."""
+    """Convert `value` to an element; `what` says in messages where it comes from."""
     is_leaf = lambda part: part is None or isinstance(part, list)  # noqa: E731
     return jax.tree.map(lambda leaf: _to_leaf(leaf, what), value, is_leaf=is_leaf)
 
@@ -45,12 +45,12 @@ def _to_leaf(value: Any, what: str) -> Any:
 
 
 def _of_python(value: Any, what: str) -> np.ndarray:
-    """Python numbers and lists as TensorFlow converts them: to 32 bits where that is enough."""
+    """Convert Python numbers and lists as TensorFlow does: to 32 bits if the values fit."""
     first = value
     while isinstance(first, list | tuple) and first:
         first = first[0]
     try:
-        # NumPy's own text dtypes would cut off trailing zero bytes.
+        # NumPy's text dtypes would drop trailing zero bytes.
         array = np.asarray(value, _TEXT if isinstance(first, str | bytes) else None)
     except (ValueError, TypeError) as error:
         raise InputError(
@@ -65,10 +65,10 @@ def _of_python(value: Any, what: str) -> np.ndarray:
 
 
 def _normal(array: np.ndarray, what: str) -> Any:
-    """An array with text as bytes; a scalar if it has no axes."""
+    """Normalize an array: text becomes bytes, and an array without axes a scalar."""
     if array.dtype.names is not None:
         raise InputError(
-            f"{what}: an array has the dtype {array.dtype}, with fields. Make it a dict of arrays."
+            f"{what}: an array has the structured dtype {array.dtype}. Make it a dict of arrays."
         )
     if array.dtype.kind in "SUO":
         text = np.empty(array.shape, _TEXT)
@@ -89,7 +89,7 @@ def _described(value: Any) -> str:
 
 
 def leaf_dtype(leaf: Any) -> np.dtype:
-    """The dtype of a part of an element; that of bytes is `object`."""
+    """The dtype of a leaf of an element; for bytes, `object`."""
     return _TEXT if isinstance(leaf, bytes) else leaf.dtype
 
 
@@ -99,7 +99,7 @@ def spec_of_element(element: Any) -> Any:
 
 
 def frozen(element: Any) -> Any:
-    """`element` with read-only arrays, for elements that are given out more than once."""
+    """`element` with read-only arrays, for elements that are returned more than once."""
 
     def read_only(leaf: Any) -> Any:
         if not isinstance(leaf, np.ndarray):
@@ -112,7 +112,7 @@ def frozen(element: Any) -> Any:
 
 
 def stack(elements: Sequence[Any]) -> Any:
-    """A batch of `elements`. Grain's own function would widen dtypes and cut off zero bytes of text."""
+    """Stack `elements` into a batch. Grain's function would widen dtypes and drop zero bytes of text."""
     try:
         return jax.tree.map(lambda *leaves: _stack_leaves(leaves), *elements)
     except InputError:
@@ -129,18 +129,18 @@ def _stack_leaves(leaves: tuple[Any, ...]) -> np.ndarray:
         if leaf_dtype(leaf) != dtype:
             names = " and ".join(sorted([str(dtype), str(leaf_dtype(leaf))]))
             raise InputError(
-                f"Elements of dtypes {names} can't be put into one batch; use `map` to give them one dtype."
+                f"Elements of dtypes {names} can't be put into one batch. Convert them with `map`."
             )
         if np.shape(leaf) != shape:
             raise InputError(
                 f"Elements of shapes {shape} and {np.shape(leaf)} can't be put into one batch. Use "
-                "`padded_batch`, or use `map` to give them one shape."
+                "`padded_batch`, or bring them to one shape with `map`."
             )
     return np.stack([np.asarray(leaf, dtype) for leaf in leaves])
 
 
 def guarded(function: Callable[..., Any], what: str) -> Callable[[Any], Any]:
-    """`function` of an element, or of the parts of a tuple; a StopIteration in it does not end the data."""
+    """Wrap a user's function: unpack tuples, and don't let its StopIteration end the dataset."""
 
     def call(element: Any) -> Any:
         try:

@@ -1,8 +1,8 @@
-"""The steps of a dataset as Grain pipelines. This module is imported when the first dataset is opened.
+"""The steps of a dataset as Grain pipelines; imported when the first dataset is opened.
 
-Where elements are available by index (`grain.MapDataset`), an index beyond the length belongs to a later
-epoch, as everywhere in Grain. Grain has no equivalent of three iterators: over a Python generator, over the
-records of a file with checksums, and over datasets inside datasets.
+Where elements can be read by index (`grain.MapDataset`), an index beyond the length belongs to a later
+epoch, as everywhere in Grain. Three iterators have no equivalent in Grain: over a Python generator, over
+the records of a file with checksums, and over nested datasets.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ __all__ = ["ENDLESS", "as_stream", "chain", "concatenate", "is_by_index", "itera
 __all__ += ["records", "replayed", "rows", "rows_of_epochs", "shuffle", "side_by_side", "sliced"]
 
 ENDLESS = sys.maxsize
-"""The length of an endless dataset in Grain."""
+"""The length of an infinite dataset in Grain."""
 
-# A `filter` may drop most elements, and `shard` is a filter; by default Grain would warn about that.
+# A `filter` may drop most elements, and `shard` is a filter; Grain would warn about that by default.
 _QUIET = grain.experimental.DatasetOptions(filter_warn_threshold_ratio=None)
 
 
@@ -40,7 +40,7 @@ def rows_of_epochs(count: int, get: Callable[[int, int], Any]) -> Any:
 
 
 def is_by_index(*datasets: Any) -> bool:
-    """Whether all elements are available by index."""
+    """Whether all elements can be read by index."""
     return all(isinstance(dataset, grain.MapDataset) for dataset in datasets)
 
 
@@ -55,13 +55,13 @@ def as_stream(dataset: Any, opening: Opening) -> Any:
 def iterate(dataset: Any, opening: Opening) -> Any:
     """An iterator over `dataset`."""
     opened = grain.experimental.WithOptionsIterDataset(as_stream(dataset, opening), _QUIET)
-    # Otherwise Grain would shorten the traceback of every error, and add a note about it.
+    # Otherwise Grain would shorten the traceback of every error and add a note about it.
     opened.has_child = True
     return opened.__iter__()
 
 
 def limit(dataset: Any, count: int) -> Any:
-    """The first elements."""
+    """The first `count` elements."""
     if is_by_index(dataset):
         return dataset.slice(slice(count))
     return grain.experimental.LimitIterDataset(dataset, count)
@@ -95,13 +95,13 @@ def concatenate(datasets: Sequence[Any], opening: Opening) -> Any:
 
 
 def shuffle(dataset: Any, window: int, seed: int, epoch: int, reshuffle: bool) -> Any:
-    """Elements in a random order within windows; each epoch has its own order if `reshuffle` is set.
+    """Shuffle elements within windows; each epoch has its own order if `reshuffle` is set.
 
-    Grain's window shuffles are not used: they draw an index by walking through a permutation of at least
-    2**16 numbers, which takes a hundred times as long for a window of 1,000.
+    Grain's window shuffles find an index by walking through a permutation of at least 2**16 numbers, which
+    takes a hundred times as long for a window of 1,000.
     """
 
-    @functools.lru_cache(maxsize=16)  # threads that read ahead are in neighbouring windows
+    @functools.lru_cache(maxsize=16)  # threads that read ahead are in adjacent windows
     def order(epoch: int, number: int, size: int) -> np.ndarray:
         return np.random.default_rng([seed, epoch if reshuffle else 0, number]).permutation(size)
 
@@ -127,9 +127,9 @@ def replayed(begin: Callable[[], Iterator[Any]], make: Callable[[int, Any], Any]
     """The elements of a Python iterator.
 
     Args:
-        begin: starts the iterator, which must give the same values each time.
-        make: makes an element from its number and a value.
-        what: the name of the iterator in errors.
+        begin: starts the iterator, which must yield the same values each time.
+        make: creates an element from its number and a value.
+        what: the name of the iterator in messages.
     """
     return _Stream((), lambda: _ReplayedIterator(begin, make, what))
 
@@ -140,7 +140,7 @@ def records(begin: Callable[[], BinaryIO], read: Callable[[BinaryIO], bytes | No
 
 
 def chain(count: int | None, begin: Callable[[int], Any]) -> Any:
-    """The elements of the iterators `begin(0)`, `begin(1)`, ...; for None, up to one that is empty."""
+    """The elements of the iterators `begin(0)`, `begin(1)`, ...; `count` None stops at an empty one."""
     numbers = as_stream(grain.MapDataset.range(ENDLESS if count is None else count), Opening())
     return nested(numbers, lambda number, _: begin(number), until_empty=count is None)
 
@@ -158,7 +158,7 @@ def nested(
         parent: the stream.
         begin: opens an iterator, given an element and its number.
         cycle_length: how many iterators are open at a time; they take turns.
-        block_length: how many elements one gives before the next one's turn.
+        block_length: how many elements one yields before the next one's turn.
         until_empty: stop at the first iterator that is empty.
     """
     return _Stream(
@@ -168,7 +168,7 @@ def nested(
 
 @final
 class _Rows(grain.MapDataset):
-    """Elements computed by a function. `grain.MapDataset.range(length).map(get)` is three times as slow."""
+    """Elements computed by a function; `grain.MapDataset.range(length).map(get)` is three times slower."""
 
     def __init__(self, length: int, get: Callable[[int, int], Any]) -> None:
         super().__init__()
@@ -196,7 +196,7 @@ _State = dict[str, Any]
 
 @final
 class _ReplayedIterator(grain.DatasetIterator):
-    """Elements of a Python iterator. To restore a position, it is read up to there."""
+    """Elements of a Python iterator, which restores a position by reading up to it."""
 
     def __init__(
         self, begin: Callable[[], Iterator[Any]], make: Callable[[int, Any], Any], what: str
@@ -221,8 +221,8 @@ class _ReplayedIterator(grain.DatasetIterator):
         found = sum(1 for _ in itertools.islice(self._iterator, self._count))
         if found < self._count:
             raise InputError(
-                f"The position is after {self._count} elements of {self._what}, which now has only "
-                f"{found}. It must give the same elements each time."
+                f"The saved position is after {self._count} elements of {self._what}, which now has only "
+                f"{found}. It must yield the same elements each time."
             )
 
     def _stop(self) -> None:
@@ -263,10 +263,10 @@ class _RecordIterator(grain.DatasetIterator):
 
 @final
 class _NestedIterator(grain.DatasetIterator):
-    """Datasets inside datasets.
+    """Nested datasets.
 
     Grain's `InterleaveIterDataset` must know the number of datasets, has no `block_length` and opens
-    datasets ahead of time; `FlatMapIterDataset` takes lists. For each open iterator, a slot holds the
+    datasets ahead of time; its `FlatMapIterDataset` takes lists. For each open iterator, a slot holds the
     parent's state before its element, the number of the element, and the iterator.
     """
 

@@ -1,4 +1,4 @@
-"""Datasets of the contents of files: `TFRecordDataset` and `TextLineDataset`."""
+"""Datasets that read files: `TFRecordDataset` and `TextLineDataset`."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ class _FileDataset(Dataset):
 class TFRecordDataset(_FileDataset):
     """The records of TFRecord files, as bytes. Checksums are verified.
 
-    Several pipelines share out the files (`AutoShardPolicy.FILE`, and AUTO if there are enough).
+    Several pipelines divide the files among them (`AutoShardPolicy.FILE`, and AUTO if there are enough).
 
     Args:
-        filenames: one, several, or a dataset of them.
+        filenames: a file name, several, or a dataset of them.
         compression_type: None, "" or "GZIP".
-        buffer_size: how many bytes are read from a file at once.
-        num_parallel_reads: from how many files records are taken in turn, in one thread; None and AUTOTUNE
-            read one file after the other.
+        buffer_size: how many bytes to read from a file at a time.
+        num_parallel_reads: how many files to interleave, in one thread; None and AUTOTUNE read one file
+            after the other.
         name: no effect.
 
     Raises:
@@ -86,7 +86,7 @@ class TFRecordDataset(_FileDataset):
 
 @final
 class TextLineDataset(_FileDataset):
-    r"""The lines of text files, as bytes without line ends. The arguments are those of `TFRecordDataset`.
+    r"""The lines of text files, as bytes without newlines. The arguments are those of `TFRecordDataset`.
 
     Raises:
         MissingFilesError: a file does not exist.

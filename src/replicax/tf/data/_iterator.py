@@ -35,9 +35,9 @@ class DatasetIterator(Iterator[Any]):
             raise StopIteration
         if is_transforming():
             raise InputError(
-                "The elements of a dataset were read inside a traced function (tf.function or jax.jit), where "
-                "they would become constants of the program. Pass the dataset or its iterator to the "
-                "tf.function as an argument: its loop then runs in Python."
+                "A dataset was read inside a traced function (tf.function or jax.jit), where its elements "
+                "would become constants of the program. Pass the dataset or its iterator to the tf.function "
+                "as an argument: its loop then runs in Python."
             )
         element = next(self._iterator)
         return element if self._as_numpy else jax.tree.map(_to_device, element)
@@ -67,7 +67,7 @@ class DatasetIterator(Iterator[Any]):
 
 
 def _to_device(leaf: Any) -> Any:
-    """Numbers as a JAX array; text stays in host memory."""
+    """Convert numbers to a JAX array; text stays on the host."""
     if isinstance(leaf, bytes):
         return Text(leaf)
     if not isinstance(leaf, np.ndarray | np.generic):
@@ -79,7 +79,7 @@ def _to_device(leaf: Any) -> Any:
 
 @final
 class Text(bytes):
-    """The text of one element, with the method `numpy()`, which TensorFlow's tensors have."""
+    """The text of one element, with the method `numpy()` of TensorFlow's string tensors."""
 
     def numpy(self) -> bytes:
         """The text as plain `bytes`."""

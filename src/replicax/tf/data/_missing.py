@@ -1,4 +1,4 @@
-"""What `tf.data` has and this module does not, with what to use instead."""
+"""What TensorFlow's `tf.data` has and this module does not, and what to use instead."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def of_dataset(name: str) -> AttributeError:
 
 
 class Helpful(abc.ABCMeta):
-    """A metaclass that says what to use instead of a missing attribute of the class."""
+    """A metaclass whose errors for missing attributes say what to use instead."""
 
     def __getattr__(cls, name: str) -> Any:
         raise of_dataset(name)

@@ -1,4 +1,4 @@
-"""The methods of a dataset that are generators over its elements; see `_streams.py`."""
+"""The methods of `Dataset` that stream over its elements; see `_streams.py`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Streams(abc.ABC):
         return self._with_node(node)
 
     def scan(self, initial_state: Any, scan_func: Callable[..., Any], name: str | None = None) -> Dataset:
-        """Elements computed in order, with a state: `scan_func(state, element)` returns the next of both.
+        """Map elements with a state: `scan_func(state, element)` returns the new state and an element.
 
         >>> from replicax import tf
         >>> sums = tf.data.Dataset.range(4).scan(np.int64(0), lambda state, i: (state + i, state + i))
@@ -60,7 +60,7 @@ class Streams(abc.ABC):
         return self._streamed("TakeWhileDataset", transform, spec=self._node.spec)
 
     def unique(self, name: str | None = None) -> Dataset:
-        """Each element once. Those seen are held in memory.
+        """Drop repeated elements; the unique ones are held in memory.
 
         >>> from replicax import tf
         >>> [int(i) for i in tf.data.Dataset.from_tensor_slices([1, 2, 1]).unique()]
@@ -69,7 +69,7 @@ class Streams(abc.ABC):
         return self._streamed("UniqueDataset", streams.unique, spec=self._node.spec)
 
     def rebatch(self, batch_size: Any, drop_remainder: bool = False, name: str | None = None) -> Dataset:
-        """The rows of batches, in batches of another size, or of several sizes in turn.
+        """Regroup the rows of batches into batches of another size, or of several sizes in turn.
 
         >>> from replicax import tf
         >>> [batch.tolist() for batch in tf.data.Dataset.range(6).batch(4).rebatch(3)]
@@ -91,10 +91,10 @@ class Streams(abc.ABC):
         """Datasets of `size` consecutive elements each.
 
         Args:
-            size: how many elements a window has.
-            shift: how many elements after the last one a window begins; by default `size`.
+            size: the number of elements in a window.
+            shift: the distance between the starts of two windows; by default `size`.
             stride: the distance between the elements of a window.
-            drop_remainder: leave out windows with fewer elements, at the end.
+            drop_remainder: drop smaller windows at the end.
             name: no effect.
 
         >>> from replicax import tf
@@ -119,7 +119,7 @@ class Streams(abc.ABC):
         window_size_func: Callable[[Any], Any] | None = None,
         name: str | None = None,
     ) -> Dataset:
-        """Collect elements by key, and put together what `reduce_func(key, window)` makes of each window.
+        """Group elements into windows by key, and concatenate the datasets `reduce_func(key, window)`.
 
         >>> from replicax import tf
         >>> dataset = tf.data.Dataset.range(4).group_by_window(
@@ -141,7 +141,7 @@ class Streams(abc.ABC):
         return self._streamed("GroupByWindowDataset", streams.grouped(key_func, inner, size_of))
 
     def get_single_element(self, name: str | None = None) -> Any:
-        """The only element; an error if there is none, or more.
+        """The only element; raises if there is none, or more than one.
 
         >>> from replicax import tf
         >>> tf.data.Dataset.range(1).get_single_element()

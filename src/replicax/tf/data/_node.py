@@ -1,9 +1,9 @@
 """A node: the description of one step of a dataset.
 
-A `Dataset` holds the last node of a chain. Nodes are immutable, and nothing is read until one is built for
-an epoch. That makes a Grain pipeline: a `MapDataset` as long as elements are available by index, and an
-`IterDataset` (a stream) after that. Epochs are counted over all passes, so that looping twice over a
-dataset gives the same elements as looping once over `dataset.repeat(2)`.
+A `Dataset` holds the last node of a chain. Nodes are immutable, and nothing is read until a node is built
+for an epoch. That creates a Grain pipeline: a `MapDataset` as long as elements can be read by index, and an
+`IterDataset` (a stream) after that. Epochs are counted over all passes, so that two loops over a dataset
+give the same elements as one loop over `dataset.repeat(2)`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Opening(NamedTuple):
     epoch: int = 0
     """Which pass over the node this is; it selects the order of a shuffle."""
     num_threads: int = 0
-    """How many threads read elements that are available by index; 0 reads in the caller's thread."""
+    """How many threads read elements by index; 0 reads in the caller's thread."""
     buffer_size: int = 0
     """How many elements they read ahead."""
 
@@ -38,18 +38,18 @@ class Node:
     """One step of a dataset.
 
     Args:
-        name: the name of the dataset when it is printed.
+        name: the name of the dataset in its repr.
         parents: the nodes that it reads.
-        make: makes the Grain dataset of a node that is not known to be empty.
-        cardinality: how many elements one pass gives.
-        spec: the spec of an element; None if it is not known before one is read.
-        batch_size: how many rows a full element has, if that is known.
+        make: creates the Grain dataset, unless the node is known to be empty.
+        cardinality: the number of elements in one pass.
+        spec: the spec of an element; None if it is unknown until one is read.
+        batch_size: the number of rows in a full element, if known.
         open_rows: the number of rows in a full batch, if the last batch may have fewer.
-        num_parallel_calls: how many threads this step or one before it asks for.
-        buffer_size: how many elements this step or one before it asks to read ahead.
-        paths: the files whose names are the elements.
+        num_parallel_calls: how many threads this step or an earlier one asks for.
+        buffer_size: how many elements this step or an earlier one asks to read ahead.
+        paths: the files, if the elements are file names.
         rows: for the rows of arrays, a function of an index, or of several for a batch.
-        with_parents: makes the same step on other nodes.
+        with_parents: creates the same step on other nodes.
     """
 
     name: str
@@ -76,7 +76,7 @@ class Node:
 
 
 def step(function: Callable[..., Node]) -> Callable[..., Node]:
-    """Decorate a function of nodes and other arguments that makes a node: sets its `with_parents`."""
+    """Decorate a function that creates a node from nodes and other arguments: sets `with_parents`."""
 
     @functools.wraps(function)
     def make(*arguments: Any, **options: Any) -> Node:

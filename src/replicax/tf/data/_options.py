@@ -1,9 +1,9 @@
-"""`tf.data.Options` and its groups: honoured options, hints, and options that are refused by name.
+"""`tf.data.Options` and its groups: an option is honoured, a hint without effect, or refused by name.
 
 Honoured: `experimental_distribute.auto_shard_policy`, `deterministic` (the order of elements is always
-deterministic) and `threading.private_threadpool_size`. Hints, which change no element and have no effect:
-the other options of `threading`, those of `autotune` and `experimental_optimization`, `experimental_slack`
-and `experimental_warm_start`.
+deterministic) and `threading.private_threadpool_size`. Hints, which could only change performance: the
+other options of `threading`, those of `autotune` and `experimental_optimization`, `experimental_slack` and
+`experimental_warm_start`.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class _Group:
         return f"{type(self).__name__}({given})"
 
     def merge(self, options: Self) -> Self:
-        """These options, replaced by those that are set in `options`."""
+        """These options, overridden by those that are set in `options`."""
         if type(options) is not type(self):
             raise TypeError(f"{type(self).__name__}.merge takes {type(self).__name__}, got {options!r}.")
         merged = copy.deepcopy(self)
@@ -112,7 +112,7 @@ class DistributeOptions(_Group):
 
 @final
 class ThreadingOptions(_Group):
-    """`private_threadpool_size`: the number of threads for `num_parallel_calls`; 0 is automatic."""
+    """`private_threadpool_size`: the number of threads for `num_parallel_calls`; 0 means automatic."""
 
     private_threadpool_size: Any
     _CHECKS: ClassVar = {"private_threadpool_size": _number, "max_intra_op_parallelism": _number}
@@ -120,7 +120,7 @@ class ThreadingOptions(_Group):
 
 @final
 class AutotuneOptions(_Group):
-    """Hints for a tuner. There is none here, so they have no effect."""
+    """Hints for the autotuner. There is none here, so they have no effect."""
 
     enabled: Any
     _CHECKS: ClassVar = {
@@ -139,20 +139,20 @@ _OPTIMIZATIONS = """
 
 @final
 class OptimizationOptions(_Group):
-    """Hints for rewriting a pipeline. Pipelines are not rewritten here, so they have no effect."""
+    """Hints for graph rewrites. Pipelines are not rewritten here, so they have no effect."""
 
     _CHECKS: ClassVar = dict.fromkeys(_OPTIMIZATIONS.split(), _flag)
 
 
 def _always(value: Any) -> bool:
     if value is not True:
-        raise InputError("positions are always saved symbolically; leave it out, or pass True")
+        raise InputError("positions are always saved symbolically: leave it out, or pass True")
     return True
 
 
 @final
 class Options(_Group):
-    """Options of a dataset, set by `Dataset.with_options` and inherited by datasets made from it.
+    """Options of a dataset, set by `Dataset.with_options` and inherited by datasets derived from it.
 
     Setting an option that is unknown or has no meaning here raises an error. `experimental_distribute`,
     `threading`, `autotune` and `experimental_optimization` are groups of options.

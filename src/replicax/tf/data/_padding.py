@@ -1,4 +1,4 @@
-"""Batches of elements of different sizes, for `Dataset.padded_batch`."""
+"""Pads and stacks elements of different sizes, for `Dataset.padded_batch`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["pad_and_stack", "padded_spec"]
 
 
 def pad_and_stack(elements: Sequence[Any], *, shapes: Any, values: Any) -> Any:
-    """A batch of `elements`, padded to `shapes` with `values`."""
+    """Pad `elements` to `shapes` with `values`, and stack them into a batch."""
     treedef = jax.tree.structure(elements[0])
     columns = zip(*map(jax.tree.leaves, elements), strict=True)
     if isinstance(values, tuple | dict):
@@ -37,7 +37,7 @@ def padded_spec(spec: Any, *, shapes: Any) -> Any:
 
 
 def _up_to(treedef: Any, structure: Any, argument: str) -> list[Any]:
-    """The leaves of an argument, one for each array of an element."""
+    """The leaves of an argument, one per array of an element."""
     if structure is None:
         return [None] * treedef.num_leaves
     try:
@@ -50,7 +50,7 @@ def _up_to(treedef: Any, structure: Any, argument: str) -> list[Any]:
 
 
 def _padded(leaves: tuple[Any, ...], wanted: Any, fill: Any) -> np.ndarray:
-    """A batch of arrays, padded to the largest or to the sizes `wanted`."""
+    """Stack arrays, padded to the largest or to the sizes in `wanted`."""
     arrays = [np.asarray(leaf, leaf_dtype(leaf)) for leaf in leaves]
     kinds = {(array.ndim, array.dtype) for array in arrays}
     if len(kinds) > 1:

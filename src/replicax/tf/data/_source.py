@@ -1,4 +1,4 @@
-"""A `Dataset` as the source of a distributed dataset."""
+"""`DatasetSource`: a `Dataset` as the source of a distributed dataset."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class DatasetSource(Source):
         return self._node.cardinality
 
     def open(self, number: int) -> Reader:
-        """Start a pass, which has its own order of shuffled elements."""
+        """Start a pass; each pass shuffles in its own order."""
         return _DatasetReader(open_iterator(self._node, self._options, number))
 
     def spec(self) -> Any:

@@ -29,8 +29,8 @@ def slices(tensors: Any, what: str) -> Node:
     for name, leaf in leaves:
         if not np.ndim(leaf):
             raise InputError(
-                f"{what} takes arrays with one row for each element, but {name} is the single value "
-                f"{leaf!r}. `Dataset.from_tensors` makes a dataset of one element."
+                f"{what} takes arrays with one row per element, but {name} is the scalar {leaf!r}. For a "
+                "dataset of one element, use `Dataset.from_tensors`."
             )
     count = len(leaves[0][1])
     if any(len(leaf) != count for _, leaf in leaves):
@@ -51,7 +51,7 @@ def tensors(element: Any, what: str) -> Node:
 
 
 def numbers(start: int, step: int, count: int | None, dtype: np.dtype) -> Node:
-    """`count` equally spaced numbers; endless if it is None."""
+    """`count` equally spaced numbers; infinitely many if it is None."""
 
     def make(_: Any) -> Any:
         length = engine().ENDLESS if count is None else count
@@ -62,7 +62,7 @@ def numbers(start: int, step: int, count: int | None, dtype: np.dtype) -> Node:
 
 
 def file_names(paths: tuple[str, ...]) -> Node:
-    """The names of files, which several pipelines can share out."""
+    """The names of files, which several pipelines can divide among them."""
 
     def make(_: Any) -> Any:
         return engine().rows(len(paths), lambda index: paths[index].encode())
@@ -100,7 +100,7 @@ def generated(
 
 
 def _fitted(leaf: Any, dtype: np.dtype, shape: tuple[int | None, ...] | None, number: int) -> Any:
-    """A leaf of an element with the declared dtype; raises an error if it does not fit."""
+    """Convert a leaf of an element to the declared dtype; raises if dtype or shape do not match."""
     have, got = leaf_dtype(leaf), np.shape(leaf)
     fits = have == dtype if "O" in (have.kind, dtype.kind) else np.can_cast(have, dtype, "same_kind")
     if shape is not None:

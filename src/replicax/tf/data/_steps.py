@@ -1,4 +1,4 @@
-"""The transformations of a dataset: their Grain pipelines, and the properties of their elements.
+"""The transformations of a dataset: their Grain pipelines, and the specs and counts of their elements.
 
 Each function takes nodes first, then the arguments of the step, and returns a node.
 """
@@ -22,7 +22,7 @@ from replicax.values import TensorSpec
 __all__ = ["batched", "cached", "concatenated", "counted", "filtered", "mapped", "nested", "prefetched"]
 __all__ += ["repeated", "shuffled", "sliced", "taken", "zipped"]
 
-# The distance between the numbers of epochs, or of inner datasets, of two passes.
+# Epoch numbers, or those of inner datasets, in two passes are this far apart.
 _MANY = 1_000_003
 
 
@@ -72,7 +72,7 @@ def _first(node: Node, count: int, opening: Opening) -> Any:
     if node.cardinality != INFINITE_CARDINALITY or not engine().is_by_index(dataset):
         return engine().limit(dataset, count)
 
-    # In a slice of an endless dataset, the second epoch would start 2**63 - 1 elements later.
+    # In a slice of an infinite dataset, the second epoch would start 2**63 - 1 elements later.
     @functools.lru_cache(maxsize=4)
     def of_epoch(epoch: int) -> Any:
         return node.build(opening.at(opening.epoch + epoch))
@@ -98,12 +98,12 @@ def prefetched(parent: Node, buffer_size: int) -> Node:
 
 @step
 def cached(parent: Node) -> Node:
-    """Elements cached in memory for all passes; Grain's `CacheIterDataset` is for one iterator."""
+    """Cache elements in memory for all passes; Grain's `CacheIterDataset` only serves one iterator."""
     by_index: dict[int, Any] = {}
     complete: list[list[Any]] = []
 
     def make(opening: Opening) -> Any:
-        # The order of a preceding shuffle is cached too: it is always that of the first epoch.
+        # The order of a preceding shuffle is cached, too: it is always that of the first epoch.
         dataset = parent.build(opening.at(0))
         if not engine().is_by_index(dataset):
             return engine().replayed(lambda: read(dataset, opening), lambda _, x: x, "a cached dataset")
@@ -134,7 +134,7 @@ _END = object()
 
 @step
 def counted(parent: Node, asserted: int) -> Node:
-    """Elements that are counted; reading raises an error if the number is not as asserted."""
+    """Count the elements while they are read; raises if their number is not as asserted."""
 
     def check(number: int, element: Any) -> Any:
         if element is _END:
@@ -174,7 +174,7 @@ def concatenated(first: Node, second: Node) -> Node:
 
 
 def _in_common(first: Any, second: Any) -> Any:
-    """The spec of the elements of both; raises `TypeError` if the dtypes or structures differ."""
+    """The most specific common spec; raises `TypeError` if dtypes or structures differ."""
     if first is None or second is None:
         return None
     pairs = zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=False)
@@ -231,7 +231,7 @@ def mapped(parent: Node, function: Callable[..., Any], num_parallel_calls: int) 
 
     def apply(element: Any) -> Any:
         result = call(element)
-        # A list is a tuple of results here, and an array inside other structures.
+        # A list at the top level means several results; inside other structures it is an array.
         result = tuple(result) if isinstance(result, list) else result
         return to_element(result, "What the function given to Dataset.map returned")
 
@@ -273,13 +273,13 @@ def batched(
     row_spec: Callable[[Any], Any] = lambda spec: spec,
     name: str = "BatchDataset",
 ) -> Node:
-    """Elements combined by `join`; `row_spec` maps the spec of an element to that of a row."""
+    """Combine elements with `join`; `row_spec` maps the spec of an element to that of a row."""
     once, rows = parent.cardinality, _rows_below(parent) if join is stack else None
     elements = parent if rows is None else _indices(parent)
 
     def make(opening: Opening) -> Any:
-        # An endless dataset has no remainder, and Grain would compute its length with an overflow. `join`
-        # is not the `batch_fn`, because Grain would add a note about filters to its errors.
+        # An infinite dataset has no remainder, and Grain's computation of its length would overflow. `join`
+        # is not passed as `batch_fn`, because Grain would add a note about filters to its errors.
         drop = drop_remainder or once == INFINITE_CARDINALITY
         lists = elements.build(opening).batch(size, drop_remainder=drop, batch_fn=list)
         return lists.map(join if rows is None else lambda indices, rows=rows: rows(np.asarray(indices)))
@@ -309,14 +309,14 @@ _ONLY_ORDER = {
 
 
 def _rows_below(node: Node) -> Callable[[Any], Any] | None:
-    """The `rows` of the arrays that `node` only reorders; None if it does something else."""
+    """The `rows` of the arrays that `node` reads, if it only reorders them; otherwise None."""
     while node.name in _ONLY_ORDER:
         (node,) = node.parents
     return node.rows
 
 
 def _indices(node: Node) -> Node:
-    """`node` with row indices instead of rows, so that a batch is one indexing operation."""
+    """`node` with row indices instead of rows, so that a batch takes one indexing operation."""
     if node.rows is not None:
         return Node("RangeDataset", (), lambda _: engine().rows(node.cardinality, int), node.cardinality)
     assert node.with_parents is not None
@@ -332,7 +332,7 @@ def nested(
     spec: Any = None,
     name: str = "FlatMapDataset",
 ) -> Node:
-    """The elements of the nodes that `inner` returns for each element; `spec` is theirs, if known."""
+    """The elements of the nodes that `inner` returns for each element; `spec` is their spec, if known."""
 
     def make(opening: Opening) -> Any:
         def begin(element: Any, number: int) -> Any:

@@ -1,6 +1,6 @@
-"""Transformations that look at the elements one after the other: each is a generator over its input.
+"""Streaming transformations: each is a generator over the elements of its input.
 
-Such a dataset has no elements by index, and an iterator that is restored reads again from the start.
+The elements of such a dataset can't be read by index, and a restored iterator reads again from the start.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def streamed(*parents: Node, name: str, transform: Callable[..., Elements], spec
 
 
 def scanned(initial_state: Any, function: Callable[..., Any]) -> Callable[[Elements], Elements]:
-    """Each element is computed from a state and an element, and so is the next state."""
+    """Compute each element, and the next state, from the state and an input element."""
     what = "What the function given to Dataset.scan returned"
 
     def transform(elements: Elements) -> Elements:
@@ -77,7 +77,7 @@ def taken_while(predicate: Callable[..., Any]) -> Callable[[Elements], Elements]
 
 
 def unique(elements: Elements) -> Elements:
-    """Each element once, where it comes first."""
+    """The first occurrence of each element."""
     seen: set[Any] = set()
     for element in elements:
         key = tuple((np.shape(leaf), np.asarray(leaf).tobytes()) for leaf in jax.tree.leaves(element))
@@ -87,7 +87,7 @@ def unique(elements: Elements) -> Elements:
 
 
 def rebatched(sizes: Sequence[int], drop_remainder: bool) -> Callable[[Elements], Elements]:
-    """The rows of batches, in batches of other sizes, which are taken in turn."""
+    """Regroup the rows of batches into batches of these sizes, in turn."""
 
     def transform(batches: Elements) -> Elements:
         rows = (
@@ -108,7 +108,7 @@ def rebatched(sizes: Sequence[int], drop_remainder: bool) -> Callable[[Elements]
 def windows(
     size: int, shift: int, stride: int, drop_remainder: bool, make: Callable[[Any], Any]
 ) -> Callable[[Elements], Elements]:
-    """Datasets of `size` elements each, `stride` apart, that begin every `shift` elements."""
+    """Datasets of `size` elements, `stride` apart, one starting every `shift` elements."""
     reach = (size - 1) * stride + 1
 
     def transform(elements: Elements) -> Elements:
@@ -128,7 +128,7 @@ def windows(
 def grouped(
     key_of: Callable[..., Any], inner: Callable[[Any, Sequence[Any]], Any], size_of: Callable[[Any], int]
 ) -> Callable[[Elements], Elements]:
-    """The elements of the datasets that `inner` makes of a window of elements with the same key."""
+    """The elements of the datasets that `inner` creates from windows of elements with the same key."""
     call = guarded(key_of, "Dataset.group_by_window(key_func=...)")
 
     def transform(elements: Elements) -> Elements:
@@ -146,14 +146,17 @@ def grouped(
 
 
 def chosen(stop_on_empty_dataset: bool) -> Callable[..., Elements]:
-    """Elements of several datasets, in the order that the first one, of numbers, says."""
+    """Elements of several datasets; the first dataset has the index of the dataset for each element."""
 
     def transform(choices: Elements, *datasets: Elements) -> Elements:
         ended: set[int] = set()
         for choice in choices:
             number = int(choice)
             if not 0 <= number < len(datasets):
-                raise InputError(f"Dataset {number} was chosen, but there are {len(datasets)} datasets.")
+                raise InputError(
+                    f"choose_from_datasets: dataset {number} was chosen, but there are {len(datasets)} "
+                    "datasets."
+                )
             try:
                 if number not in ended:
                     yield next(datasets[number])

@@ -1,8 +1,8 @@
 """TFRecord files: records of bytes, each with its length and two checksums.
 
-A record is its length (8 bytes, little-endian), the checksum of these (4 bytes), the bytes themselves and
-their checksum. A checksum is CRC-32C, rotated and shifted by a constant, so that the checksum of data that
-contains checksums is not weak.
+A record is its length (8 bytes, little-endian), a checksum of the length (4 bytes), the data, and a
+checksum of the data. A checksum is a CRC-32C, rotated and offset by a constant, so that checksums of data
+that contains checksums stay strong.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def read_record(file: BinaryIO) -> bytes | None:
     length, checksum = struct.unpack("<QI", header)
     if masked_crc32c(header[:8]) != checksum:
         raise InputError(
-            f"{_name(file)} has no TFRecord at byte {start}: the checksum of its length is wrong. It is "
-            'not a TFRecord file, or it is damaged, or compressed (`compression_type="GZIP"`).'
+            f"{_name(file)} has no TFRecord at byte {start}: the checksum of its length is wrong. The file "
+            'is damaged, compressed (pass `compression_type="GZIP"`), or not a TFRecord file.'
         )
     data = _read(file, length + 4, start, at_end=False)
     data, footer = data[:length], data[length:]
@@ -65,7 +65,7 @@ def masked_crc32c(data: bytes) -> int:
         import google_crc32c
     except ImportError as error:
         raise ImportError(
-            "TFRecord files have CRC-32C checksums, which the package google-crc32c computes. It is not "
+            "Reading TFRecord files needs the package google-crc32c for their checksums, which is not "
             "installed: pip install 'replicax[grain]'."
         ) from error
     crc = google_crc32c.value(data)

@@ -1,4 +1,4 @@
-"""`tf.data.experimental`: the parts that have a meaning here."""
+"""`tf.data.experimental`: the parts that make sense here."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __getattr__ = refuse("tf.data.experimental", OF_EXPERIMENTAL)
 
 
 def cardinality(dataset: Dataset) -> int:
-    """The number of elements of a dataset, if it is known without reading them.
+    """The number of elements of a dataset, if it is known without reading it.
 
     >>> cardinality(Dataset.range(4).repeat())
     -1
@@ -41,7 +41,7 @@ def cardinality(dataset: Dataset) -> int:
 
 
 def assert_cardinality(expected_cardinality: Any) -> Callable[[Dataset], Dataset]:
-    """For `Dataset.apply`: the dataset with a known number of elements; reading checks it.
+    """For `Dataset.apply`: declares the number of elements, which reading checks.
 
     >>> even = Dataset.range(6).filter(lambda i: i % 2 == 0)
     >>> len(even.apply(assert_cardinality(3)))

@@ -1,4 +1,4 @@
-"""`tf.io`: files."""
+"""`tf.io`: reading and writing files, and decoding images."""
 
 from replicax.tf._missing import WRITE_RECORDS, refuse
 from replicax.tf.io import gfile

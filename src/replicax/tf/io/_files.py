@@ -1,4 +1,4 @@
-"""Whole files, and numbers in bytes."""
+"""Reads and writes whole files, and decodes raw bytes."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def _path(name: Any) -> pathlib.Path:
 
 @telling_of_files
 def read_file(filename: Any, name: str | None = None) -> bytes:
-    """The bytes of a file; on the host, so also in `Dataset.map`."""
+    """Read the bytes of a file, on the host; works in `Dataset.map`, too."""
     return _path(filename).read_bytes()
 
 
 def write_file(filename: Any, contents: Any, name: str | None = None) -> None:
-    """Write the bytes of a file, and create its folder."""
+    """Write bytes to a file, creating its folder if needed."""
     path = _path(filename)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(contents.encode() if isinstance(contents, str) else as_bytes(contents))
@@ -38,7 +38,7 @@ def write_file(filename: Any, contents: Any, name: str | None = None) -> None:
 def decode_raw(
     input_bytes: Any, out_type: Any, little_endian: bool = True, fixed_length: Any = None, name: Any = None
 ) -> jax.Array:
-    """Numbers from bytes.
+    """Decode bytes as numbers.
 
     >>> from replicax import tf
     >>> tf.io.decode_raw(bytes([1, 0, 2, 0]), tf.int16)

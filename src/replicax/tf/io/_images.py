@@ -1,4 +1,4 @@
-"""Image files, decoded and encoded by Pillow on the host."""
+"""Decodes and encodes image files with Pillow, on the host."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _decoded(contents: Any, channels: int, frames: bool = False) -> np.ndarray:
         image = _pillow().open(io.BytesIO(as_bytes(contents)))
     except OSError as error:
         raise OpArgumentError(
-            f"tf.io.decode_image: {len(as_bytes(contents))} bytes that are not an image."
+            f"tf.io.decode_image got {len(as_bytes(contents))} bytes that are not an image Pillow can read."
         ) from error
     if not frames:
         return _pixels(image, channels)
@@ -58,7 +58,7 @@ def _pixels(image: Any, channels: int) -> np.ndarray:
 
 
 def as_bytes(contents: Any) -> bytes:
-    """The bytes of a file, as `tf.io.read_file` and datasets give them."""
+    """The bytes of a file, as `tf.io.read_file` and datasets return them."""
     found = contents.item() if isinstance(contents, np.ndarray | np.generic) else contents
     if not isinstance(found, bytes):
         raise TypeError(
@@ -74,14 +74,14 @@ def decode_image(
     name: str | None = None,
     expand_animations: bool = True,
 ) -> jax.Array:
-    """An image from the bytes of a file, as an array of (height, width, channels).
+    """Decode an image file to an array of shape (height, width, channels).
 
     Args:
         contents: the bytes.
-        channels: 1, 3 or 4; None or 0 takes what the file has.
+        channels: 1, 3 or 4; None or 0 means what the file has.
         dtype: uint8, or a float dtype for values from 0 to 1.
         name: no effect.
-        expand_animations: whether an animation has an axis for its frames; False takes the first.
+        expand_animations: whether an animation gets an axis for its frames; False takes the first frame.
     """
     animated = expand_animations and as_bytes(contents)[:3] == b"GIF"
     pixels = _decoded(contents, channels or 0, animated)
@@ -93,7 +93,7 @@ def decode_image(
 def decode_png(
     contents: Any, channels: int = 0, dtype: Any = np.uint8, name: str | None = None
 ) -> jax.Array:
-    """An image from the bytes of a PNG file."""
+    """Decode a PNG file."""
     return jnp.asarray(_decoded(contents, channels), dtype)
 
 
@@ -107,7 +107,7 @@ def decode_jpeg(
     dct_method: str = "",
     name: str | None = None,
 ) -> jax.Array:
-    """An image from the bytes of a JPEG file. Pillow chooses how: leave out all but `channels`."""
+    """Decode a JPEG file. Only `channels` is supported: Pillow has none of the other settings."""
     others = (ratio, fancy_upscaling, try_recover_truncated, acceptable_fraction, dct_method)
     if others != (1, True, False, 1, ""):
         raise NotImplementedError("tf.io.decode_jpeg: pass `channels` only; Pillow has no such settings.")
@@ -115,12 +115,12 @@ def decode_jpeg(
 
 
 def decode_bmp(contents: Any, channels: int = 0, name: str | None = None) -> jax.Array:
-    """An image from the bytes of a BMP file."""
+    """Decode a BMP file."""
     return jnp.asarray(_decoded(contents, channels))
 
 
 def decode_gif(contents: Any, name: str | None = None) -> jax.Array:
-    """The frames of a GIF file: (frames, height, width, 3)."""
+    """Decode the frames of a GIF file to an array of shape (frames, height, width, 3)."""
     return jnp.asarray(_decoded(contents, 3, frames=True))
 
 
@@ -132,10 +132,10 @@ def _encoded(image: Any, kind: str, **settings: Any) -> bytes:
 
 
 def encode_png(image: Any, compression: int = -1, name: str | None = None) -> bytes:
-    """The bytes of a PNG file."""
+    """Encode an image as a PNG file."""
     return _encoded(image, "PNG", **({} if compression < 0 else {"compress_level": compression}))
 
 
 def encode_jpeg(image: Any, format: str = "", quality: int = 95, name: str | None = None) -> bytes:
-    """The bytes of a JPEG file."""
+    """Encode an image as a JPEG file."""
     return _encoded(image, "JPEG", quality=quality)

@@ -35,7 +35,7 @@ exists, isdir, join, walk = os.path.exists, os.path.isdir, os.path.join, os.walk
 
 
 def telling_of_files(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Let a function raise `tf.errors.NotFoundError` for files that do not exist."""
+    """Make a function raise `tf.errors.NotFoundError` for files that do not exist."""
 
     @functools.wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -61,7 +61,7 @@ def remove(path: str) -> None:
 
 @telling_of_files
 def rmtree(path: str) -> None:
-    """Delete a directory and what is in it."""
+    """Delete a directory and its contents."""
     shutil.rmtree(path)
 
 
@@ -85,7 +85,7 @@ def _require_free(path: str, overwrite: bool) -> None:
 
 
 def GFile(name: str, mode: str = "r") -> Any:
-    """A file, opened by Python's `open`."""
+    """Open a file with Python's `open`."""
     return telling_of_files(open)(name, mode)
 
 

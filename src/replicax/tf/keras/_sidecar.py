@@ -1,4 +1,4 @@
-"""`SidecarEvaluator`: evaluates checkpoints in a process of its own, while another one trains."""
+"""`SidecarEvaluator`: evaluates checkpoints in one process while another one trains."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _logger = logging.getLogger("replicax")
 
 @final
 class SidecarEvaluator:
-    """Evaluates a model each time that training, in another process, saves it.
+    """Evaluates a model each time the training, in another process, saves it.
 
     It reads what `tf.train.CheckpointManager(tf.train.Checkpoint(model=model), ...)` saves, and files of
-    `keras.callbacks.ModelCheckpoint`, whether they hold weights only or the whole model. The model may be
-    created under any strategy: the evaluator needs none of the training's devices.
+    `keras.callbacks.ModelCheckpoint`, with weights only or the whole model. The model may be created under
+    any strategy: the evaluator does not need the devices of the training.
 
     Args:
-        model: a compiled model, with the same variables as the one that is trained.
+        model: a compiled model with the same variables as the one that is trained.
         data: a dataset, or a tuple of arrays `(x, y)` or `(x, y, sample_weight)`.
         checkpoint_dir: the folder that training saves to.
         steps: how many batches to evaluate each time; None for all.
@@ -73,7 +73,7 @@ class SidecarEvaluator:
         """What `model.evaluate` returned for each checkpoint."""
 
     def start(self) -> None:
-        """Evaluate checkpoints as they are saved; returns after the last one, see `max_evaluations`."""
+        """Evaluate checkpoints as they are saved; returns after the last one (`max_evaluations`)."""
         for path in self._new_checkpoints():
             if not self._load(path):
                 continue
@@ -86,7 +86,7 @@ class SidecarEvaluator:
                 return
 
     def _new_checkpoints(self) -> Iterator[pathlib.Path]:
-        """Those that did not change between two looks: Keras writes a file in place."""
+        """New checkpoints that have stopped changing: Keras writes files in place."""
         done, seen = None, None
         while True:
             before, seen = seen, _newest(self._folder)
@@ -97,7 +97,7 @@ class SidecarEvaluator:
                 time.sleep(_SECONDS_BETWEEN_LOOKS)
 
     def _load(self, path: pathlib.Path) -> bool:
-        """Whether the checkpoint was still there: training keeps the newest ones only."""
+        """Load a checkpoint; returns False if it is gone, because training keeps only the newest ones."""
         try:
             if path.name.endswith(_WEIGHTS):
                 self._model.load_weights(path)
@@ -110,7 +110,7 @@ class SidecarEvaluator:
 
 
 def _newest(folder: pathlib.Path) -> tuple[int, pathlib.Path] | None:
-    """The newest checkpoint and when it was written; a file that is written again is a new one."""
+    """The newest checkpoint and when it was written; a rewritten file counts as new."""
     files = [path for path in folder.glob("*") if path.name.endswith(_WEIGHTS)] if folder.is_dir() else []
     if (saved := latest_checkpoint(folder)) is not None:
         files.append(pathlib.Path(saved))
@@ -118,7 +118,7 @@ def _newest(folder: pathlib.Path) -> tuple[int, pathlib.Path] | None:
     for path in files:
         try:
             found.append((path.stat().st_mtime_ns, path))
-        except FileNotFoundError:  # deleted meanwhile
+        except FileNotFoundError:  # deleted in the meantime
             continue
     return max(found, default=None)
 

@@ -1,4 +1,4 @@
-"""`tf.compat.v1`: the strategies of version 1, without graphs and sessions."""
+"""`tf.compat.v1`: the v1 strategies, without graphs and sessions."""
 
 from replicax.compat.v1 import ConfigProto
 from replicax.tf._missing import OF_COMPAT_V1, refuse
@@ -8,11 +8,11 @@ __all__ = ["ConfigProto", "distribute", "enable_eager_execution", "enable_v2_beh
 
 
 def enable_eager_execution() -> None:
-    """No effect: every call runs immediately."""
+    """Do nothing: every call runs immediately."""
 
 
 def enable_v2_behavior() -> None:
-    """No effect: this is how Replicax behaves."""
+    """Do nothing: Replicax always behaves like version 2."""
 
 
 __getattr__ = refuse("tf.compat.v1", OF_COMPAT_V1)

@@ -38,7 +38,7 @@ CollectiveCommunication = CommunicationImplementation
 
 
 class _Older(type):
-    """The metaclass of an older name: its instances are those of the strategy itself."""
+    """The metaclass of an older name: `isinstance` accepts instances of the strategy itself."""
 
     strategy: type
 
@@ -50,7 +50,7 @@ class _Older(type):
 
 
 class MultiWorkerMirroredStrategy(metaclass=_Older):
-    """The older way to make a `tf.distribute.MultiWorkerMirroredStrategy`.
+    """The older name of `tf.distribute.MultiWorkerMirroredStrategy`, with its older arguments.
 
     >>> from replicax import tf
     >>> strategy = tf.distribute.experimental.MultiWorkerMirroredStrategy()
@@ -73,7 +73,7 @@ class MultiWorkerMirroredStrategy(metaclass=_Older):
 
 
 class TPUStrategy(metaclass=_Older):
-    """The older way to make a `tf.distribute.TPUStrategy`."""
+    """The older name of `tf.distribute.TPUStrategy`, with its older arguments."""
 
     strategy = _TPUStrategy
 

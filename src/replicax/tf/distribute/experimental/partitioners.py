@@ -1,4 +1,4 @@
-"""`tf.distribute.experimental.partitioners`: into how many parts a variable is divided."""
+"""`tf.distribute.experimental.partitioners`: how many shards a variable is split into."""
 
 from replicax.tf._missing import refuse
 from replicax.variables import (

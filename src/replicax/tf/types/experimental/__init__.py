@@ -9,7 +9,7 @@ from replicax.tf.types.experimental import distributed
 __all__ = ["GenericFunction", "TensorLike", "distributed"]
 
 TensorLike = Any
-"""What converts to a tensor, for annotations."""
+"""Anything that converts to a tensor, for annotations."""
 GenericFunction = Function
 
 __getattr__ = refuse("tf.types.experimental", {"ConcreteFunction": "`jax.stages.Compiled`"})

@@ -1,4 +1,4 @@
-"""`tf.types.experimental.distributed`: values with a component for each replica, for `isinstance`."""
+"""`tf.types.experimental.distributed`: types of distributed values, for `isinstance`."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ class _MirroredMeta(type):
 
 
 class Mirrored(metaclass=_MirroredMeta):
-    """A value, or a variable, with equal components on all replicas; for `isinstance` only."""
+    """A value or a variable that is the same on all replicas; for `isinstance` only."""
 
 
 __getattr__ = refuse("tf.types.experimental.distributed", {})

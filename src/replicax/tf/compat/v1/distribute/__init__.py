@@ -1,4 +1,4 @@
-"""`tf.compat.v1.distribute`: `replicax.compat.v1` under TensorFlow's name for it."""
+"""`tf.compat.v1.distribute`: `replicax.compat.v1` under TensorFlow's name."""
 
 from replicax.compat.v1 import (
     CrossDeviceOps,
