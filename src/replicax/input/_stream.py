@@ -151,7 +151,9 @@ def _changed(first: Any, now: Any, number: int) -> str:
         )
     for name, before, after in zip(leaf_names(now[0]), first[1], now[1], strict=True):
         if before != after:
-            return f"{name} of batch {number} has the dtype {after}, but {before} in the first batch. {remedy}"
+            return (
+                f"{name} of batch {number} has the dtype {after}, but {before} in the first batch. {remedy}"
+            )
     return f"Batch {number} of the dataset is a single example, but the first was a batch. {remedy}"
 
 
