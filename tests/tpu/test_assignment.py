@@ -138,7 +138,7 @@ def test_strides_leave_gaps_for_other_replicas():
         ({"computation_shape": [1, 1, 2]}, "4 positive integers"),
         ({"computation_shape": [1, 1, 0, 2]}, "4 positive integers"),
         ({"computation_shape": 2}, "4 positive integers"),
-        ({"computation_stride": [1, 1, 1]}, "computation_stride is a list"),
+        ({"computation_stride": [1, 1, 1]}, "computation_stride must be a list"),
         ({"num_replicas": 0}, "num_replicas=0"),
         ({"num_replicas": True}, "num_replicas=True"),
     ],

@@ -36,8 +36,8 @@ class DatasetIterator(Iterator[Any]):
         if is_transforming():
             raise InputError(
                 "A dataset was read inside a traced function (tf.function or jax.jit), where its elements "
-                "would become constants of the program. Pass the dataset or its iterator to the tf.function "
-                "as an argument: its loop then runs in Python."
+                "would become constants of the program. Pass the dataset or its iterator to the "
+                "tf.function as an argument: its loop then runs in Python."
             )
         element = next(self._iterator)
         return element if self._as_numpy else jax.tree.map(_to_device, element)
