@@ -47,11 +47,11 @@ _current_source = _private("source_info_util", "current")
 _handlers = _private("dtypes", "canonicalize_value_handlers")
 
 
-def _nothing() -> None:
+def _placeholder() -> None:
     """A placeholder: JAX's messages name the function being traced, and a recording has none."""
 
 
-_DEBUG_INFO = jax.api_util.debug_info("GradientTape", _nothing, (), {})
+_DEBUG_INFO = jax.api_util.debug_info("GradientTape", _placeholder, (), {})
 
 
 @final
@@ -106,7 +106,7 @@ class Recorded(_LinearizeTracer):
         return getattr(self.primal, name)
 
 
-def _ask_plain_value(name: str) -> Any:
+def _plain_attribute(name: str) -> Any:
     return property(lambda self: getattr(self.primal, name))
 
 
@@ -117,7 +117,7 @@ _OF_PLAIN_VALUES = (
     *("unsafe_buffer_pointer", "__dlpack__", "__dlpack_device__"),
 )
 for _name in _OF_PLAIN_VALUES:
-    setattr(Recorded, _name, _ask_plain_value(_name))
+    setattr(Recorded, _name, _plain_attribute(_name))
 
 
 def settled(value: Any) -> Any:

@@ -137,14 +137,14 @@ class Communicator:
 
     def first(self, values: Sequence[Any]) -> list[Any]:
         """The first replica's part of each value, mirrored."""
-        values = [self._first_of_unlike(v) if isinstance(v, PerReplica) else v for v in values]
+        values = [self._first_of_uneven(v) if isinstance(v, PerReplica) else v for v in values]
         own = [v for v in values if isinstance(v, PerReplica)]
         firsts = combine(FirstReplica(), own, self.mesh)
         await_or_limit(firsts, self._options, "A broadcast from the first replica")
         sent = iter(firsts)
         return [next(sent) if isinstance(v, PerReplica) else v for v in values]
 
-    def _first_of_unlike(self, value: PerReplica) -> Any:
+    def _first_of_uneven(self, value: PerReplica) -> Any:
         """The first component, mirrored, if shapes differ between local replicas; else `value`."""
         value = value.on(self.mesh)
         if value.uniform is not None or not self.mesh.is_local:
@@ -169,13 +169,13 @@ class Communicator:
             whole, offsets = self._gather_uneven(value, axis)
         else:
             axis = checked_axis(axis, uniform)
-            whole = self._gather_alike(value, uniform, axis)
+            whole = self._gather_even(value, uniform, axis)
             starts = [i * uniform.shape[axis] for i in self.mesh.local_replica_ids]
             offsets = None if value.is_local else PerReplica(starts)
         await_or_limit([whole], self._chosen(options), "A gather across replicas")
         return whole, offsets
 
-    def _gather_alike(self, value: PerReplica, uniform: Any, axis: int) -> Mirrored:
+    def _gather_even(self, value: PerReplica, uniform: Any, axis: int) -> Mirrored:
         if uniform.shape[axis] == 0:
             return self.mirrored(jnp.zeros(uniform.shape, uniform.dtype))
         return combine(AllGather(axis), [value], self.mesh)[0]
@@ -201,7 +201,7 @@ class Communicator:
             sizes = self._in_replica_order(received)
             if len(set(sizes)) == 1:
                 uniform = jax.ShapeDtypeStruct(np.shape(value.components[0]), dtype)
-                whole = self._gather_alike(value, uniform, axis)
+                whole = self._gather_even(value, uniform, axis)
             else:
                 whole = self._gather_padded(value, axis, sizes)
         return whole, self._offsets(sizes)

@@ -30,7 +30,7 @@ import numpy as np
 from replicax.contexts._rows import Rows
 from replicax.errors import InputError
 from replicax.topology import ReplicaMesh
-from replicax.values import PerReplica, flatten, in_all, is_array, num_rows
+from replicax.values import PerReplica, flatten, intersection, is_array, num_rows
 
 __all__ = ["BatchMask", "Examples", "Incomplete", "Origin", "Origins", "Padding", "Record"]
 
@@ -56,7 +56,7 @@ class _Seen(NamedTuple):
     sizes: tuple[int | None, ...]
     rows: tuple[int, ...]
 
-    def as_said(self, leaf: int) -> tuple[int] | None:
+    def batch_of_same_size(self, leaf: int) -> tuple[int] | None:
         """The batch that has as many rows as a value."""
         return next(((j,) for j, rows in enumerate(self.rows) if rows == self.sizes[leaf]), None)
 
@@ -133,9 +133,9 @@ class Origins:
             if found is not None or size != rows[one] or larger.sizes[leaf] != larger.rows[one]:
                 return _depends(size, rows[one])
             found = group
-        return found if found is not None else self._of_others(size, rows)
+        return found if found is not None else self._of_fixed_batches(size, rows)
 
-    def _of_others(self, size: int, rows: Sequence[int]) -> Origin:
+    def _of_fixed_batches(self, size: int, rows: Sequence[int]) -> Origin:
         """The origin of a value that may have the rows of a batch that can't grow."""
         known = {i for group, _ in self._groups for i in group}
         for i, count in enumerate(rows):
@@ -235,7 +235,7 @@ class Padding:
             return leaf
 
         def find() -> PerReplica | str | None:
-            origin = self.origin(seen, event, i) if self.record is None else seen.as_said(i)
+            origin = self.origin(seen, event, i) if self.record is None else seen.batch_of_same_size(i)
             return self._combined(origin, masks) if isinstance(origin, tuple) else origin
 
         if isinstance(leaf, PerReplica):
@@ -249,7 +249,7 @@ class Padding:
         """The mask shared by all values that combine the rows of these batches."""
         key = (batches, masks is self.masks)
         if key not in self._known:
-            self._known[key] = in_all([masks[i] for i in batches])
+            self._known[key] = intersection([masks[i] for i in batches])
         return self._known[key]
 
     def origin(self, seen: _Seen, event: int | None, i: int) -> Origin:
@@ -332,15 +332,15 @@ class Examples:
     def _origin(self, seen: _Seen, event: int, i: int) -> Origin:
         """The origin of one value that should have the rows of a batch."""
         size, padding = seen.sizes[i], self._padding
-        as_said = seen.as_said(i)
+        by_size = seen.batch_of_same_size(i)
         if padding.record is not None:
-            return as_said
+            return by_size
         if len(self._masks) > 1 or not padding.is_eager:
             found = padding.origin(seen, event, i)
             is_only = len(self._masks) == 1 and isinstance(found, _Unknown)
-            return as_said if is_only and as_said else found
+            return by_size if is_only and by_size else found
         rows = seen.rows[0]
-        return as_said or (_depends(size, rows) if size and rows and size % rows == 0 else None)
+        return by_size or (_depends(size, rows) if size and rows and size % rows == 0 else None)
 
     def merged(self, event: int, structure: Any, mesh: ReplicaMesh) -> Any:
         """The arguments of a merge function, with their masks."""

@@ -76,11 +76,11 @@ def _take_turns(strategy: StrategyProtocol, team: list[_Replica], merge: _Regrou
         if not waiting:
             return merge([replica.result for replica in team], strategy.mesh)
         if len(waiting) < len(team):
-            raise ContextError(_unequal(team, waiting))
+            raise ContextError(_different_counts(team, waiting))
         replies = _merge(strategy, team, merge)
 
 
-def _unequal(team: list[_Replica], waiting: list[_Replica]) -> str:
+def _different_counts(team: list[_Replica], waiting: list[_Replica]) -> str:
     at = ", ".join(str(replica.local_index) for replica in waiting)
     done = ", ".join(str(r.local_index) for r in team if r not in waiting)
     return (

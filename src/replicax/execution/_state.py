@@ -40,23 +40,23 @@ class StepState:
         self.lock: Any = locks[0] if len(locks) == 1 else _Locks(locks)
         self._read = _by_store(read)
         self._written = _by_store(written)
-        self._read_away = [i for i, v in enumerate(read) if self._is_away(v)]
-        self._written_away = [i for i, v in enumerate(written) if self._is_away(v)]
-        self._refuse_parts_away()
+        self._read_copied = [i for i, v in enumerate(read) if self._is_copied(v)]
+        self._written_copied = [i for i, v in enumerate(written) if self._is_copied(v)]
+        self._refuse_copied_parts()
 
-    def _is_away(self, variable: Variable) -> bool:
+    def _is_copied(self, variable: Variable) -> bool:
         """Whether the variable's array must be copied to the step's devices and back."""
         layout = variable.layout
         return self._mesh is not None and not (layout.on_mesh and layout.mesh == self._mesh)
 
-    def _refuse_parts_away(self) -> None:
-        for i in self._written_away:
+    def _refuse_copied_parts(self) -> None:
+        for i in self._written_copied:
             if self.written[i].layout.differs:
                 raise ContextError(
                     f"The ON_READ variable {self.written[i].name!r} was written in a step of another "
                     "strategy. Write it in a step of its own strategy."
                 )
-        for i in self._read_away:
+        for i in self._read_copied:
             if self.read[i].layout.differs and self._is_elsewhere(self.read[i]):
                 raise ContextError(
                     f"The ON_READ variable {self.read[i].name!r} has a part on each replica of "
@@ -74,7 +74,7 @@ class StepState:
     @property
     def only(self) -> tuple[Store, slice, slice] | None:
         """The store and the slices to read and write, if they are the whole state; else None."""
-        if len(self.stores) != 1 or self._read_away or self._written_away:
+        if len(self.stores) != 1 or self._read_copied or self._written_copied:
             return None
         read = self._read[0][1].only if self._read else slice(0)
         written = self._written[0][1].only if self._written else slice(0)
@@ -94,10 +94,10 @@ class StepState:
             store.detach_views(places.indices)
         read = [array for store, places in self._read for array in places.take(store.arrays)]
         written = [array for store, places in self._written for array in places.take(store.arrays)]
-        return self._on_mesh(read, self._read_away), self._on_mesh(written, self._written_away)
+        return self._on_mesh(read, self._read_copied), self._on_mesh(written, self._written_copied)
 
-    def _on_mesh(self, arrays: list[Any], away: list[int]) -> list[Any]:
-        for i in away:
+    def _on_mesh(self, arrays: list[Any], copied: list[int]) -> list[Any]:
+        for i in copied:
             assert self._mesh is not None
             arrays[i] = self._mesh.replicate(on_first_replica(arrays[i]))
         return arrays
@@ -108,7 +108,7 @@ class StepState:
         shape = layout.array_shape(variable._spec)
         if mesh is None:
             return jax.ShapeDtypeStruct(shape, variable.dtype)
-        sharding = mesh.replicated if self._is_away(variable) else layout.sharding(mesh)
+        sharding = mesh.replicated if self._is_copied(variable) else layout.sharding(mesh)
         return jax.ShapeDtypeStruct(shape, variable.dtype, sharding=sharding)
 
     def announce(self, finish: Callable[[], None] | None) -> None:
@@ -119,7 +119,7 @@ class StepState:
     def put(self, new: list[Any]) -> None:
         """Store the new arrays of the written variables. Calling it twice is harmless."""
         new = list(new)
-        for i in self._written_away:
+        for i in self._written_copied:
             new[i] = self.written[i].layout.place(on_first_replica(new[i]))
         start = 0
         for store, places in self._written:

@@ -84,7 +84,7 @@ def _needed(programs: Sequence[Program]) -> set[Name]:
     return needed
 
 
-def _cut(array: Any, shape: Sequence[int]) -> Any:
+def _sliced_to(array: Any, shape: Sequence[int]) -> Any:
     return array if array.shape == tuple(shape) else array[tuple(map(slice, shape))]
 
 
@@ -182,7 +182,7 @@ class _Woven:
                 return computed[name]
             if name in self._values:
                 return self._values[name]
-            return _cut(self._own[number][name], self._types[name].shape)
+            return _sliced_to(self._own[number][name], self._types[name].shape)
 
         for operation in self._apart[number]:
             if operation.section == section:

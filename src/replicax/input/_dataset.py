@@ -214,7 +214,7 @@ class DistributedDataset(Generic[_Batch]):
         """The spec of a per-replica value, from the spec of an array of a global batch."""
         rows = spec.shape[0] if spec.shape else None
         if rows is not None:
-            even = rows % self._num_parts == 0 and not self._may_run_dry
+            even = rows % self._num_parts == 0 and not self._may_have_empty_batches
             rows = rows // self._num_parts if even else None
         if self._options.partial_batch != "exact" and self._full_size is not None:
             rows = self._full_size
@@ -226,7 +226,7 @@ class DistributedDataset(Generic[_Batch]):
         return PerReplicaSpec(*[TensorSpec(shape, dtype)] * count)
 
     @property
-    def _may_run_dry(self) -> bool:
+    def _may_have_empty_batches(self) -> bool:
         """Whether some replicas may get an empty batch at the end."""
         pipeline = self._target.pipeline
         dealt = self._num_parts < pipeline.num_replicas or pipeline.num_pipelines > 1

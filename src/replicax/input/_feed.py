@@ -90,14 +90,14 @@ class Feed:
         self._thread_started = False
         self._closed = False
         self._left = time.perf_counter()
-        self._away = 0.0  # the recent time between calls of the consumer
+        self._between_calls = 0.0  # the recent time between calls of the consumer
 
     def peek(self) -> Any:
         """The next item, or None after the last. It stays in `box` until the caller deletes it there.
 
         This and every later call raise an error that occurred in the producer's thread.
         """
-        self._away += (time.perf_counter() - self._left - self._away) / 2
+        self._between_calls += (time.perf_counter() - self._left - self._between_calls) / 2
         if not self.box:
             if self._closed:
                 return None
@@ -119,7 +119,7 @@ class Feed:
         """Whether the thread should make items before the consumer's next call."""
         if self._buffer_size == 0 or not self._any_thread:
             return self._buffer_size > 0
-        return min(self._away, self._shared.seconds) > _HANDOVER_SECONDS
+        return min(self._between_calls, self._shared.seconds) > _HANDOVER_SECONDS
 
     def _fetch(self) -> None:
         """Put the next item into the box."""

@@ -49,9 +49,9 @@ class PartialBatches:
         divides = self.batch_size % self._num_parts == 0
         if self._mode == "drop" and divides and max(step.sizes) <= self._full_size:
             return False
-        raise InputError(self._complaint(step))
+        raise InputError(self._message(step))
 
-    def _complaint(self, step: Step) -> str:
+    def _message(self, step: Step) -> str:
         rows, count, full = sum(step.sizes), len(step.sizes), self._full_size
         what = f"A batch has {rows} examples for {count} {'replica' if count == 1 else 'replicas'}"
         if max(step.sizes) > full:

@@ -88,9 +88,9 @@ class Placer:
         # Without other processes the mesh has just these replicas, even if other pipelines share the step.
         sizes = tuple(piece.size for piece in step.pieces) if self._mesh.is_local else step.sizes
         largest = max(*sizes, 1)
-        return [self._filled_up(list(parts), largest, sizes) for parts in zip(*by_replica, strict=True)]
+        return [self._padded_value(list(parts), largest, sizes) for parts in zip(*by_replica, strict=True)]
 
-    def _filled_up(self, parts: list[Any], largest: int, sizes: tuple[int, ...]) -> PerReplica:
+    def _padded_value(self, parts: list[Any], largest: int, sizes: tuple[int, ...]) -> PerReplica:
         mesh = self._mesh
         if not mesh.is_local and not (self._on_device and all(map(is_numeric, parts))):
             return PerReplica(parts, mesh=mesh, sizes=sizes)
@@ -118,7 +118,7 @@ class Placer:
         if set(sizes) == {size} and _are_contiguous(pieces):
             columns = self._rows(pieces[0], pieces[-1])
         else:
-            columns = _filled_up(pieces, size)
+            columns = _padded_rows(pieces, size)
         mask = self._mask(sizes, size)
         arrays = [mesh.shard(column) for column in columns]
         return [PerReplica.from_global(array, mesh, scalar=False).with_mask(mask) for array in arrays]
@@ -164,7 +164,7 @@ def _joined(parts: Sequence[np.ndarray], size: int) -> np.ndarray:
     return column
 
 
-def _filled_up(pieces: Sequence[Piece], size: int) -> list[Any]:
+def _padded_rows(pieces: Sequence[Piece], size: int) -> list[Any]:
     """The rows of all pieces, each padded to `size` with copies of real rows, which are valid input."""
     by_piece = [piece.batch.rows(piece.start, piece.stop) for piece in pieces]
     spare: list[Any] | None = None

@@ -145,8 +145,8 @@ class Microbatches:
             )
         # Variables are not part of the batch, and may be differentiated.
         self._leaves, self._treedef = jax.tree.flatten((args, kwargs), is_leaf=is_variable)
-        self._cut = [i for i, leaf in enumerate(self._leaves) if is_array(leaf) and np.ndim(leaf)]
-        sizes = {self._leaves[i].shape[0] for i in self._cut}
+        self._split_indices = [i for i, leaf in enumerate(self._leaves) if is_array(leaf) and np.ndim(leaf)]
+        sizes = {self._leaves[i].shape[0] for i in self._split_indices}
         if len(sizes) != 1:
             raise InputError(
                 "value_and_grad(microbatches=...) splits its array arguments along their first axis, so "
@@ -154,7 +154,7 @@ class Microbatches:
                 "arrays that are not part of the batch."
             )
         (self._total,) = sizes
-        self._batches = _batches_of([self._leaves[i] for i in self._cut])
+        self._batches = _batches_of([self._leaves[i] for i in self._split_indices])
         self.count = max(1, min(count, _fewest_rows(self._total)))
         self._program = current_program()
 
@@ -177,7 +177,7 @@ class Microbatches:
         sums: Any = None
         extras = []
         for rows in self._parts():
-            leaves = self._cut_leaves(rows)
+            leaves = self._slice_leaves(rows)
             if sums is not None:
                 leaves, sums = _in_turn(leaves, sums)
             args, kwargs = self._treedef.unflatten(leaves)
@@ -197,7 +197,7 @@ class Microbatches:
         """The sums of weights over all parts and replicas, for each call of `compute_weighted_loss`."""
         found = []
         for rows in self._parts():
-            args, kwargs = self._treedef.unflatten(self._cut_leaves(rows))
+            args, kwargs = self._treedef.unflatten(self._slice_leaves(rows))
             weights = LossWeights(collected=[], program=self._program)
             with enter(current().with_rows(dataclasses.replace(rows, weights=weights))):
                 probe(args, kwargs)
@@ -213,9 +213,9 @@ class Microbatches:
             Rows(a, b, self._total, self.count, self._batches) for a, b in zip(starts, stops, strict=True)
         ]
 
-    def _cut_leaves(self, rows: Rows) -> list[Any]:
+    def _slice_leaves(self, rows: Rows) -> list[Any]:
         leaves = list(self._leaves)
-        for i in self._cut:
+        for i in self._split_indices:
             leaves[i] = leaves[i][rows.start : rows.stop]
         return leaves
 

@@ -54,10 +54,10 @@ def on_first_replica(array: jax.Array) -> jax.Array:
 
 def undivided(component: Any, local_index: int, mesh: ReplicaMesh) -> Any:
     """Replicate a component over its replica's devices again; eager code may have partitioned it."""
-    cut = (
+    is_partitioned = (
         isinstance(component, jax.Array) and not is_tracer(component) and not component.is_fully_replicated
     )
-    return mesh.place(component, local_index) if cut else component
+    return mesh.place(component, local_index) if is_partitioned else component
 
 
 def filled_up(array: Any, shape: Sequence[int]) -> Any:

@@ -24,7 +24,7 @@ __all__ = [
     "Find",
     "batch_numbers",
     "find_masks",
-    "in_all",
+    "intersection",
     "masked",
     "num_rows",
     "without_padding",
@@ -113,7 +113,7 @@ def num_rows(mask: PerReplica) -> int:
     return uniform.shape[0]
 
 
-def in_all(masks: Sequence[PerReplica]) -> PerReplica:
+def intersection(masks: Sequence[PerReplica]) -> PerReplica:
     """The mask of rows that combine several batches: True where all of them have an example."""
     both = masks[0]
     for mask in masks[1:]:
