@@ -268,6 +268,37 @@ def test_collectives_in_functions_that_jax_traces(wrap, replicated_work):
     assert not replicated_work
 
 
+@jax.custom_vjp
+def with_own_vjp(x):
+    return jnp.sum(x**2)
+
+
+@jax.custom_jvp
+def with_own_jvp(x):
+    return jnp.sum(x**2)
+
+
+with_own_vjp.defvjp(lambda x: (with_own_vjp(x), x), lambda x, g: (100 * g * x,))
+with_own_jvp.defjvp(lambda xs, ts: (with_own_jvp(*xs), jnp.sum(100 * xs[0] * ts[0])))
+
+
+@pytest.mark.parametrize("wrap", [lambda fn: fn, jax.jit, jax.checkpoint], ids=["", "jit", "checkpoint"])
+@pytest.mark.parametrize("fn", [with_own_vjp, with_own_jvp])
+def test_custom_derivatives_if_the_step_differentiates_its_replicas(fn, wrap, replicated_work):
+    strategy = mirrored(3)
+
+    @rx.function
+    def step(x):
+        @wrap
+        def loss(w):
+            return strategy.reduce("SUM", strategy.run(lambda x: fn(x * w), args=(x,)), axis=None)
+
+        return jax.grad(loss)(2.0)
+
+    close(step(each(strategy, rows)), 100 * np.sum(2 * np.concatenate(ROWS) ** 2))
+    assert bool(replicated_work) == (fn is with_own_vjp)
+
+
 def test_variables_read_in_a_loop(replicated_work):
     """JAX caches traces of loops: the trace for one shape must not be used for another."""
     strategy = mirrored(3)

@@ -73,9 +73,14 @@ class Program(NamedTuple):
 
 @final
 class Numbering:
-    """Names the values of programs."""
+    """Names the values of programs.
 
-    def __init__(self) -> None:
+    Args:
+        differentiated: whether the programs may be differentiated later.
+    """
+
+    def __init__(self, *, differentiated: bool = False) -> None:
+        self.differentiated = differentiated
         self._numbers: dict[Any, int] = {}
         self.constants: dict[Name, Any] = {}
         self.types: dict[Name, Any] = {}
@@ -120,10 +125,22 @@ class _Reading:
 
         for equation in jaxpr.eqns:
             given = list(map(name, equation.invars))
-            called = called_program(equation)
+            called = self._called(equation)
             outputs = self._add(jaxpr, equation, given) if called is None else self.results(*called, given)
             names.update(zip(equation.outvars, outputs, strict=True))
         return list(map(name, jaxpr.outvars))
+
+    def _called(self, equation: Any) -> tuple[Any, Sequence[Any]] | None:
+        """The function that an equation calls and its constants; None if it stays an operation."""
+        if not self._numbering.differentiated:
+            return called_program(equation)
+        name = equation.primitive.name
+        # The backward pass of a custom_vjp may have collectives, which must not be in a branch.
+        if name == "custom_vjp_call" or (name == "custom_jvp_call" and hides_collectives(equation)):
+            raise CannotWeave(
+                "the step differentiates them, and they use functions with custom derivatives"
+            )
+        return None if name == "custom_jvp_call" else called_program(equation)
 
     def _add(self, jaxpr: Any, equation: Any, inputs: list[Name]) -> tuple[Name, ...]:
         number = self._numbering.number(self._key(equation, inputs))

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from replicax._jax import current_trace
 from replicax.contexts import StrategyProtocol
 from replicax.execution._numbering import CannotWeave, Name, Numbering, Program
 from replicax.execution._program import ProgramFrame
@@ -45,11 +46,12 @@ def run_uneven(
     kinds = list(dict.fromkeys(of_replicas))
     which = [kinds.index(shapes) for shapes in of_replicas]
     traces: list[_Trace] = []
+    differentiated = current_trace() is not frame._trace  # an inner trace, so this is possible
 
     def body(arrays: list[Any], cells: list[Any], _: list[Any]) -> Any:
         traces[:] = [_trace(run, frame, shapes, arrays, cells) for shapes in kinds]
         index = jnp.asarray(which, jnp.int32)[lax.axis_index(run.mesh.axis_name)]
-        return _woven(traces, index, arrays, cells)
+        return _woven(traces, Numbering(differentiated=differentiated), index, arrays, cells)
 
     results, sums, state = run.map(body, arrays)
     traced = traces[0].traced
@@ -106,18 +108,20 @@ def _trace(
     def replica(arrays: list[Any], cells: list[Any]) -> Any:
         return *run.trace(traced, arrays, cells, [], alike=False), traced.merged
 
-    own = [_first(array, shape) for array, shape in zip(arrays, shapes, strict=True)]
+    own = [_sliced_to(array, shape) for array, shape in zip(arrays, shapes, strict=True)]
     return _Trace(traced, shapes, *jax.make_jaxpr(replica, return_shape=True)(own, cells))
 
 
-def _first(array: Any, shape: tuple[int, ...]) -> Any:
+def _sliced_to(array: Any, shape: tuple[int, ...]) -> Any:
     return array[tuple(map(slice, shape))] if shape else array.reshape(())
 
 
-def _woven(traces: Sequence[_Trace], index: Any, arrays: list[Any], cells: list[Any]) -> Any:
+def _woven(
+    traces: Sequence[_Trace], numbering: Numbering, index: Any, arrays: list[Any], cells: list[Any]
+) -> Any:
     """The results of `traces[index]`."""
     _check_structures(traces)
-    numbering, programs = Numbering(), list[Program]()
+    programs: list[Program] = []
     alike = [len({trace.shapes[i] for trace in traces}) == 1 for i in range(len(arrays))]
     parts: dict[Name, Any] = {("part", i): cell for i, cell in enumerate(cells)}
     shared, own = dict(parts), list[dict[Name, Any]]()
@@ -127,7 +131,7 @@ def _woven(traces: Sequence[_Trace], index: Any, arrays: list[Any], cells: list[
         own.append(dict(zip(names, arrays, strict=True)))
         for name, array, shape, same in zip(names, arrays, trace.shapes, alike, strict=True):
             if same:
-                shared[name] = _first(array, shape)
+                shared[name] = _sliced_to(array, shape)
     _check_equal(traces[0].equal, programs)
     wanted = traces[0].results[:-1]
     count = len(jax.tree.leaves(wanted))
