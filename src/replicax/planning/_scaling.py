@@ -5,9 +5,9 @@ collectives among the replicas. The model has four terms:
 
     bytes       a collective moves the same bytes on any number of devices, which is what XLA compiles to
     hosts       the devices of a host combine their values first; then hosts exchange them, each sending
-    what an optimal algorithm sends: 2 (h - 1) / h of the bytes for an all-reduce among h hosts latency
-    log2(h) rounds of messages between hosts, twice as many for an all-reduce overlap     a fraction of that
-    time is hidden behind computation
+                what an optimal algorithm sends: 2 (h - 1) / h of the bytes for an all-reduce among h hosts
+    latency     log2(h) rounds of messages between hosts, twice as many for an all-reduce
+    overlap     a fraction of that time is hidden behind computation
 
 It ignores congestion, slow hosts, input, and the gap between advertised and attained bandwidth. Real
 efficiency is lower where these matter, so pass attained bandwidths.
