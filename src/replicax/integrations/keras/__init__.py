@@ -15,13 +15,15 @@ metrics and optimizers work inside `strategy.run`.
     _scheduling  `fit` and `evaluate` on parameter servers
     _server_optimizers
                  Keras optimizers on parameter servers
-    _travel      pickling Keras objects in functions that are scheduled there
+    _pickling    pickling Keras objects in functions that are scheduled there
     _callbacks   callbacks that write files, which only the first worker does
     _tensorboard the TensorBoard callback without TensorFlow
     _adapters    `rx.Variable`s in Keras optimizers
     _layers, _losses, _optimizers
                  Keras layers, losses and optimizers in replica functions
-    _notes       Keras' per-thread state, separate for each replica
+    _call_state  Keras' per-thread state, separate for each replica
+    _checkpoint_paths
+                 the paths of Keras variables in checkpoints
     _hooks       patches Keras' classes with all of this
     _private     the private Keras modules that we use, and why
 """

@@ -25,7 +25,7 @@ def taking_variables(apply: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(apply)
     def call(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
-        return apply(self, grads, _adapted(self, trainable_variables))
+        return apply(self, grads, _wrap_all(self, trainable_variables))
 
     return call
 
@@ -35,28 +35,28 @@ def building_for_variables(build: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(build)
     def call(self: Any, variables: Any) -> Any:
-        return build(self, _adapted(self, variables))
+        return build(self, _wrap_all(self, variables))
 
     return call
 
 
-def _adapted(optimizer: Any, variables: Any) -> Any:
+def _wrap_all(optimizer: Any, variables: Any) -> Any:
     given = None if variables is None else list(variables)
     if given is None or not any(isinstance(variable, Variable) for variable in given):
         return given
     known: dict[Any, Any] = optimizer.__dict__.setdefault("_replicax_adapters", {})
-    return [_adapter(known, variable) for variable in given]
+    return [_wrapper_of(known, variable) for variable in given]
 
 
-def _adapter(known: dict[Any, Any], variable: Any) -> Any:
+def _wrapper_of(known: dict[Any, Any], variable: Any) -> Any:
     if not isinstance(variable, Variable):
         return variable
     if variable.ref() not in known:
-        known[variable.ref()] = _around(variable)
+        known[variable.ref()] = _wrap(variable)
     return known[variable.ref()]
 
 
-def _around(variable: Variable) -> Any:
+def _wrap(variable: Variable) -> Any:
     # A plain Keras variable, created in a new context, provides the attributes for the wrapper.
     plain = contextvars.Context().run(_plain_like, variable)
     adapter: Any = object.__new__(DistributedVariable)

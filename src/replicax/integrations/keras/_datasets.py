@@ -21,7 +21,7 @@ from replicax.integrations.keras import _private
 from replicax.integrations.keras._scheduling import FunctionAdapter, scheduling
 from replicax.values import DistributedValues
 
-__all__ = ["adapting_datasets", "building_from_a_look"]
+__all__ = ["adapting_datasets", "building_from_first_batch"]
 
 _num_passes: dict[int, int] = {}
 """id(dataset) -> number of passes so far. Each pass over a shuffled dataset has another order."""
@@ -62,14 +62,14 @@ def adapting_datasets(get_data_adapter: Callable[..., Any]) -> Callable[..., Any
     return choose
 
 
-def building_from_a_look(symbolic_build: Callable[..., Any]) -> Callable[..., Any]:
+def building_from_first_batch(symbolic_build: Callable[..., Any]) -> Callable[..., Any]:
     """Make Keras build a model from the first batch without starting a pass over the dataset."""
 
     @functools.wraps(symbolic_build)
     def call(self: Any, iterator: Any = None, data_batch: Any = None) -> Any:
         adapter = getattr(iterator, "data_adapter", None)
         if isinstance(adapter, _DatasetAdapter | FunctionAdapter):
-            iterator = adapter.look()
+            iterator = adapter.peek()
         return symbolic_build(self, iterator=iterator, data_batch=data_batch)
 
     return call
@@ -122,7 +122,7 @@ class _DatasetAdapter(_private.DataAdapter):
 
     get_numpy_iterator = get_jax_iterator
 
-    def look(self) -> Iterator[Any]:
+    def peek(self) -> Iterator[Any]:
         """The first batch, read on demand, in the form of Keras' epoch iterator."""
         with enter_default():
             batch = self._source.peek()

@@ -1,7 +1,7 @@
 """Embeddings on parameter servers: a step fetches only the rows that it looks up.
 
-Keras' `Embedding` takes rows of its whole table, which every step would have to fetch. On parameter servers
-it calls `sparse_read` instead, which computes the same.
+Keras' `Embedding` indexes its whole table, which every step would have to fetch. On parameter servers it
+calls `sparse_read` instead, with the same result.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ __all__ = ["looking_up_rows"]
 
 
 def looking_up_rows(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Let `Embedding.call` look up rows of a table that is on parameter servers."""
+    """Make `Embedding.call` fetch only the rows that it needs from a table on parameter servers."""
 
     @functools.wraps(call)
     def call_on_rows(self: Any, inputs: Any) -> Any:
-        table = self.embeddings  # computed from others, so not a variable, with LoRA
+        table = self.embeddings  # with LoRA, a computed array instead of a variable
         if not isinstance(table, DistributedVariable) or in_stateless_scope():
             return call(self, inputs)
         variable = table.replicax_variable

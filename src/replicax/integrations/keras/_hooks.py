@@ -15,9 +15,17 @@ import keras
 from replicax.contexts import has_strategy
 from replicax.integrations.keras import _private
 from replicax.integrations.keras._adapters import building_for_variables, taking_variables
+from replicax.integrations.keras._call_state import getting_call_state, losses_of_layers, setting_call_state
 from replicax.integrations.keras._callbacks import backing_up_once, deciding_alike, saving_once
+from replicax.integrations.keras._checkpoint_paths import (
+    adding_in_place,
+    checkpoint_items,
+    checkpoint_items_by_number,
+    may_grow,
+    restoring_after,
+)
 from replicax.integrations.keras._data_steps import STEPS, adapting_steps, taking_data
-from replicax.integrations.keras._datasets import adapting_datasets, building_from_a_look
+from replicax.integrations.keras._datasets import adapting_datasets, building_from_first_batch
 from replicax.integrations.keras._embeddings import looking_up_rows
 from replicax.integrations.keras._executions import running_together
 from replicax.integrations.keras._layers import (
@@ -38,21 +46,13 @@ from replicax.integrations.keras._models import (
     on_all_devices,
     remember,
 )
-from replicax.integrations.keras._notes import getting_notes, losses_of_layers, setting_notes
 from replicax.integrations.keras._optimizers import adding_mirrored_slots, reducing_first
-from replicax.integrations.keras._places import (
-    adding_in_place,
-    checkpoint_items,
-    checkpoint_items_by_number,
-    may_grow,
-    restoring_after,
-)
+from replicax.integrations.keras._pickling import dumps
 from replicax.integrations.keras._reading import accepting_copy, adopted_when_read, writing_outside_of_steps
 from replicax.integrations.keras._run import placing_state, running, syncing_state, taking_state
 from replicax.integrations.keras._scheduling import while_scheduling
 from replicax.integrations.keras._server_optimizers import creating_state, creating_state_of
 from replicax.integrations.keras._tensorboard import summarizing_without_tensorflow, without_graph
-from replicax.integrations.keras._travel import dumps
 from replicax.integrations.keras._unscoped import adopted_variable, begins_adopted
 from replicax.integrations.keras._variable import DistributedVariable
 from replicax.parameter_server import pickle_with
@@ -84,7 +84,7 @@ def install() -> None:
     for name in _RUNS:
         _replace(keras.Model, name, on_all_devices)
     _replace(keras.Model, "_symbolic_build", moving_what_was_built)
-    _replace(keras.Model, "_symbolic_build", building_from_a_look)
+    _replace(keras.Model, "_symbolic_build", building_from_first_batch)
     _replace(keras.Model, "_get_jax_state", taking_state)
     _replace(keras.Model, "_get_state_sharding_spec", placing_state)
     _replace(keras.Model, "_make_function", running_together)
@@ -126,8 +126,12 @@ def install() -> None:
     _replace(keras.callbacks.TensorBoard, "_write_keras_model_summary", without_graph)
     _replace(keras.callbacks.ModelCheckpoint, "_should_save_model", deciding_alike)
     setattr(keras.Layer, "_losses", losses_of_layers)  # noqa: B010
-    _private.global_state.get_global_attribute = getting_notes(_private.global_state.get_global_attribute)
-    _private.global_state.set_global_attribute = setting_notes(_private.global_state.set_global_attribute)
+    _private.global_state.get_global_attribute = getting_call_state(
+        _private.global_state.get_global_attribute
+    )
+    _private.global_state.set_global_attribute = setting_call_state(
+        _private.global_state.set_global_attribute
+    )
     _private.loss.scale_loss_for_distribution = scale_loss_for_distribution
     _private.loss.unscale_loss_for_distribution = unscale_loss_for_distribution
     _private.data_adapters.get_data_adapter = adapting_datasets(_private.data_adapters.get_data_adapter)

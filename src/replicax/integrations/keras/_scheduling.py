@@ -279,7 +279,7 @@ class FunctionAdapter(_private.DataAdapter):
 
     get_numpy_iterator = get_jax_iterator
 
-    def look(self) -> Iterator[Any]:
+    def peek(self) -> Iterator[Any]:
         """The first batch of a worker, in the form of Keras' epoch iterator."""
         arguments = self._run.strategy, self._dataset_fn
         batch = self._run.coordinator.schedule(_first_batch, args=arguments).fetch()

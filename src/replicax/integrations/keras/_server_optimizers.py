@@ -69,7 +69,7 @@ def servers_of(optimizer: Any) -> RayServers | None:
 
 
 def as_rows(optimizer: Any, variables: Sequence[Any] | None, gradients: Sequence[Any]) -> list[Any]:
-    """The gradients, with only the looked-up rows of tables of which a compiled step has only these."""
+    """The gradients; for a table of which the compiled step fetched only some rows, those of these rows."""
     given = optimizer._trainable_variables if variables is None else variables
     tables = [current().frame.table(_on_servers(variable)) for variable in given]
     both = zip(gradients, tables, strict=True)

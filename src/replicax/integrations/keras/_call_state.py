@@ -15,7 +15,7 @@ from typing import Any
 from replicax.contexts import current, has_strategy
 from replicax.integrations.keras._run import running
 
-__all__ = ["getting_notes", "losses_of_layers", "setting_notes"]
+__all__ = ["getting_call_state", "losses_of_layers", "setting_call_state"]
 
 _NAMES = (
     "autocast_scope",
@@ -27,58 +27,58 @@ _NAMES = (
 )
 """The parts of Keras' per-thread state that describe the current call."""
 
-_notes: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
+_states: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
 """Merge point -> state: every `run` creates a new merge point for each replica."""
 
 
-def _notes_here() -> dict[Any, Any] | None:
+def _state_here() -> dict[Any, Any] | None:
     replica = current().replica if has_strategy() else None
-    return None if replica is None else _notes.setdefault(replica._merge_point, {})
+    return None if replica is None else _states.setdefault(replica._merge_point, {})
 
 
-def getting_notes(get: Callable[..., Any]) -> Callable[..., Any]:
+def getting_call_state(get: Callable[..., Any]) -> Callable[..., Any]:
     """Make Keras' `get_global_attribute` return the state of this replica, and of this `Run`."""
 
     @functools.wraps(get)
     def call(name: str, default: Any = None, set_to_default: bool = False) -> Any:
         if name == "distribution" and (run := running.get()) is not None:
             return run.layout
-        notes = _notes_here() if name in _NAMES else None
-        if notes is None:
+        state = _state_here() if name in _NAMES else None
+        if state is None:
             return get(name, default, set_to_default)
-        if name not in notes:
+        if name not in state:
             around = get(name)  # the state where `strategy.run` was called
-            notes[name] = list(around) if isinstance(around, list) else around
-        if notes[name] is None and set_to_default:
-            notes[name] = default
-        return default if notes[name] is None else notes[name]
+            state[name] = list(around) if isinstance(around, list) else around
+        if state[name] is None and set_to_default:
+            state[name] = default
+        return default if state[name] is None else state[name]
 
     return call
 
 
-def setting_notes(set_: Callable[..., Any]) -> Callable[..., Any]:
+def setting_call_state(set_: Callable[..., Any]) -> Callable[..., Any]:
     """Make Keras' `set_global_attribute` set the state of this replica."""
 
     @functools.wraps(set_)
     def call(name: str, value: Any) -> None:
-        notes = _notes_here() if name in _NAMES else None
-        if notes is None:
+        state = _state_here() if name in _NAMES else None
+        if state is None:
             set_(name, value)
         else:
-            notes[name] = value
+            state[name] = value
 
     return call
 
 
 def _get_losses(layer: Any) -> Any:
-    notes = _notes_here()
-    return vars(layer)["_losses"] if notes is None else notes.setdefault(("losses", id(layer)), [])
+    state = _state_here()
+    return vars(layer)["_losses"] if state is None else state.setdefault(("losses", id(layer)), [])
 
 
 def _set_losses(layer: Any, losses: Any) -> None:
     vars(layer)["_losses"] = losses
-    if (notes := _notes_here()) is not None:
-        notes["losses", id(layer)] = []  # a deleted layer may have had the same id
+    if (state := _state_here()) is not None:
+        state["losses", id(layer)] = []  # a deleted layer may have had the same id
 
 
 losses_of_layers = property(_get_losses, _set_losses)
