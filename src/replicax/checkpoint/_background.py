@@ -111,7 +111,7 @@ class Writer:
         return task.error
 
     def drop(self) -> None:
-        """Wait for the thread and log its error: at exit and in finalizers there is nobody to raise to."""
+        """Wait for the thread and log its error: at exit and in finalizers, no caller could catch it."""
         error = self._finish()
         if error is not None:
             _logger.error("%s", error)

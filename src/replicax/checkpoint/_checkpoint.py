@@ -174,7 +174,7 @@ class Checkpoint:
         if stateless:
             self._warned.update(stateless)
             _logger.warning(
-                "%r saves nothing of %s: there are no variables in it, and nothing with `state()` and "
+                "%r saves nothing of %s: it found no variables there, and nothing with `state()` and "
                 "`restore(state)`.",
                 self,
                 shorten(stateless),
@@ -287,7 +287,12 @@ def read_content(path: str | os.PathLike[str]) -> Content:
     return Content(content.arrays | whole, content.document)
 
 
-def _locate(path: str | os.PathLike[str]) -> tuple[Store, int]:
+def _locate(path: str | os.PathLike[str] | None) -> tuple[Store, int]:
+    if path is None:  # `manager.latest_checkpoint` or `best_checkpoint` of a manager that has saved nothing
+        raise CheckpointMissingError(
+            "restore(None): there is no checkpoint yet. To start from the newest one if it exists, call "
+            "`manager.restore_or_initialize()`. A best checkpoint needs `save(step, metrics=...)`."
+        )
     folder = pathlib.Path(path).absolute()
     store = Store(folder)
     steps = store.steps()

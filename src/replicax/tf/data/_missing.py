@@ -5,8 +5,6 @@ from __future__ import annotations
 import abc
 from typing import Any
 
-from replicax.tf._missing import WRITE_RECORDS
-
 __all__ = ["OF_DATA", "OF_EXPERIMENTAL", "Helpful", "of_dataset"]
 
 _TENSORFLOW = "TensorFlow's own `tf.data` if it is installed, whose datasets strategies distribute too"
@@ -64,7 +62,7 @@ OF_EXPERIMENTAL = {
     "RandomDataset": "`Dataset.random(seed)`",
     "SHARD_HINT": "`strategy.distribute_datasets_from_function`, and `shard` by context.input_pipeline_id",
     "SqlDataset": "`Dataset.from_generator`",
-    "TFRecordWriter": WRITE_RECORDS,
+    "TFRecordWriter": "`tf.io.TFRecordWriter`",
     "enumerate_dataset": "`dataset.enumerate()`",
     "from_variant": "the dataset itself",
     "get_next_as_optional": "`next(iterator, None)`",
@@ -74,7 +72,7 @@ OF_EXPERIMENTAL = {
     "parallel_interleave": "`interleave`",
     "parse_example_dataset": "`map` with a parser",
     "prefetch_to_device": "`strategy.distribute_dataset`, which reads ahead onto the devices",
-    "service": "`strategy.distribute_dataset`, which shares out input among processes",
+    "service": "`strategy.distribute_dataset`, which shards the input over processes",
     "shuffle_and_repeat": "`shuffle` and `repeat`",
     "unbatch": "`dataset.unbatch()`",
 }

@@ -185,7 +185,7 @@ class Options(_Group):
     }
     _REFUSED: ClassVar = {
         "experimental_external_state_policy": "datasets are not serialised",
-        "experimental_service": "there is no data service; `strategy.distribute_dataset` shares out input",
+        "experimental_service": "there is no data service; `strategy.distribute_dataset` shards the input",
         "experimental_stats": "`iterator.stats()` of a distributed dataset tells how long steps waited",
         "dataset_name": "datasets have no names",
         "framework_type": "there is one framework",
