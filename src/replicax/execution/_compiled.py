@@ -1,9 +1,9 @@
 """A step compiled for one kind of arguments.
 
 A trace of the step finds the variables that it uses, and becomes a pure function from (arrays that are only
-read, arrays that are written, arguments) to (results, new arrays); the arrays that are written are donated.
+read, arrays that are written, arguments) to (results, new arrays). The arrays that are written are donated.
 Replicas get their own parts of sharded and per-replica variables as inputs, which must be known before the
-replicas are traced: a step with such variables is traced a second time.
+replicas are traced, so a step with such variables is traced a second time.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class CompiledStep:
         leaves: arguments of one call, flattened.
         treedef: their structure.
         repeats: how many calls the program makes, one after the other. For more than one call, `run` takes
-            the leaves of all and returns a list of their results.
-        tag: reuse cached traces of inner functions only from steps with an equal tag.
+            the leaves of all calls and returns a list of their results.
+        tag: cached traces of inner functions are reused only between steps with an equal tag.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class CompiledStep:
         distributed = {i for node in distributed_in(treedef) for i in jax.tree.leaves(node)}
         self._plain = [i for i in self._dynamic if i not in distributed]
         self._num_arguments = len(self._dynamic)
-        if self._lookups is not None:  # further arguments, which the step fetches itself
+        if self._lookups is not None:  # extra arguments, which the step fetches itself
             self._lookups.mesh = found.mesh
             self._dynamic += range(len(leaves), len(leaves) + self._lookups.num_arrays)
             self._static += [None] * self._lookups.num_arrays
@@ -108,7 +108,7 @@ class CompiledStep:
         self._memory: StepMemory | None = None
         self._is_compiled = False
         self.program: jax.stages.Compiled | None = None
-        """The program, when it has been compiled."""
+        """The program, once it has been compiled."""
         self._between: BetweenProcesses | None = None
         if found.mesh is not None and not found.mesh.is_local:
             self._between = BetweenProcesses(found.mesh, fn)
@@ -171,7 +171,7 @@ class CompiledStep:
     def _trace_abstractly(self, arrays: list[Any], tables: list[Variable]) -> tuple[ProgramFrame, Any]:
         """The frame of a trace, and the traced program.
 
-        That is the whole step, or if the step looks up rows in `tables`, what computes their numbers.
+        The program is the whole step or, if the step looks up rows in `tables`, computes the row numbers.
         """
         frames: list[ProgramFrame] = []
 
@@ -204,7 +204,7 @@ class CompiledStep:
         return results, list(map(frame.array, self._state.written))
 
     def _steps(self, read: list[Any], written: list[Any], calls: list[list[Any]]) -> Any:
-        """Call the step with the arguments of one call after the other."""
+        """Call the step once for each element of `calls`."""
         return scan_calls(functools.partial(self._step, read), written, calls)
 
     def _call(self, frame: ProgramFrame, arrays: list[Any]) -> list[Any]:
@@ -263,7 +263,7 @@ class CompiledStep:
 
     @property
     def mesh(self) -> ReplicaMesh | None:
-        """The devices of the step; None if JAX chooses."""
+        """The step's devices; None if JAX chooses."""
         return self._mesh
 
     @property
@@ -274,11 +274,11 @@ class CompiledStep:
 
     @property
     def shapes(self) -> list[tuple[Variable, jax.ShapeDtypeStruct]]:
-        """The variables of the step, each with the shape and placement of its array."""
+        """The step's variables, each with the shape and sharding of its array."""
         return [(v, self._state.shape_of(v)) for v in (*self._state.read, *self._state.written)]
 
     def compile(self, leaves: list[Any]) -> None:
-        """Trace and compile the step for arguments with these `leaves`, unless that was done before."""
+        """Trace and compile the step for arguments with these `leaves`, unless it is compiled already."""
         if self._is_compiled:
             return
         lowered = self.lower(leaves)
@@ -307,11 +307,11 @@ class CompiledStep:
         return result
 
     def wait(self) -> None:
-        """Wait until the variables that the step writes have their values."""
+        """Block until the variables that the step writes have been computed."""
         jax.block_until_ready([variable._store.arrays[variable._place] for variable in self._state.written])
 
     def _explain_failure(self, error: BaseException) -> None:
-        """Say which variables have lost their values, and what takes memory if there was too little."""
+        """Note in `error` which variables lost their values; if memory ran out, raise an error about that."""
         try:
             if self._memory is not None:
                 self._memory.explain(error)
@@ -328,7 +328,7 @@ class CompiledStep:
         return self._jitted.lower(read, written, arguments)
 
     def lower_shapes(self, leaves: list[Any]) -> jax.stages.Lowered:
-        """The lowered step for arguments that are `jax.ShapeDtypeStruct`s; no array is used."""
+        """The lowered step for arguments that are `jax.ShapeDtypeStruct`s, without any arrays."""
         read, written = (
             list(map(self._state.shape_of, variables))
             for variables in (self._state.read, self._state.written)
@@ -337,7 +337,7 @@ class CompiledStep:
         return self._jitted.lower(read, written, [arguments[i] for i in self._dynamic])
 
     def _with_fetched(self, leaves: list[Any]) -> list[Any]:
-        """Fetch the variables of the step that are on servers; returns the arguments with fetched rows."""
+        """Fetch the step's variables from servers; returns the arguments, extended by fetched rows."""
         if self._fetch is None:
             return leaves
         if self._lookups is None:
@@ -348,7 +348,7 @@ class CompiledStep:
         return [*leaves, *self._fetch(arguments)]
 
     def _arguments(self, leaves: list[Any]) -> list[Any]:
-        """The arrays among `leaves`, placed as the program expects them."""
+        """The arrays among `leaves`, placed where the program expects them."""
         if self._repeats == 1:
             return self._arguments_of_call(leaves)
         size = len(self._static)
@@ -369,10 +369,10 @@ class CompiledStep:
     def _make_run(self) -> Callable[[list[Any]], Any]:
         """The function that runs the step.
 
-        Nearly always the arrays are two slices of one store. Then one function does everything, because
-        every further call would add measurable time. `for results, arrays[...] in starmap(...)` calls the
-        program and stores the new arrays, and the interpreter does not run signal handlers in between:
-        after an interrupt the store has the old arrays or the new ones.
+        The arrays are nearly always two slices of one store. Then a single function does everything,
+        because each extra call would add measurable time. `for results, arrays[...] in starmap(...)` calls
+        the program and stores the new arrays, and the interpreter does not run signal handlers in between.
+        So after an interrupt the store has either the old arrays or the new ones.
         """
         state, jitted, outputs, only = self._state, self._jitted, self._outputs, self._state.only
         prepares = bool(self._apart or self._plain or len(self._dynamic) != len(self._static))
@@ -406,7 +406,7 @@ class CompiledStep:
         return run
 
     def _run_generally(self, leaves: list[Any]) -> Any:
-        """Run the step if its arrays are not just two slices of one store."""
+        """Run the step in the general case: the arrays are not just two slices of one store."""
         state, box = self._state, list[Any]()
 
         def finish() -> None:

@@ -1,8 +1,8 @@
 """`rx.function`: a step compiled into one program, with its variables as inputs and outputs.
 
 A `Function` has one `CompiledStep` for each kind of arguments (structure, shapes, dtypes, constants). A
-call finds it by the abstract value of each array, `array.aval`, which JAX has computed already; the slower,
-exact key is computed only for arguments that are not known yet.
+call looks it up by the abstract value of each array, `array.aval`, which JAX has already computed. The
+slower, exact key is computed only for arguments that have not been seen before.
 """
 
 from __future__ import annotations
@@ -52,18 +52,19 @@ def function(fn: Any = None, *, input_signature: Sequence[Any] | None = None) ->
     The step is traced and compiled when it is called with arguments of a new kind (shapes, dtypes,
     structure); later calls reuse the program. Arrays and per-replica values are traced. Anything else
     (Python numbers, strings, objects) is a constant of the program, so a new value compiles another
-    program. Without this decorator the same step runs eagerly, with the same results; but then code that
-    JAX compiles itself (`lax.scan`, `jax.jit`) can't read variables or use collectives.
+    program. Without this decorator the same step runs eagerly, with the same results, but then functions
+    that JAX itself compiles (`lax.scan`, `jax.jit`) can't read variables or use collectives.
 
     A function that takes a dataset or an iterator as an argument, to loop over it, is not traced: the loop
     runs in Python, and every `strategy.run` in it is compiled.
 
     Args:
         fn: the step. It is called only to trace it, sometimes more than once, so it should have no side
-            effects except on variables. Without it, a decorator is returned.
+            effects except on variables. Leave it out to get a decorator.
         input_signature: what each positional argument must be: a structure of `rx.TensorSpec` or
-            `jax.ShapeDtypeStruct`, or the `element_spec` of a distributed dataset. Other arguments are
-            refused instead of compiled. A size of None allows any size; each one is compiled.
+            `jax.ShapeDtypeStruct`, or the `element_spec` of a distributed dataset. Other arguments raise an
+            error instead of compiling another program. A size of None allows any size, and each size
+            compiles its own program.
 
     Returns:
         A `Function`: call it like `fn`, or pass it to `strategy.run` to compile a replica function.
@@ -107,7 +108,7 @@ class Function(Generic[_P, _R]):
     (Array([2., 2.], dtype=float32), Array([2., 2., 2.], dtype=float32), 2)
     """
 
-    # `_bound` has a Function for each instance, which refers to the instance weakly. `instance.method`
+    # `_bound` maps each instance to a Function that refers to the instance weakly. `instance.method`
     # returns an object that shares its `__dict__` and keeps the instance alive, like a bound method.
     __slots__ = ("__dict__", "__weakref__", "_instance")
 
@@ -127,7 +128,7 @@ class Function(Generic[_P, _R]):
         self.token = _Token()
         self._programs: dict[Any, CompiledStep] = {}
         self._loops: dict[Any, CompiledStep] = {}  # by the number of steps and the kind of arguments
-        # The `run` of the programs by the key that a call computes; several keys may share a program.
+        # The programs' `run` functions by the key that a call computes; several keys may share a program.
         self._known: dict[Any, Callable[[list[Any]], Any]] = {}
         self._compiling = threading.RLock()
         self._bound: dict[int, Function[..., Any]] = {}
@@ -162,7 +163,7 @@ class Function(Generic[_P, _R]):
         return hash((Function, id(self.python_function)))
 
     def __reduce__(self) -> Any:
-        """Another process has one object for each function, however often it is sent."""
+        """Pickle it such that another process has one object per function, however often it is sent."""
         instance = getattr(self, "_instance", None)
         if instance is not None:
             return getattr, (instance, self.python_function.__name__)
@@ -198,7 +199,7 @@ class Function(Generic[_P, _R]):
 
     @property
     def programs(self) -> list[CompiledStep]:
-        """The compiled programs, in the order in which they were compiled first."""
+        """The compiled programs, in the order of their first compilation."""
         return [*self._programs.values(), *self._loops.values()]
 
     @property
@@ -233,18 +234,18 @@ class Function(Generic[_P, _R]):
             return self._find_program(args, kwargs, leaves, treedef).lower(leaves)
 
     def many(self, *arguments: Iterable[Any]) -> list[_R]:
-        """Run many steps in one program: what `list(map(step, *arguments))` returns, and in less time.
+        """Run many steps in one program: the same as `list(map(step, *arguments))`, but faster.
 
-        Short steps take less time than Python needs to start them. The program runs consecutive calls with
-        the same shapes in a loop of its own; a batch of another shape, such as the last one, is a call by
-        itself. Variables, random keys and metrics are as after as many calls. The loop is compiled for
-        each number of steps, so keep to one, such as 10.
+        A short step takes less time than Python needs to start it. So the program runs consecutive calls
+        with the same shapes in a loop; a batch of another shape, such as the last one, is a separate call.
+        Variables, random keys and metrics end up as after that many calls. The loop is compiled for each
+        number of steps, so always use the same number, such as 10.
 
         Args:
-            arguments: for each argument of the step, its values in each of the calls.
+            arguments: for each argument of the step, an iterable of its values in the calls.
 
         Returns:
-            The results of the calls, when all have been started.
+            The list of the calls' results. It returns when all calls have been dispatched.
 
         >>> import itertools
         >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -294,7 +295,7 @@ class Function(Generic[_P, _R]):
             return self._call_inside(args, kwargs)
         key: list[Any] = [stack[-1].strategy] if stack else []
         leaves: list[Any] = []
-        # Nearly always the arguments are arrays or per-replica arrays: no structure to flatten.
+        # The arguments are nearly always arrays or per-replica arrays, without a structure to flatten.
         for argument in args:
             array: Any = argument
             if type(argument) is PerReplica and argument._mask is None:
@@ -325,8 +326,8 @@ class Function(Generic[_P, _R]):
         in_replica = here.replica is not None and here.strategy.num_replicas_in_sync > 1
         in_update = here.update_replica_id is not None
         if in_replica or in_update or here.tapes or is_transforming() or disable_jit.value:
-            # Part of a larger trace, of what a tape records, of an eager replica, which has to take turns
-            # with the others, or of the update of one copy of a variable.
+            # Call it inline: it is part of a larger trace, of what a tape records, of an eager replica,
+            # which takes turns with the others, or of the update of one copy of a variable.
             args = args if self._signature is None else converted(self._signature, args)
             self._check_signature(args, kwargs)
             python_function: Callable[..., Any] = self.python_function
@@ -334,7 +335,7 @@ class Function(Generic[_P, _R]):
         return self._call_first(None, args, kwargs)
 
     def _call_first(self, key: Any, args: Any, kwargs: Any) -> Any:
-        """Find or compile the program, remember it by `key` unless that is None, and run it."""
+        """Find or compile the program, cache it under `key` unless that is None, and run it."""
         leaves, treedef = _flatten((args, kwargs))
         if any(isinstance(leaf, DistributedDataset | GivesSource | Iterator) for leaf in leaves):
             return self._call_as_loop(args, kwargs)
@@ -350,7 +351,7 @@ class Function(Generic[_P, _R]):
             return step.run_first(leaves)
 
     def _remember(self, key: Any, step: CompiledStep, leaves: list[Any], treedef: Any) -> None:
-        """Let later calls with this `key` find the program at once."""
+        """Cache the program, so that later calls with this `key` find it at once."""
         if not step.masks:
             self._known[key] = step.run
             return
@@ -404,7 +405,7 @@ def _flatten(arguments: Any) -> tuple[list[Any], Any]:
 class _PaddedRuns:
     """The programs for one kind of arguments with padded batches.
 
-    They differ in which arguments are of the same batch.
+    They differ in which arguments belong to the same batch.
     """
 
     def __init__(self, function: Function[..., Any], key: Any, masks: list[int], treedef: Any) -> None:
@@ -426,7 +427,7 @@ class _Token:
 
     @functools.cached_property
     def name(self) -> str:
-        """A name that no other function has, in any process."""
+        """A name that is unique across functions and processes."""
         return uuid.uuid4().hex
 
 
@@ -442,7 +443,7 @@ def _received(name: str, fn: Callable[..., Any], signature: Any) -> Function[...
 
 
 def in_replicas(strategy: StrategyProtocol, fn: Function[..., Any]) -> Function[..., Any]:
-    """The step "run `fn` in every replica of `strategy`", compiled as a whole."""
+    """A compiled step that runs `fn` in every replica of `strategy`."""
     steps = strategy.compiled_runs
     if fn.token not in steps:
         python_function = fn.python_function  # not `fn`, which may keep an instance alive
@@ -509,7 +510,7 @@ def _leaf_names(treedef: Any) -> list[str]:
 
 
 def _inside(path: Any) -> tuple[Any, ...]:
-    """The path from an argument to a leaf; the array inside of a per-replica value goes without saying."""
+    """The path from an argument to a leaf, without the array inside a per-replica value."""
     return tuple(key for key in path[2:] if not isinstance(key, jax.tree_util.FlattenedIndexKey))
 
 

@@ -27,7 +27,7 @@ def mask_leaves(treedef: Any) -> list[int]:
 
 
 def shared_masks(masks: list[int], leaves: list[Any]) -> tuple[int, ...]:
-    """For each mask, the first one that is the same array: arguments with one mask are of one batch."""
+    """For each mask, the first mask that is the same array: these arguments belong to one batch."""
     first: dict[int, int] = {}
     return tuple(first.setdefault(id(leaves[i]), i) for i in masks)
 
@@ -55,7 +55,7 @@ def _is_per_replica(value: Any) -> bool:
 
 
 def _own_components(value: Any) -> Any:
-    """A per-replica value of a program, which has the components of all processes, with only our own."""
+    """A program's per-replica value, which has the components of all processes, reduced to our own."""
     if not isinstance(value, PerReplica) or value.num_components is None or value.mesh is None:
         return value
     mesh, components = value.mesh, value.components
@@ -83,12 +83,12 @@ class Outputs:
     apart: list[tuple[int, int]] = dataclasses.field(default_factory=list)
     plain: list[int] = dataclasses.field(default_factory=list)
     same: dict[int, int] = dataclasses.field(default_factory=dict)
-    """For masks that are one array in the program, the first of them: values of the same batch."""
+    """For masks that are one array in the program, the first of them: their values share a batch."""
     rebuild: Callable[[list[Any]], Any] = lambda arrays: arrays
     """Builds the result of a run from its arrays."""
 
     def take(self, result: Any) -> list[Any]:
-        """Return the arrays of `result`, and remember the rest."""
+        """Return the arrays of `result`, and store the rest."""
         self.leaves, self.treedef = jax.tree.flatten(result, is_leaf=is_variable)
         self.leaves = [x.container if isinstance(x, Component) else settled(x) for x in self.leaves]
         self.dynamic = [i for i, leaf in enumerate(self.leaves) if is_array(leaf)]

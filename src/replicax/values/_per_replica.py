@@ -1,7 +1,7 @@
 """`PerReplica`: a value that differs between replicas.
 
 It holds components or a global array. While a compiled replica function is traced, it holds the *local*
-value instead: one trace represents all replicas there, so "my replica's value" is all there is.
+value instead: one trace represents all replicas, so "my replica's value" is the only one there is.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ T = TypeVar("T", covariant=True)
 
 @final
 class Layout:
-    """What a `PerReplica` is made of, apart from arrays. One object for each layout: compared with `is`."""
+    """What a `PerReplica` consists of, apart from arrays. Layouts are interned: compare them with `is`."""
 
     __slots__ = ("doubt", "kind", "masked", "mesh", "ndim", "scalar", "sizes")
 
@@ -48,8 +48,8 @@ class Layout:
     ) -> None:
         self.kind, self.mesh, self.scalar, self.masked = kind, mesh, scalar, masked
         self.ndim = ndim  # of a global array
-        self.sizes = sizes  # the rows of all replicas of all processes, if their shapes differ
-        self.doubt = doubt  # why it is not known which rows are examples
+        self.sizes = sizes  # the numbers of rows of all replicas of all processes, if shapes differ
+        self.doubt = doubt  # why it is unknown which rows are examples
 
     def __repr__(self) -> str:
         return f"{self.kind} on {self.mesh}"
@@ -67,7 +67,7 @@ def _layout(
     sizes: tuple[int, ...] | None = None,
     doubt: str = "",
 ) -> Layout:
-    """The one `Layout` of this description, however it was given: they are compared by identity."""
+    """The interned `Layout` for this description."""
     return _cached_layout(kind, mesh, scalar, masked, ndim, sizes, doubt)
 
 
@@ -77,9 +77,9 @@ def _layout(
 class PerReplica(DistributedValues, Generic[T]):
     """A different value on each replica: what `strategy.run` returns.
 
-    Combine it with `strategy.reduce` or `strategy.gather`, look at it with `strategy.local_results`,
-    or hand it to another `strategy.run`. If other processes have the other replicas and this one has one,
-    it behaves like that replica's value: `float(loss)`, `loss.numpy()`.
+    Combine it with `strategy.reduce` or `strategy.gather`, look at it with `strategy.local_results`, or
+    pass it to another `strategy.run`. If this process has only one of several replicas, it behaves like
+    that replica's value: `float(loss)`, `loss.numpy()`.
 
     >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
     >>> ids = strategy.run(lambda: rx.get_replica_context().replica_id_in_sync_group * 10)
@@ -101,9 +101,9 @@ class PerReplica(DistributedValues, Generic[T]):
         mesh: ReplicaMesh | None = None,
         sizes: tuple[int, ...] | None = None,
     ) -> None:
-        """Wrap `values`, one for each local replica.
+        """Wrap `values`, one per local replica.
 
-        `sizes` are the rows of all replicas of all processes, if it is known that their shapes differ.
+        `sizes` are the numbers of rows of all replicas of all processes, if known to differ.
         """
         self._components: tuple[Any, ...] | None = tuple(values)
         self._array: Any = None
@@ -121,13 +121,13 @@ class PerReplica(DistributedValues, Generic[T]):
     def from_padded(cls, array: Any, mesh: ReplicaMesh, sizes: tuple[int, ...]) -> PerReplica:
         """The value whose component i is the first `sizes[i]` rows of the i-th shard of `array`.
 
-        Processes can hold replicas with different numbers of rows as one array only by padding them.
+        One array can hold replicas with different numbers of rows only if they are padded.
         """
         return cls.from_layout(array, _layout("global", mesh, False, ndim=array.ndim, sizes=sizes))
 
     @classmethod
     def cut_from(cls, array: Any, mesh: ReplicaMesh, shapes: Sequence[tuple[int, ...]]) -> PerReplica:
-        """The value whose component i has `shapes[i]` and starts the i-th shard of a traced `array`."""
+        """The value whose component i is the i-th shard of a traced `array`, sliced to `shapes[i]`."""
         size = array.shape[0] // mesh.num_replicas
         shards = [array[i * size : (i + 1) * size] for i in range(mesh.num_replicas)]
         starts = [tuple(map(slice, shape)) for shape in shapes]
@@ -137,7 +137,7 @@ class PerReplica(DistributedValues, Generic[T]):
 
     @classmethod
     def from_layout(cls, array: Any, layout: Layout) -> PerReplica:
-        """Wrap one array, which is placed as `layout` says."""
+        """Wrap one array that is placed according to `layout`."""
         self = object.__new__(cls)
         self._components, self._array, self._layout, self._mask = None, array, layout, None
         self.known_sum = self._filled = None
@@ -145,7 +145,7 @@ class PerReplica(DistributedValues, Generic[T]):
 
     @classmethod
     def maker(cls, layout: Layout) -> Callable[[Sequence[Any]], PerReplica[Any]]:
-        """A function that makes values of one layout, each of one array: `from_layout` for a hot path."""
+        """A function that wraps single arrays of one layout: `from_layout` for a hot path."""
         new = object.__new__
 
         def make(arrays: Sequence[Any]) -> PerReplica[Any]:
@@ -164,7 +164,7 @@ class PerReplica(DistributedValues, Generic[T]):
 
     @property
     def mesh(self) -> ReplicaMesh | None:
-        """The devices that the components are on; None for values that belong to no strategy."""
+        """The mesh that the components are placed on; None if the value belongs to no strategy."""
         return self._layout.mesh
 
     @property
@@ -173,7 +173,7 @@ class PerReplica(DistributedValues, Generic[T]):
         return self._layout
 
     def on(self, mesh: ReplicaMesh) -> PerReplica:
-        """This value, assigned to `mesh` if it belonged to no strategy; raises if it can't be."""
+        """This value, assigned to `mesh` if it belongs to no strategy; raises if it is on another mesh."""
         has, needs = self.num_components, len(mesh.local_replica_ids)
         if self.mesh is not None and self.mesh != mesh:
             raise CollectiveError(
@@ -182,7 +182,7 @@ class PerReplica(DistributedValues, Generic[T]):
                 "or gather a result with its own strategy first."
             )
         if has is not None and has != needs and not (has == mesh.num_replicas and self.is_traced_apart):
-            # A program's components are those of all processes.
+            # A program has the components of all processes.
             raise CollectiveError(
                 f"A PerReplica value with {has} components was used for {needs} replicas."
             )
@@ -193,24 +193,24 @@ class PerReplica(DistributedValues, Generic[T]):
 
     @property
     def example_mask(self) -> PerReplica | None:
-        """Which of its rows are examples, if it is a padded batch or has one row for each of its rows.
+        """Which rows are examples, if this is a padded batch or was computed from one row by row.
 
-        None if it is neither. The mask has a row for each of these rows too, so it can be an argument of
-        `strategy.run` beside the batch.
+        Otherwise None. The mask has one entry per row, so it can be passed to `strategy.run` along with the
+        batch.
         """
         mask = self.mask
         return None if mask is None else mask.with_mask(mask)
 
     @property
     def mask(self) -> PerReplica | None:
-        """`example_mask`, as the batch holds it: the batches of one step have different ones."""
+        """`example_mask` as the batch holds it: the identity of its array tells batches apart."""
         self._settle()
         assert not callable(self._mask)
         return self._mask
 
     @property
     def doubt(self) -> str:
-        """Why it is not known which of its rows are examples; empty if it is known."""
+        """Why it is unknown which rows are examples; empty if it is known."""
         self._settle()
         return self._layout.doubt
 
@@ -220,9 +220,9 @@ class PerReplica(DistributedValues, Generic[T]):
             self._mask, self._layout = found._mask, found._layout
 
     def with_mask(self, mask: PerReplica | str | None) -> PerReplica:
-        """This value with a mask that says which of its rows are examples.
+        """This value with a mask that tells which rows are examples.
 
-        None: all of them. A text: it is not known, for this reason.
+        None means all rows. A string is the reason why it is unknown.
         """
         masked, old = self._copy(), self._layout
         doubt = mask if isinstance(mask, str) else ""
@@ -232,7 +232,7 @@ class PerReplica(DistributedValues, Generic[T]):
         return masked
 
     def with_mask_from(self, find: Callable[[], PerReplica | str | None]) -> PerReplica:
-        """`with_mask(find())`, where `find` is called when the mask is needed."""
+        """`with_mask(find())`, except that `find` is called only when the mask is needed."""
         masked = self._copy()
         masked._mask = find
         return masked
@@ -250,7 +250,7 @@ class PerReplica(DistributedValues, Generic[T]):
 
     @property
     def num_components(self) -> int | None:
-        """How many components it was made from; None if it is one global array or a local value."""
+        """The number of components it was made from; None for a global array or a local value."""
         return None if self._components is None else len(self._components)
 
     @property
@@ -265,12 +265,12 @@ class PerReplica(DistributedValues, Generic[T]):
 
     @property
     def is_traced_apart(self) -> bool:
-        """Whether the components are tracers: a program that traces replica after replica."""
+        """Whether the components are tracers, in a program that traces one replica after the other."""
         return self._array is None and any(map(is_tracer, self._components or ()))
 
     @property
     def values(self) -> tuple[T, ...]:
-        """The components of this process's replicas, in replica order, free to be combined."""
+        """The components of this process's replicas, in replica order, as uncommitted arrays."""
         components, mesh = self.components, self.mesh
         if mesh is not None and mesh.num_logical_devices > 1:
             components = tuple(undivided(part, i, mesh) for i, part in enumerate(components))
@@ -288,7 +288,7 @@ class PerReplica(DistributedValues, Generic[T]):
             assert self.mesh is not None
             stacked = lax.all_gather(self._array, self.mesh.axis_name)
             return tuple(stacked[i] for i in range(stacked.shape[0]))
-        if is_tracer(self._array) or isinstance(self._array, np.ndarray):  # which jax.device_get makes
+        if is_tracer(self._array) or isinstance(self._array, np.ndarray):  # jax.device_get made it
             assert self.mesh is not None
             stacked = self._array
             if not self._layout.scalar:
@@ -299,7 +299,7 @@ class PerReplica(DistributedValues, Generic[T]):
         return self._without_filling(parts, self.mesh.local_replica_ids)
 
     def _without_filling(self, parts: Sequence[Any], replicas: Sequence[int] | None) -> tuple[Any, ...]:
-        """The rows of `parts`, which are those of `replicas`, that `from_padded` did not fill in."""
+        """The rows of `parts`, which belong to `replicas`, without the padding of `from_padded`."""
         sizes = self._layout.sizes
         if sizes is None:
             return tuple(parts)
@@ -309,7 +309,7 @@ class PerReplica(DistributedValues, Generic[T]):
 
     @property
     def only(self) -> Any:
-        """The value of this process's replica, if it has one and other processes have others; else None."""
+        """The value of this process's replica if it has only one of several; else None."""
         mesh = self.mesh
         if mesh is None or mesh.is_local or len(mesh.local_replica_ids) != 1:
             return None
@@ -318,7 +318,7 @@ class PerReplica(DistributedValues, Generic[T]):
         return self.values[0]
 
     def select(self, local_index: int) -> T:
-        """The component of one local replica; inside a compiled replica, that replica's own."""
+        """The component of one local replica; in a compiled replica, the replica's own value."""
         return self._array if self.is_local else self.components[local_index]
 
     def replaced(self, local_index: int, value: Any) -> PerReplica:
@@ -331,7 +331,7 @@ class PerReplica(DistributedValues, Generic[T]):
 
     @property
     def uniform(self) -> jax.ShapeDtypeStruct | None:
-        """The one shape and dtype of all components, or None if they differ or are not numbers."""
+        """The common shape and dtype of all components, or None if they differ or are not numbers."""
         if self._layout.sizes is not None:
             return None
         if self._components is None:
@@ -350,7 +350,7 @@ class PerReplica(DistributedValues, Generic[T]):
         return jax.ShapeDtypeStruct(shape, dtype)
 
     def to_global(self, mesh: ReplicaMesh) -> tuple[Any, bool]:
-        """The global array on `mesh`, and whether its components are scalars; `uniform` must hold."""
+        """The global array on `mesh`, and whether the components are scalars; requires `uniform`."""
         if self._array is None:
             assert self._components is not None
             scalar = np.ndim(self._components[0]) == 0
@@ -364,7 +364,7 @@ class PerReplica(DistributedValues, Generic[T]):
         return self._array, self._layout.scalar
 
     def filled_up(self) -> Any:
-        """One global array in which each component has the largest shape of all; None if there is none.
+        """One global array with each component padded to the largest shape; None if that is impossible.
 
         The inverse of `cut_from`.
         """
@@ -401,7 +401,7 @@ class PerReplica(DistributedValues, Generic[T]):
         return {"text/html": self._repr_html_(), "text/plain": text}
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], Any]:
-        """Children: the global array where the components are alike, the components otherwise."""
+        """Children: the global array if the components have one shape and dtype, else the components."""
         self._settle()
         mesh = self.mesh
         if self._array is None and mesh is not None and self._all_arrays():
@@ -416,7 +416,7 @@ class PerReplica(DistributedValues, Generic[T]):
 
     @classmethod
     def tree_unflatten(cls, aux: Any, children: Any) -> PerReplica:
-        """Rebuild from whatever a tree function made of the children."""
+        """Rebuild from whatever a tree function made from the children."""
         *values, mask = children if aux.masked else (*children, None)
         if aux.sizes is not None and aux.kind == "global" and is_tracer(values[0]):
             # In a program, replicas with different shapes are separate arrays.

@@ -1,16 +1,16 @@
-"""The state of one strategy's variables: a list of arrays, with an index (its place) for each variable.
+"""The state of one strategy's variables: a list of arrays, in which each variable has an index, its place.
 
 A compiled step takes the arrays that it writes out of the list, donates them to its program and puts the
 new ones back, a slice at a time. No other thread may see the arrays in between, so `lock` is held for that
 time, and for every eager read-modify-write. It is not held while JAX traces or compiles.
 
-An exception such as Ctrl-C may arrive between any two lines of Python, also after the old arrays were
+An exception such as Ctrl-C may arrive between any two lines of Python, even after the old arrays are
 donated and before the new ones are stored. So a step registers itself in `unfinished` before it calls its
 program, and the next access to the store completes the interrupted call.
 
 Eager code sees *views* of the arrays: a view is a `Mirrored` or a `PerReplica` that shares its array's
-memory. `views` has those in use. An array with a view is copied before it is donated, so that the view
-stays valid.
+memory. `views` holds the views in use. An array with a view is copied before it is donated, so that the
+view stays valid.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ class Store:
     )
 
     def __init__(self, *, reuse_places: bool = True) -> None:
-        """`reuse_places`: give the places of deleted variables to new ones."""
+        """`reuse_places`: whether new variables get the places of deleted ones."""
         self.arrays: list[Any] = []
         self.views: dict[int, Cell] = {}
         self.lock = threading.RLock()
         self.unfinished: Callable[[], None] | None = None
-        """Stores the results of a compiled call that an exception has interrupted."""
+        """Stores the results of a compiled call that an exception interrupted."""
         self.may_take_long = False
-        """Whether the lock may be held for minutes: while a checkpoint is written without a copy."""
+        """Whether the lock may be held for minutes, while a checkpoint is written without a copy."""
         self.number = next(_numbers)
         """The order in which the locks of several stores are acquired."""
         self._free: list[int] = []
@@ -69,7 +69,7 @@ class Store:
         """Add an array; returns its place."""
         with self.lock:
             if self._free:
-                # The lowest first, so that the variables of a new model have adjacent places.
+                # The lowest place first, so that the variables of a new model are adjacent.
                 self._free.sort(reverse=True)
                 place = self._free.pop()
                 self.arrays[place] = array
@@ -96,7 +96,7 @@ class Store:
         """Replace the array in `place`."""
         array = layout.unwrap(view)
         with self.exclusive():
-            # View first: after an interrupt in between, `view` sees that the view does not match the array.
+            # The view first: after an interrupt in between, `view` sees that it does not match the array.
             self.views[place] = view
             self.arrays[place] = array
 
@@ -125,7 +125,7 @@ class Store:
             self.lock.release()
 
     def compact(self) -> None:
-        """Move arrays into gaps between others, so that the free memory of a device is one block."""
+        """Move arrays into gaps between others, so that a device's free memory is one block."""
         with self.exclusive():
             places = [place for place, array in enumerate(self.arrays) if array is not None]
             for place in sorted(places, key=lambda place: _address(self.arrays[place]), reverse=True):
@@ -147,7 +147,7 @@ def _address(array: Any) -> int:
 
 @final
 class Places:
-    """Several places of a store, in ascending order, as few slices as possible."""
+    """Several places of a store, in ascending order, as the fewest possible slices."""
 
     __slots__ = ("_getter", "_slices", "indices", "only")
 
