@@ -347,6 +347,22 @@ def test_flattened_values_of_a_padded_batch_are_refused_on_the_first_batch(two, 
         padded(two, mode, lambda b: mean.update_state(b["scores"].reshape(-1)))
 
 
+def test_an_eager_replica_may_update_a_metric_with_arrays_in_jax_grad():
+    strategy = mirrored(2)
+    with strategy.scope():
+        w, total = rx.Variable(2.0), rx.Sum()
+
+    def replica_step():
+        def loss(w):
+            total.update_state(jnp.ones(3))  # does not depend on w, so it is not traced
+            return 3 * w
+
+        return jax.grad(loss)(w.value)
+
+    assert [float(g) for g in parts(strategy, strategy.run(replica_step))] == [3.0, 3.0]
+    assert total.result() == 6.0
+
+
 def test_a_metric_in_jax_grad_is_refused_with_advice_that_works(mode):
     strategy = mirrored(2)
     with strategy.scope():

@@ -13,7 +13,8 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
-from replicax._jax import is_staging, is_tracer, staged_for
+from replicax._jax import at_trace, eval_trace, is_staging, is_tracer, staged_for
+from replicax._recording import is_transforming
 from replicax.contexts import current, enter
 from replicax.errors import TracingError
 from replicax.values import Mirrored, PerReplica
@@ -158,7 +159,9 @@ class EagerFrame(Frame):
         if is_staging() or _holds_tracer(cell):
             raise TracingError(_baked_in(variable, "written"))
         self.before_write([variable])
-        variable._set_view(cell)
+        # The cell holds arrays only, but `jax.grad` around this code would trace the joining of its parts.
+        with at_trace(eval_trace) if is_transforming() else contextlib.nullcontext():
+            variable._set_view(cell)
 
     def send(self, sending: Sending) -> None:
         if is_staging() or any(map(is_tracer, sending.arrays)):
