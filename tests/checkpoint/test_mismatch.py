@@ -331,6 +331,13 @@ def test_a_checkpoint_that_is_not_there_is_missed_by_its_name(name, tmp_path):
     assert isinstance(raised.value, FileNotFoundError)
 
 
+def test_restoring_the_latest_checkpoint_before_the_first_save_says_what_to_call(tmp_path):
+    checkpoint = rx.Checkpoint(a=1)
+    manager = rx.CheckpointManager(checkpoint, tmp_path)
+    with pytest.raises(CheckpointMissingError, match=r"manager\.restore_or_initialize\(\)"):
+        checkpoint.restore(manager.latest_checkpoint)
+
+
 def test_the_message_lists_the_checkpoints_that_are_there(tmp_path):
     saved(tmp_path, a=1)
     saved(tmp_path, a=1)

@@ -153,7 +153,7 @@ def test_refuses_writers_that_can_not_write(writers):
 
 def test_refuses_a_value_for_each_replica(tracker):
     strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
-    with pytest.raises(TypeError, match=r'strategy.reduce\("MEAN", loss, axis=None\)'):
+    with pytest.raises(TypeError, match=r'strategy.reduce\("SUM", loss, axis=None\)'):
         tracker.log(1, loss=strategy.run(lambda: jnp.float32(1)))
 
 

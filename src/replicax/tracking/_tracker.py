@@ -276,7 +276,8 @@ def _scalar(name: str, value: Any) -> Any:
     if isinstance(value, PerReplica):
         raise TypeError(
             f"Tracker.log got {name} as a PerReplica, with a value for each replica. Combine them first: "
-            f'strategy.reduce("MEAN", {name}, axis=None).'
+            f'strategy.reduce("SUM", {name}, axis=None) for losses of rx.compute_average_loss, and "MEAN" '
+            "for averages."
         )
     if is_tracer(value):
         raise ContextError(
