@@ -42,7 +42,7 @@ def test_variables_show_their_value_if_it_is_small(strategy):
 def test_a_sharded_variable_is_divided():
     with rx.ShardedStrategy(["CPU:0", "CPU:1"], min_shard_bytes=1).scope():
         w = rx.Variable(jnp.arange(4.0))
-    assert "divided among them" in w._repr_html_()
+    assert "sharded over them" in w._repr_html_()
     assert "[0., 1., 2., 3.]" in w._repr_html_()
 
 

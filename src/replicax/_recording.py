@@ -265,7 +265,7 @@ class Recording(_LinearizeTrace):
         jaxpr, consts = self.tangent_trace.to_jaxpr(outs, _DEBUG_INFO.with_unknown_names(), here)
         inputs = [*jaxpr.constvars, *jaxpr.invars]  # since JAX 0.11 constants are the first `invars`
         given = dict(zip(inputs, consts, strict=False))
-        # Since JAX 0.12 some residuals are inputs of the linear program, beside its constants.
+        # Since JAX 0.12 some residuals are inputs of the linear program, in addition to its constants.
         own = {recorded.tangent.val for recorded in self._watched.values()}
         residuals = jax.tree.leaves(getattr(self, "structured_residuals", ()))
         given |= zip([v for v in inputs[len(consts) :] if v not in own], residuals, strict=True)

@@ -311,7 +311,7 @@ class CompiledStep:
         jax.block_until_ready([variable._store.arrays[variable._place] for variable in self._state.written])
 
     def _explain_failure(self, error: BaseException) -> None:
-        """Note in `error` which variables lost their values; if memory ran out, raise an error about that."""
+        """Note in `error` which variables lost their values; if memory ran out, raise an error about it."""
         try:
             if self._memory is not None:
                 self._memory.explain(error)

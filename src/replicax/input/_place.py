@@ -75,8 +75,8 @@ class Placer:
         if self._on_device and all(map(is_numeric, rows)):
             return [PerReplica.from_global(mesh.shard(row), mesh, scalar=False) for row in rows]
         size = pieces[0].size
-        cut = [[row[i * size : (i + 1) * size] for i in range(len(pieces))] for row in rows]
-        return [self._assembled(parts) for parts in cut]
+        sliced = [[row[i * size : (i + 1) * size] for i in range(len(pieces))] for row in rows]
+        return [self._assembled(parts) for parts in sliced]
 
     def _apart(self, pieces: Sequence[Piece]) -> list[Any]:
         by_replica = [self._rows(piece) for piece in pieces]

@@ -56,7 +56,7 @@ def distribute_dataset(
         dataset: a Grain `MapDataset`, `IterDataset` or `DataLoader`, a `tf.data.Dataset`, a torch
             `DataLoader`, `rx.from_arrays(...)`, `rx.from_files(...)`, a list of batches or anything
             else that can be iterated over repeatedly, a function that returns a new iterator, or an
-            iterator, which gives one pass. Batches are arrays or structures of arrays.
+            iterator, which allows only one pass. Batches are arrays or structures of arrays.
         options: an `InputOptions`.
 
     Returns:

@@ -48,8 +48,8 @@ def on_first_replica(array: jax.Array) -> jax.Array:
 
     An array that is sharded is returned unchanged.
     """
-    cut = is_tracer(array) or not array.is_fully_replicated
-    return array if cut else uncommitted(array.addressable_data(0))
+    keep = is_tracer(array) or not array.is_fully_replicated
+    return array if keep else uncommitted(array.addressable_data(0))
 
 
 def undivided(component: Any, local_index: int, mesh: ReplicaMesh) -> Any:

@@ -37,7 +37,7 @@ def _places(variable: Variable) -> str:
     names = [" ".join(devices) for devices in mesh.device_names]
     what = "each has its own part" if layout.differs else "each has a copy"
     if not layout.has_copies:
-        what = "divided among them"
+        what = "sharded over them"
     return f"{boxes(names[:MOST_ROWS])} {more(len(names))} {what}"
 
 
