@@ -45,7 +45,7 @@ def test_a_step_that_runs_out_of_memory(monkeypatch, limit):
     assert "  parameters                               1.0 MiB   largest" in text
     assert "largest: hidden:0 512.0 KiB, out:0 512.0 KiB, bias:0 12 B" in text
     assert "optimizer/0/mu/hidden:0" in text
-    assert 'rx.ShardedStrategy(shard="all"): divides parameters and optimizer state among the 2' in text
+    assert 'rx.ShardedStrategy(shard="all"): shards parameters and optimizer state over the 2' in text
     assert not hasattr(caught.value, "__notes__")
     assert (params["hidden"].numpy() == before).all()
     step(batch)
@@ -84,7 +84,7 @@ def test_a_variable_that_does_not_fit(monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(Replicated, "place", exhausted)
             with pytest.raises(
-                OutOfMemoryError, match=r"the variable 'w:0' \(4.0 MiB\) was created"
+                OutOfMemoryError, match=r"the variable 'w:0' \(4.0 MiB\) was being created"
             ) as caught:
                 rx.Variable(jnp.zeros((1024, 1024)), name="w")
         assert "kept:0 256.0 KiB" in str(caught.value)
