@@ -93,7 +93,7 @@ class StepMemory:
 
     @property
     def may_run_out(self) -> bool:
-        """Whether the step may run out of memory while it runs: devices with their own memory may."""
+        """Whether the step may run out of memory at run time: on devices with their own memory."""
         return self._devices[0].platform != "cpu"
 
     def explain(self, error: BaseException) -> None:

@@ -151,7 +151,7 @@ _known: weakref.WeakKeyDictionary[Any, dict[Any, Record]] = weakref.WeakKeyDicti
 
 
 def _records_of(fn: Any) -> dict[Any, Record] | None:
-    """The cached records of a function. Methods are new objects each time, so look at the function."""
+    """The cached records of a function; None for methods, which are new objects each time."""
     return _known.setdefault(fn, {}) if isinstance(fn, type(_records_of)) else None
 
 

@@ -66,6 +66,6 @@ def run_single(
 
 
 def _own_traces(mesh: ReplicaMesh) -> contextlib.AbstractContextManager[None]:
-    """A `with` block that keeps traces over this replica's axis out of JAX's cache for other replicas."""
+    """A `with` block in which JAX shares no cached traces over the replica axis with other replicas."""
     inside = current_program() is not None  # there `Frame.require_own_trace` does this
     return contextlib.nullcontext() if inside else traces_of("replica", 1, mesh.axis_name)

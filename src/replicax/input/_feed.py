@@ -169,7 +169,7 @@ class Feed:
         shared.stopped = True
         shared.producer.cancel()
         shared.wake.put(None)
-        # Garbage collection may run this in any thread, even in the feed's thread or in a starter.
+        # The garbage collector may call this in the thread itself or in its starter: they must not join it.
         here = threading.get_ident()
         if shared.thread is not None and here != shared.thread.ident and here not in _starters:
             shared.thread.join(_CLOSING_SECONDS if worker_failure() is None else _STOPPING_SECONDS)

@@ -68,11 +68,11 @@ class Update:
             gradients, finite, scale = self._loss_scale.unscale(gradients, scale)
         norm = global_norm(gradients) if with_norm else None
         if not in_replica:
-            values = self._divided(values)
+            values = self._sharded(values)
         gradients = [g.astype(v.dtype) for g, v in zip(gradients, values, strict=True)]
         new, state = self.transformation(gradients, slots, values)
         if not in_replica:
-            new = self._divided(new)
+            new = self._sharded(new)
         new_slots = [x.astype(old.dtype) for x, old in zip(state, slots, strict=True)]
         if finite is not None:
             new = [jnp.where(finite, n, old) for n, old in zip(new, values, strict=True)]
@@ -80,7 +80,7 @@ class Update:
         count = jnp.int32(1) if finite is None else finite.astype(jnp.int32)
         return Updated(new, new_slots, scale, count, norm)
 
-    def _divided(self, values: list[Any]) -> list[Any]:
+    def _sharded(self, values: list[Any]) -> list[Any]:
         """The same values, with sharding constraints if the strategy shards their update."""
         find, variables = self._parameters.strategy.find_shards, self._parameters.variables
         if find is None:
