@@ -16,24 +16,24 @@ def check_cluster() -> Finding:
     resolver = detect_cluster(auto_set_gpu=False)
     place = None if resolver is None else find_place(resolver)
     if resolver is None or place is None:
-        return _alone(resolver)
+        return _without_cluster(resolver)
     unknown = [task.address for task in place.tasks if not _is_known(task.address)]
     if unknown and len(place.tasks) > 1:
         return failed(
-            f"{_described(resolver, place)}. The host of {', '.join(unknown)} can't be resolved",
+            f"{_describe(resolver, place)}. The host of {', '.join(unknown)} can't be resolved",
             "Check the host names, and this machine's DNS settings.",
         )
-    return passed(_described(resolver, place))
+    return passed(_describe(resolver, place))
 
 
-def _described(resolver: ClusterResolver, place: Place) -> str:
+def _describe(resolver: ClusterResolver, place: Place) -> str:
     return (
         f"{type(resolver).__name__}: this is {place.own}, process {place.process_id} of "
         f"{len(place.tasks)}; all connect to {place.tasks[0].address}"
     )
 
 
-def _alone(resolver: ClusterResolver | None) -> Finding:
+def _without_cluster(resolver: ClusterResolver | None) -> Finding:
     if resolver is not None:
         return skipped(f"{type(resolver).__name__} has no cluster: this process runs alone")
     for names, reason, advice in _DOUBTFUL:

@@ -121,7 +121,7 @@ _STRATEGIES: dict[str, Callable[[], rx.Strategy]] = {
 
 
 def _check_training(make: Callable[[], rx.Strategy]) -> Finding:
-    if make is _one_worker_with_all_devices and (reason := _why_not_alone()):
+    if make is _one_worker_with_all_devices and (reason := _why_not_checked()):
         return skipped(reason, "Unset TF_CONFIG to check it.")
     strategy = make()
     count = strategy.num_replicas_in_sync
@@ -136,7 +136,7 @@ def _check_training(make: Callable[[], rx.Strategy]) -> Finding:
     )
 
 
-def _why_not_alone() -> str:
+def _why_not_checked() -> str:
     """Why MultiWorkerMirroredStrategy is not checked; "" if this process is the only worker."""
     if not os.environ.get("TF_CONFIG"):
         return ""

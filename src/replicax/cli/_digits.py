@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = ["Digits", "class_scores", "initial_weights", "load_digits", "moved"]
+__all__ = ["Digits", "class_scores", "initial_weights", "load_digits", "shift_image"]
 
 _NUM_TEST_DIGITS = 360
 _SHAPES = {
@@ -48,7 +48,7 @@ def load_digits() -> tuple[Digits, Digits]:
     return Digits(images[train], labels[train]), Digits(images[test], labels[test])
 
 
-def moved(key: Any, image: Any) -> jax.Array:
+def shift_image(key: Any, image: Any) -> jax.Array:
     """Augment an image: shift it at random by up to one pixel in each direction."""
     padded = jnp.pad(image, ((1, 1), (1, 1), (0, 0)))
     row, column = jax.random.randint(key, (2,), 0, 3)
@@ -68,15 +68,15 @@ def initial_weights(seed: int) -> dict[str, dict[str, Any]]:
 
 def class_scores(weights: Any, images: Any) -> jax.Array:
     """The logits of the ten digits for each image: an array of shape (count, 10)."""
-    x = jax.nn.relu(_convolved(images, **weights["conv1"]))
-    x = jax.nn.relu(_convolved(x, **weights["conv2"]))
+    x = jax.nn.relu(_convolve(images, **weights["conv1"]))
+    x = jax.nn.relu(_convolve(x, **weights["conv2"]))
     x = x.reshape(len(x), 4, 2, 4, 2, x.shape[-1]).max((2, 4))  # max pooling over 2 x 2
     x = x.reshape(len(x), _SHAPES["dense1"][0])
     x = jax.nn.relu(x @ weights["dense1"]["kernel"] + weights["dense1"]["bias"])
     return x @ weights["dense2"]["kernel"] + weights["dense2"]["bias"]
 
 
-def _convolved(x: Any, kernel: Any, bias: Any) -> jax.Array:
+def _convolve(x: Any, kernel: Any, bias: Any) -> jax.Array:
     layout = ("NHWC", "HWIO", "NHWC")
     return jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=layout) + jnp.asarray(
         bias

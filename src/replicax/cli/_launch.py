@@ -50,7 +50,7 @@ def add_launch(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     parser.add_argument(
         "--max-restarts",
-        type=_natural,
+        type=_non_negative,
         metavar="R",
         default=0,
         help="how often to restart all workers after one has failed; the program resumes from its "
@@ -117,7 +117,7 @@ def _log_dir(chosen: Path | None) -> Path:
     return chosen.resolve()
 
 
-def _natural(text: str) -> int:
+def _non_negative(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"expected an integer, 0 or more, got {text!r}")
     return int(text)

@@ -52,15 +52,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         finally:
             sys.stdout.flush()
     except BrokenPipeError:
-        _write_nowhere()
+        _discard_output()
         return 141
     except OSError as error:  # for example, a full disk
-        _write_nowhere()
+        _discard_output()
         print(f"replicax: can't print: {error}", file=sys.stderr)
         return 2
 
 
-def _write_nowhere() -> None:
+def _discard_output() -> None:
     """Discard the remaining output, so that Python does not report an error about it at exit."""
     with contextlib.suppress(OSError):  # stdout may have no file descriptor
         nowhere = os.open(os.devnull, os.O_WRONLY)

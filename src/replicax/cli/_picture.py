@@ -69,7 +69,7 @@ def draw_picture(
 def _draw_training(figure: Any, history: History, shares: Mapping[str, int]) -> None:
     above, below, last = figure.subplots(3, 1, height_ratios=(5, 3, 0.5))
     above.plot(history.steps, history.losses, color=_BLUE, alpha=0.25, linewidth=0.8)
-    above.plot(history.steps, _smoothed(history.losses), color=_BLUE, linewidth=1.8)
+    above.plot(history.steps, _smooth(history.losses), color=_BLUE, linewidth=1.8)
     above.set_yscale("log")
     above.set_ylabel("loss")
     above.tick_params(labelbottom=False)
@@ -110,7 +110,7 @@ def _draw_shares(axes: Any, shares: Mapping[str, int]) -> None:
     axes.set_title("examples per device", fontsize=9.5, loc="left", pad=3)
 
 
-def _smoothed(numbers: list[float]) -> np.ndarray:
+def _smooth(numbers: list[float]) -> np.ndarray:
     """A running geometric mean."""
     width = min(_SMOOTHED_STEPS, len(numbers))
     logs = np.log(np.maximum(numbers, 1e-7))

@@ -14,7 +14,7 @@ import numpy as np
 import optax
 
 import replicax as rx
-from replicax.cli._digits import Digits, class_scores, initial_weights, moved
+from replicax.cli._digits import Digits, class_scores, initial_weights, shift_image
 
 __all__ = ["Trainer"]
 
@@ -79,7 +79,7 @@ class Trainer:
     def _replica_step(self, indices: Any, images: Any, labels: Any) -> Any:
         # One key per example and step: the random numbers do not depend on the number of replicas.
         key = jax.random.fold_in(jax.random.key(0), self.optimizer.iterations.read_value())
-        images = jax.vmap(moved)(rx.example_keys(key, indices), images)
+        images = jax.vmap(shift_image)(rx.example_keys(key, indices), images)
 
         def loss_fn() -> Any:
             scores = class_scores(rx.read_values(self.weights), images)

@@ -113,11 +113,11 @@ class Attempt:
         try:
             while self._is_running():
                 self._output.show(_TICK_SECONDS)
-                self._note_failures()
+                self._record_failures()
                 if (request := next_request()) is not None:
                     self._stop(request.number, 0.0, request.seconds_to_end)
                 self._send_signals()
-            self._note_failures()
+            self._record_failures()
         finally:
             statuses = [worker.kill() for worker in self._workers]
             self._output.finish(_SECONDS_FOR_OUTPUT)
@@ -127,7 +127,7 @@ class Attempt:
         statuses = [worker.poll() for worker in self._workers]  # poll all: it records when they exited
         return None in statuses
 
-    def _note_failures(self) -> None:
+    def _record_failures(self) -> None:
         if self._has_signalled:
             return  # from now on workers exit because of our signals
         for worker in self._workers:

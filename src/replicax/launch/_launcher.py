@@ -74,9 +74,9 @@ class _Launcher:
         self, options: LaunchOptions, slots: Sequence[Devices], guard: Guard, signals: Signals
     ) -> None:
         self._options, self._guard, self._signals = options, guard, signals
-        self._staff = _Staff(slots, options.min_workers or options.num_workers)
+        self._pool = _WorkerPool(slots, options.min_workers or options.num_workers)
         self._file = WorkersFile(
-            options.log_dir / "workers", self._staff.smallest, options.num_workers, _say
+            options.log_dir / "workers", self._pool.smallest, options.num_workers, _say
         )
         self._num_starts, self._num_failures = 0, 0
         self._wanted: int | None = None  # the number of workers that the user asked for
@@ -87,9 +87,9 @@ class _Launcher:
             if self._signals.received is not None:
                 return self._status_after_signal(self._signals.received, ending)
             if self._wanted is not None:
-                self._staff.resize(self._wanted)
+                self._pool.resize(self._wanted)
                 self._wanted = None
-                _say(f"restarting with {_count(self._staff.devices)}")
+                _say(f"restarting with {_count(self._pool.devices)}")
             elif ending.failure is None:
                 return 0
             elif not self._prepare_restart(ending.failure):
@@ -102,11 +102,11 @@ class _Launcher:
             environment["JAX_COMPILATION_CACHE_DIR"] = str(self._options.log_dir / "compiled")
             environment.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")  # JAX: 1 second
         self._num_starts += 1
-        command, devices = self._options.command, self._staff.devices
+        command, devices = self._options.command, self._pool.devices
         return Attempt(self._guard, output, command, devices, environment).watch(self._request)
 
     def _request(self) -> Request | None:
-        if (number := self._file.changed()) is not None and number != len(self._staff.devices):
+        if (number := self._file.changed()) is not None and number != len(self._pool.devices):
             self._wanted = number
             return Request(signal.SIGTERM, self._options.grace_seconds)
         return self._signals.next()
@@ -123,18 +123,18 @@ class _Launcher:
         """Report the failure; returns whether to restart the workers."""
         self._num_failures += 1
         if self._num_failures > self._options.max_restarts:
-            _report(failure, "the others were stopped" if len(self._staff.devices) > 1 else "")
+            _report(failure, "the others were stopped" if len(self._pool.devices) > 1 else "")
             return False
-        if self._staff.note_failure(failure.rank):
-            self._file.write(len(self._staff.devices))
+        if self._pool.record_failure(failure.rank):
+            self._file.write(len(self._pool.devices))
         restart = f"restart {self._num_failures} of {self._options.max_restarts}"
-        _report(failure, f"{restart} with {_count(self._staff.devices)}")
+        _report(failure, f"{restart} with {_count(self._pool.devices)}")
         return True
 
 
 @final
 @dataclass
-class _Staff:
+class _WorkerPool:
     """Which of the possible workers run, each with its own devices."""
 
     slots: Sequence[Devices]
@@ -156,7 +156,7 @@ class _Staff:
         self.active = sorted([*self.active, *others][:number])
         self.last_failed = None
 
-    def note_failure(self, rank: int) -> bool:
+    def record_failure(self, rank: int) -> bool:
         """Drop a worker that has failed twice in a row, if enough others remain; returns whether it was."""
         slot = self.active[rank]
         is_left_out = slot == self.last_failed and len(self.active) > self.smallest

@@ -61,7 +61,7 @@ def _from_spec(leaf: Any) -> Any:
     mesh, first = current().strategy.mesh, _shape(leaf.value_specs[0])
     if any(_shape(spec).shape != first.shape for spec in leaf.value_specs):
         raise ValueError(f"rx.explain needs the same shape on all replicas, got {leaf!r}.")
-    return PerReplica.from_global(_stacked(first, mesh), mesh, scalar=not first.shape)
+    return PerReplica.from_global(_stack(first, mesh), mesh, scalar=not first.shape)
 
 
 def _shape(spec: TensorSpec) -> jax.ShapeDtypeStruct:
@@ -73,7 +73,7 @@ def _shape(spec: TensorSpec) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(sizes, jax.dtypes.canonicalize_dtype(spec.dtype))
 
 
-def _stacked(part: Any, mesh: ReplicaMesh) -> jax.ShapeDtypeStruct:
+def _stack(part: Any, mesh: ReplicaMesh) -> jax.ShapeDtypeStruct:
     """The global array with one such part on each replica."""
     first, *others = part.shape or (1,)
     return jax.ShapeDtypeStruct((first * mesh.num_replicas, *others), part.dtype, sharding=mesh.sharded)
@@ -103,7 +103,7 @@ class _Shapes:
                 "rx.explain needs per-replica arguments of a strategy, with the same shape on all "
                 f"replicas; got {brief(value)}."
             )
-        whole = PerReplica.from_global(_stacked(part, mesh), mesh, scalar=not part.shape)
+        whole = PerReplica.from_global(_stack(part, mesh), mesh, scalar=not part.shape)
         return whole.with_mask(self._mask(value)) if value.mask is not None or value.doubt else whole
 
     def _mask(self, value: PerReplica) -> PerReplica | str:

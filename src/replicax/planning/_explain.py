@@ -20,7 +20,7 @@ from replicax.strategies import Answers, ShardSetting, Strategy
 from replicax.topology import ReplicaMesh, memory_limit
 from replicax.variables import Layout, Variable
 
-__all__ = ["explain", "lowered_as_planned", "strategy_of"]
+__all__ = ["explain", "lower_as_planned", "strategy_of"]
 
 _SETTINGS: tuple[ShardSetting, ...] = get_args(ShardSetting)
 _tags = itertools.count()
@@ -84,7 +84,7 @@ def explain(
     arguments = Arguments(args, kwargs)
     first = CompiledStep(fn, *arguments.on(None))
     chosen, others = _choices(first, num_replicas, shard, compare)
-    explained = [_compiled(fn, arguments, first, choice) for choice in (chosen, *others)]
+    explained = [_compile(fn, arguments, first, choice) for choice in (chosen, *others)]
     effects = [ShardingEffect(p.shard, p.memory, p.flops, p.collectives) for p in explained]
     return _explanation(
         explained[0], sorted(effects, key=lambda e: _SETTINGS.index(e.shard)), device_memory
@@ -154,16 +154,16 @@ def strategy_of(step: CompiledStep) -> Strategy | None:
     return found.pop() if len(found) == 1 else None
 
 
-def _compiled(
+def _compile(
     fn: Callable[..., Any], arguments: Arguments, first: CompiledStep, choice: _Choice
 ) -> _Program:
     strategy, answers, shard = choice
     if answers is None or strategy is None:
         return _finish(*_lower(first, arguments.on(None)[0]), shard)
-    return _finish(*lowered_as_planned(fn, arguments, first, strategy, answers), shard)
+    return _finish(*lower_as_planned(fn, arguments, first, strategy, answers), shard)
 
 
-def lowered_as_planned(
+def lower_as_planned(
     fn: Callable[..., Any], arguments: Arguments, first: CompiledStep, strategy: Strategy, answers: Answers
 ) -> tuple[CompiledStep, list[Any], list[tuple[Variable, Layout, jax.ShapeDtypeStruct]], Any]:
     """Lower the step as if the strategy gave other answers; returns it with its leaves and variables."""

@@ -10,7 +10,7 @@ import jax
 from replicax.errors import ContextError
 from replicax.execution import CompiledStep
 from replicax.planning._arguments import Arguments
-from replicax.planning._explain import lowered_as_planned, strategy_of
+from replicax.planning._explain import lower_as_planned, strategy_of
 from replicax.planning._plan import plan
 from replicax.variables import Variable
 
@@ -37,7 +37,7 @@ def compile_for_one_replica(fn: Callable[..., Any], args: Any, kwargs: Any) -> O
             "A step can be compared with one device only if all its variables belong to one "
             "MirroredStrategy or ShardedStrategy, in one process."
         )
-    step, leaves, state, lowered = lowered_as_planned(
+    step, leaves, state, lowered = lower_as_planned(
         fn, arguments, first, strategy, plan(strategy, 1, "mirrored")
     )
     shapes = [(variable, shape) for variable, _, shape in state]

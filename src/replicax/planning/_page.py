@@ -11,10 +11,10 @@ __all__ = ["explanation_page"]
 
 
 def explanation_page(explanation: dict[str, Any]) -> str:
-    return page(Path(__file__).with_name("page.html"), _with_patterns(explanation))
+    return page(Path(__file__).with_name("page.html"), _extract_patterns(explanation))
 
 
-def _with_patterns(explanation: dict[str, Any]) -> dict[str, Any]:
+def _extract_patterns(explanation: dict[str, Any]) -> dict[str, Any]:
     """Move the placements of variables to a list without repetitions, `patterns`."""
     patterns: dict[tuple[int, ...], int] = {}
     variables = [

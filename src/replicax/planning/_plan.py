@@ -26,13 +26,13 @@ def plan(strategy: Strategy, num_replicas: int, shard: ShardSetting) -> Answers:
     """The answers that this strategy would give with another number of replicas or another `shard`."""
     mesh = strategy.mesh
     if num_replicas != mesh.num_replicas:
-        mesh = _planned_mesh(mesh, num_replicas)
+        mesh = _plan_mesh(mesh, num_replicas)
     now = strategy.answers
     shards = dataclasses.replace(now.shards, shard=shard)
     return sharded_answers(strategy.communicator.on(mesh), shards, now.partition_rules)
 
 
-def _planned_mesh(mesh: ReplicaMesh, num_replicas: int) -> ReplicaMesh:
+def _plan_mesh(mesh: ReplicaMesh, num_replicas: int) -> ReplicaMesh:
     size = mesh.num_logical_devices
     devices = _devices(mesh.platform, num_replicas * size)
     rows = [devices[i : i + size] for i in range(0, len(devices), size)]

@@ -55,21 +55,21 @@ def _too_many_devices(report: Report) -> list[Tip]:
     return [Tip("devices", 1 - gain, text)]
 
 
-def _who_wait(report: Report) -> str:
+def _waiting_devices(report: Report) -> str:
     return "The devices wait" if report.num_devices > 1 else "The device waits"
 
 
 def _input(report: Report) -> str:
     return (
-        f"{_who_wait(report)} {time_text(report.parts.input)} in each step for input. Make reading faster: "
-        "less work per example, a faster source, several reader processes, less to copy to the device "
-        "(uint8 images that the step converts, bfloat16). A deeper prefetch, "
+        f"{_waiting_devices(report)} {time_text(report.parts.input)} in each step for input. Make reading "
+        "faster: less work per example, a faster source, several reader processes, less to copy to the "
+        "device (uint8 images that the step converts, bfloat16). A deeper prefetch, "
         "`rx.InputOptions(per_replica_buffer_size=...)`, helps only if the time per batch varies."
     )
 
 
 def _host(report: Report) -> str:
-    wait = f"{_who_wait(report)} {time_text(report.parts.host)} in each step for Python"
+    wait = f"{_waiting_devices(report)} {time_text(report.parts.host)} in each step for Python"
     if report.host_between > report.parts.host / 2:
         return (
             f"{wait}, mostly for what the program does between its steps. Do that less often, for example "

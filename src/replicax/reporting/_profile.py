@@ -89,13 +89,13 @@ class Profile:
             if int(number) in device_ids
         }
         return cls(
-            window=_marked(events, RECORDED)[0],
-            steps=union(_marked(events, STEP)),
-            input=union(_marked(events, INPUT)),
+            window=_annotated(events, RECORDED)[0],
+            steps=union(_annotated(events, STEP)),
+            input=union(_annotated(events, INPUT)),
             compiling=union(_compilations(events)),
             devices={name: sorted(x, key=lambda op: op.start) for name, x in sorted(kept.items())},
             copying={name: union(_copies(plane)) for name, plane in _planes_of_devices(planes)},
-            preparing=union(_marked(events, *_PREPARING)),
+            preparing=union(_annotated(events, *_PREPARING)),
         )
 
 
@@ -140,7 +140,7 @@ def _operation(event: Any, stats: dict[Any, Any] | None = None) -> Operation:
     return Operation(stats["hlo_op"], start, start + event.duration_ns, stats.get("run_id"))
 
 
-def _marked(events: list[Any], *names: str) -> list[tuple[float, float]]:
+def _annotated(events: list[Any], *names: str) -> list[tuple[float, float]]:
     return [(e.start_ns, e.start_ns + e.duration_ns) for e in events if e.name in names]
 
 

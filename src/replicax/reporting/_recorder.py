@@ -92,18 +92,18 @@ class Recorder:
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """A `with` block around the program."""
-        jax.monitoring.register_event_duration_secs_listener(self._note_compilation)
+        jax.monitoring.register_event_duration_secs_listener(self._record_compilation)
         try:
             with (
                 self._cleanup,
-                _replaced(Function, "__call__", self._watched_call),
-                _replaced(Function, "many", self._watched_many),
-                _replaced(DistributedIterator, "__next__", self._watched_next),
+                _patched(Function, "__call__", self._watched_call),
+                _patched(Function, "many", self._watched_many),
+                _patched(DistributedIterator, "__next__", self._watched_next),
             ):
                 yield
                 self.finish()
         finally:
-            jax.monitoring.unregister_event_duration_listener(self._note_compilation)
+            jax.monitoring.unregister_event_duration_listener(self._record_compilation)
 
     def reading(self, batches: Iterable[Any]) -> Iterator[Any]:
         """The batches, annotating in the profile how long it takes to read each."""
@@ -122,7 +122,7 @@ class Recorder:
                 return call(function, *args, **kwargs)
             with self._step():
                 result = call(function, *args, **kwargs)
-            self._note(function, result, 1, (args, kwargs))
+            self._record_call(function, result, 1, (args, kwargs))
             return result
 
         return __call__
@@ -133,7 +133,7 @@ class Recorder:
                 return many(function, *args)
             with self._step():
                 results = many(function, *args)
-            self._note(function, results, len(results), None)
+            self._record_call(function, results, len(results), None)
             return results
 
         return watched
@@ -158,7 +158,7 @@ class Recorder:
         finally:
             self._is_inside = False
 
-    def _note(self, function: Function[..., Any], result: Any, count: int, example: Any) -> None:
+    def _record_call(self, function: Function[..., Any], result: Any, count: int, example: Any) -> None:
         """Record a call that ran `count` steps; `example` has the arguments of an ordinary call."""
         self._calls[function] += 1
         if self.function is None and self._calls[function] >= self.num_warmup:
@@ -175,9 +175,9 @@ class Recorder:
                 self._num_timed += count
             self._num_left -= 1
             if self._num_left == 0:
-                self._go_on()
+                self._advance()
 
-    def _go_on(self) -> None:
+    def _advance(self) -> None:
         """Move on from profiling to timing, and from timing to done."""
         self._num_left = self._num_calls
         if self._profiling is not None:
@@ -186,7 +186,7 @@ class Recorder:
             self.finish()
             self._when_done()
 
-    def _note_compilation(self, event: str, duration_secs: float, **kwargs: Any) -> None:
+    def _record_compilation(self, event: str, duration_secs: float, **kwargs: Any) -> None:
         if event in _STAGES:
             now = time.perf_counter()
             self._stages.append((_STAGES[event], now - duration_secs, now))
@@ -251,7 +251,7 @@ def _wait(function: Function[..., Any], result: Any) -> None:
 
 
 @contextlib.contextmanager
-def _replaced(kind: type, name: str, wrap: Callable[[Any], Any]) -> Iterator[None]:
+def _patched(kind: type, name: str, wrap: Callable[[Any], Any]) -> Iterator[None]:
     original = getattr(kind, name)
     setattr(kind, name, wrap(original))
     try:

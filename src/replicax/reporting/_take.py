@@ -111,7 +111,7 @@ def make_report(recorder: Recorder, *, compare: bool = True) -> Report:
             "The profile has no operations of the step's devices. rx.report can read profiles of CPU and "
             "GPU devices; use `rx.profile` for others."
         )
-    alone, not_compared = _compared(recorder, len(intervals), compare)
+    alone, not_compared = _compare(recorder, len(intervals), compare)
     parts = mean_parts(intervals.values(), recorder.num_steps)
     return Report(
         step=function.name,
@@ -147,7 +147,7 @@ def _too_few_calls(recorder: Recorder) -> ContextError:
     )
 
 
-def _compared(recorder: Recorder, num_devices: int, compare: bool) -> tuple[float | None, str]:
+def _compare(recorder: Recorder, num_devices: int, compare: bool) -> tuple[float | None, str]:
     """The time on one device, or why it was not measured."""
     function = recorder.function
     assert function is not None

@@ -90,7 +90,7 @@ def describe_failure(outcomes: Sequence[Outcome], first: Outcome) -> str:
 def write_report(path: Path, report: Report) -> None:
     """Write the report atomically."""
     unfinished = path.with_suffix(".unfinished")
-    unfinished.write_bytes(_pickled(report))
+    unfinished.write_bytes(_pickle_report(report))
     os.replace(unfinished, path)
 
 
@@ -99,17 +99,17 @@ def read_report(path: Path) -> Report:
     return pickle.loads(path.read_bytes()) if path.exists() else Report()
 
 
-def _pickled(report: Report) -> bytes:
+def _pickle_report(report: Report) -> bytes:
     try:
         data = pickle.dumps(report)
         if report.error is not None:
             pickle.loads(data)  # many exceptions pickle fine but fail to unpickle
         return data
     except Exception as problem:
-        return pickle.dumps(_without_its_objects(report, problem))
+        return pickle.dumps(_without_objects(report, problem))
 
 
-def _without_its_objects(report: Report, problem: Exception) -> Report:
+def _without_objects(report: Report, problem: Exception) -> Report:
     if report.error is None:
         error = TypeError(
             f"The worker's function returned a {type(report.value).__name__}, which can't be pickled "

@@ -27,7 +27,7 @@ def make_folder(caller: str, folder: str) -> None:
             pass
     except OSError as error:
         reason = "it is a file" if Path(folder).is_file() else error.strerror or str(error)
-        raise _refusal(type(error), caller, reason) from error
+        raise _error(type(error), caller, reason) from error
 
 
 def check_folder(caller: str, folder: str) -> None:
@@ -45,10 +45,10 @@ def check_folder(caller: str, folder: str) -> None:
     path = Path(folder).absolute()
     existing = next(place for place in (path, *path.parents) if place.exists())
     if not existing.is_dir():
-        raise _refusal(NotADirectoryError, caller, f"{existing} is a file")
+        raise _error(NotADirectoryError, caller, f"{existing} is a file")
     if not os.access(existing, os.W_OK | os.X_OK):
-        raise _refusal(PermissionError, caller, f"{existing} is not writable")
+        raise _error(PermissionError, caller, f"{existing} is not writable")
 
 
-def _refusal(kind: type[OSError], caller: str, reason: str) -> OSError:
+def _error(kind: type[OSError], caller: str, reason: str) -> OSError:
     return kind(f"{caller}: can't write there: {reason}. Pass a writable folder.")

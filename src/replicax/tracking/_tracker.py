@@ -214,8 +214,8 @@ class Tracker:
         while self._pending and (len(self._pending) > at_most_left or self._pending[0].is_ready):
             entries.append(self._pending.popleft())
         try:
-            self._lost += _take_out_deleted(entries)
-            self._hand_over(entries)
+            self._lost += _drop_deleted(entries)
+            self._write_entries(entries)
         finally:
             self._pending.extendleft(reversed(entries))
         if self._tensorboard is not None:
@@ -228,7 +228,7 @@ class Tracker:
                 "was written."
             )
 
-    def _hand_over(self, entries: collections.deque[_Entry]) -> None:
+    def _write_entries(self, entries: collections.deque[_Entry]) -> None:
         """Pass the entries to the writers, and remove those that all writers have written."""
         newest = entries[-1] if entries else None
         for *numbers, step in jax.device_get([entry.numbers for entry in entries]):
@@ -249,7 +249,7 @@ def _without_time(write: Writer) -> Callable[[int, Mapping[str, float], float], 
     return lambda step, values, _: write(step, values)
 
 
-def _take_out_deleted(entries: collections.deque[_Entry]) -> list[str]:
+def _drop_deleted(entries: collections.deque[_Entry]) -> list[str]:
     """Remove the numbers whose arrays were deleted; returns descriptions of them."""
     lost = []
     for entry in [entry for entry in entries if entry.deleted]:

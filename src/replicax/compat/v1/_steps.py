@@ -83,7 +83,7 @@ class MultiStepContext:
         def store(output: Any) -> None:
             self._last_step_outputs[name] = output
 
-        _outside_of_replicas(strategy, output, store)
+        _store_after_replicas(strategy, output, store)
 
     def set_non_tensor_output(self, name: str, output: Any) -> None:
         """Store any object as a result; in a replica function, the last replica's object wins."""
@@ -107,7 +107,7 @@ class MultiStepContext:
             own.update(later)
 
 
-def _outside_of_replicas(strategy: Any, output: Any, store: Callable[[Any], None]) -> None:
+def _store_after_replicas(strategy: Any, output: Any, store: Callable[[Any], None]) -> None:
     """Store the output: after the `shard_map` if it was traced in replicas, otherwise at once."""
     leaves, treedef = flatten(output)
     computed = [i for i, leaf in enumerate(leaves) if isinstance(leaf, PerReplica) or is_tracer(leaf)]
@@ -139,7 +139,7 @@ def run_steps(
     batches = _Batches(iterator, iterations)
     with strategy.scope():
         if isinstance(fn, Function):
-            for results in _compiled(fn).many(batches):
+            for results in _compile_step(fn).many(batches):
                 context._add(results)
         else:
             for batch in batches:
@@ -153,7 +153,7 @@ _steps: weakref.WeakKeyDictionary[Any, Function[..., Any]] = weakref.WeakKeyDict
 """Compiled `fn(context, batch)` -> a compiled step that takes a batch and returns the context's results."""
 
 
-def _compiled(fn: Function[..., Any]) -> Function[..., Any]:
+def _compile_step(fn: Function[..., Any]) -> Function[..., Any]:
     if fn._signature is not None:
         raise TypeError(
             f"{fn!r} has an input_signature, which can't describe the context that it is called with. "

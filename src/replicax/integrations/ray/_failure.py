@@ -41,7 +41,7 @@ class Failure:
         return self.reason.error if isinstance(self.reason, Raised) else self.reason
 
     @property
-    def suspicion(self) -> int:
+    def cause_order(self) -> int:
         """0 for a dead process, 1 for an error in user code, 2 for what may be a consequence of those."""
         if not isinstance(self.reason, Raised):
             return 0
@@ -55,4 +55,4 @@ class Failure:
 
 def choose_cause(failures: list[Failure]) -> Failure:
     """The failure that caused the others; the first one if there are several candidates."""
-    return min(failures, key=lambda failure: failure.suspicion)
+    return min(failures, key=lambda failure: failure.cause_order)

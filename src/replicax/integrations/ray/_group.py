@@ -89,15 +89,15 @@ def _wait_for(refs: list[Any]) -> list[Any] | Failure:
         timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
         ready, _ = ray.wait(pending, num_returns=1, timeout=timeout)
         for ref in ready:
-            _take(ref, refs.index(ref), results, failures)
-        if failures and (not ready or failures[-1].suspicion < 2):
+            _collect(ref, refs.index(ref), results, failures)
+        if failures and (not ready or failures[-1].cause_order < 2):
             break
         if failures and deadline is None:
             deadline = time.monotonic() + _SECONDS_FOR_CAUSE
     return choose_cause(failures) if failures else [results[rank] for rank in range(len(refs))]
 
 
-def _take(ref: Any, rank: int, results: dict[int, Any], failures: list[Failure]) -> None:
+def _collect(ref: Any, rank: int, results: dict[int, Any], failures: list[Failure]) -> None:
     try:
         result = ray.get(ref)
     except RayError as error:
@@ -127,9 +127,9 @@ def place_group(
     least = "" if min_workers == num_workers else f", nor {min_workers}"
     raise ClusterTimeoutError(
         f"Ray could not place {num_workers} workers{least} with {dict(resources)} each within "
-        f"{timeout_seconds:g} s. Free now: {_shown(ray.available_resources())}; in all: "
-        f"{_shown(ray.cluster_resources())}. Ask for less in `resources_per_worker`, use fewer workers, "
-        "pass `min_workers`, or wait longer with `placement_timeout_seconds`."
+        f"{timeout_seconds:g} s. Free now: {_user_resources(ray.available_resources())}; in all: "
+        f"{_user_resources(ray.cluster_resources())}. Ask for less in `resources_per_worker`, use fewer "
+        "workers, pass `min_workers`, or wait longer with `placement_timeout_seconds`."
     )
 
 
@@ -151,6 +151,6 @@ def _most_that_fit(resources: Mapping[str, float]) -> int:
     return min((int(whole.get(name, 0) // need) for name, need in resources.items() if need), default=1)
 
 
-def _shown(resources: Mapping[str, float]) -> dict[str, float]:
+def _user_resources(resources: Mapping[str, float]) -> dict[str, float]:
     """Drop Ray's internal resources: nodes, object store memory, and bundles of placement groups."""
     return {name: n for name, n in resources.items() if ":" not in name and "_" not in name}
