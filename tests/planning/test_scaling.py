@@ -128,6 +128,8 @@ def test_mistakes():
         found.scaling(interconnect=wires, step_seconds=1.0, overlap=40)
     with pytest.raises(ValueError, match="a list of ints"):
         found.scaling([0], interconnect=wires, step_seconds=1.0)
+    with pytest.raises(ValueError, match="num_replicas=2"):  # or it would seem to scale perfectly
+        found.scaling(interconnect=wires, step_seconds=1.0)
     with pytest.raises(ValueError, match="bytes per second"):
         rx.Interconnect(bandwidth=0)
     with pytest.raises(ValueError, match="devices_per_host"):

@@ -182,6 +182,10 @@ class Explanation:
             flops_per_second: the operations per second that a device attains, instead of `step_seconds`.
             overlap: the fraction of the collectives' time that is hidden behind computation, 0 to 1.
 
+        Raises:
+            ValueError: the step was explained for one replica, so it has no collectives among replicas; or
+                an argument is out of range.
+
         >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
         >>> with strategy.scope():
         ...     w = rx.Variable(jnp.ones((1000, 250)), aggregation="MEAN")
@@ -198,12 +202,20 @@ class Explanation:
                 64   10.68 ms        680 µs       680 µs       93.6 %
              4,096   10.84 ms        839 µs       839 µs       92.3 %
         """
+        compute = _compute_seconds(self.flops, step_seconds, flops_per_second)
+        counts, overlap = _checked_counts(num_replicas), _checked_overlap(overlap)
+        if self.num_replicas == 1:
+            raise ValueError(
+                "scaling() predicts the time of the collectives among replicas. This step was explained for "
+                "one replica, so it has none. Explain a step of a strategy for more replicas: "
+                "`rx.explain(step, ..., num_replicas=2)`."
+            )
         return predict(
             self.collectives,
-            _compute_seconds(self.flops, step_seconds, flops_per_second),
-            _checked_counts(num_replicas),
+            compute,
+            counts,
             interconnect,
-            overlap=_checked_overlap(overlap),
+            overlap=overlap,
             replica_axis=next(iter(self.mesh_shape), "replica"),
             devices_per_replica=self.num_devices // self.num_replicas,
         )
