@@ -295,7 +295,6 @@ class ReductionToOneDevice(_RecipeOps):
         reduce_to_device: Any = None,
         accumulation_fn: Callable[[Sequence[Any]], Any] | None = None,
     ) -> None:
-        """Check the device."""
         self._device = None if reduce_to_device is None else find_device(reduce_to_device)
         self._accumulate = accumulation_fn
 
@@ -345,7 +344,6 @@ class NcclAllReduce(_RecipeOps):
     """
 
     def __init__(self, num_packs: int = 1) -> None:
-        """Check the number of packs."""
         self._num_packs = _checked_packs("NcclAllReduce", num_packs)
 
     def check_devices(self, mesh: ReplicaMesh) -> None:
@@ -378,7 +376,6 @@ class HierarchicalCopyAllReduce(_RecipeOps):
     """
 
     def __init__(self, num_packs: int = 1) -> None:
-        """Check the number of packs."""
         self._num_packs = _checked_packs("HierarchicalCopyAllReduce", num_packs)
 
     def _recipe(self, op: ReduceOp, options: CommunicationOptions, mesh: ReplicaMesh) -> Recipe:

@@ -33,7 +33,6 @@ class SingleReplica:
             return select(merge_fn(self._strategy, *args, **kwargs), 0)
 
     def create(self, make: Callable[[], Any]) -> Any:
-        """Create a variable."""
         return make()
 
 

@@ -42,7 +42,6 @@ class CentralStorageStrategy(Strategy):
         *,
         axis_name: str = REPLICA_AXIS,
     ) -> None:
-        """Choose the devices."""
         devices = resolve_devices(compute_devices)
         if compute_devices is None and devices[0].platform == "cpu":
             devices = devices[:1]

@@ -13,7 +13,6 @@ __all__ = ["strategy_table"]
 
 
 def strategy_table(strategy: StrategyBase) -> str:
-    """The replicas of each process."""
     mesh = strategy.mesh
     rows = [
         (process, boxes(names[:MOST_ROWS]) + more(len(names))) for process, names in _processes(strategy)

@@ -55,7 +55,6 @@ class MirroredStrategy(Strategy):
         partition_rules: Mapping[str, Sequence[int]] | None = None,
         axis_name: str = REPLICA_AXIS,
     ) -> None:
-        """Choose the devices and the collectives."""
         ops = DefaultAllReduce() if cross_device_ops is None else cross_device_ops
         if not isinstance(ops, CrossDeviceOps):
             raise TypeError(

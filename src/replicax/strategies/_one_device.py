@@ -27,7 +27,6 @@ class OneDeviceStrategy(Strategy):
     """
 
     def __init__(self, device: str | Device, *, axis_name: str = REPLICA_AXIS) -> None:
-        """Choose the device."""
         found = find_device(device)
         communicator = Communicator(ReplicaMesh([found], axis_name), DefaultAllReduce())
         layout = OneDevice(found, communicator.mesh)

@@ -70,7 +70,6 @@ class ShardedStrategy(Strategy):
         partition_rules: Mapping[str, Sequence[int]] | None = None,
         axis_name: str = REPLICA_AXIS,
     ) -> None:
-        """Choose the devices and what to shard."""
         grid = group_devices(resolve_devices(devices), logical_devices)
         communicator = Communicator(ReplicaMesh(grid, axis_name), DefaultAllReduce())
         rules = PartitionRules(partition_rules)

@@ -71,7 +71,6 @@ class TPUStrategy(Strategy):
         partition_rules: Mapping[str, Sequence[int]] | None = None,
         axis_name: str = REPLICA_AXIS,
     ) -> None:
-        """Choose the cores and group them."""
         resolver = TPUClusterResolver("local") if tpu_cluster_resolver is None else tpu_cluster_resolver
         if not isinstance(resolver, TPUClusterResolver):
             raise TypeError(f"TPUStrategy takes a TPUClusterResolver, got {resolver!r}.")

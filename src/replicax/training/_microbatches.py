@@ -138,7 +138,6 @@ class Microbatches:
     """
 
     def __init__(self, count: int, args: Any, kwargs: Any) -> None:
-        """Count the rows."""
         if current().rows is not None:
             raise InputError(
                 "value_and_grad(microbatches=...) was called inside another one: split the batch only once."

@@ -44,7 +44,6 @@ class MixedPrecision:
     compute_dtype: Any = jnp.bfloat16
 
     def __post_init__(self) -> None:
-        """Check the dtype."""
         if not jnp.issubdtype(self.compute_dtype, jnp.floating):
             raise ValueError(
                 f"MixedPrecision(compute_dtype={self.compute_dtype!r}): choose jnp.bfloat16 or jnp.float16."

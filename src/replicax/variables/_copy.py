@@ -36,7 +36,6 @@ class VariableCopy(HasRows, Component):
 
     @property
     def container(self) -> Variable:
-        """The variable."""
         return self._variable
 
     @property

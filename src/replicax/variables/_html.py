@@ -18,7 +18,6 @@ _LARGEST = 8  # values with more elements are not read
 
 
 def variable_table(variable: Variable) -> str:
-    """The table of a variable."""
     policy = f"{variable.synchronization.name}, {variable.aggregation.name}"
     rows = [
         ("array", html.escape(describe_array(variable.shape, variable.dtype))),

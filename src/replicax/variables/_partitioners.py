@@ -74,7 +74,6 @@ class FixedShardsPartitioner(_AlongOneAxis):
     """
 
     def __init__(self, num_shards: SupportsIndex) -> None:
-        """Check the number."""
         self._num_shards = _positive("FixedShardsPartitioner", "num_shards", num_shards)
 
     def _num_parts(self, rows: int, num_elements: int, dtype: Any) -> int:
@@ -102,7 +101,6 @@ class MinSizePartitioner(_AlongOneAxis):
         max_shards: SupportsIndex = 1,
         bytes_per_string: SupportsIndex = 16,
     ) -> None:
-        """Check the numbers."""
         name = "MinSizePartitioner"
         self._min_bytes = _positive(name, "min_shard_bytes", min_shard_bytes)
         self._max_shards = _positive(name, "max_shards", max_shards)
@@ -138,7 +136,6 @@ class MaxSizePartitioner(_AlongOneAxis):
         max_shards: SupportsIndex | None = None,
         bytes_per_string: SupportsIndex = 16,
     ) -> None:
-        """Check the numbers."""
         name = "MaxSizePartitioner"
         self._max_bytes = _positive(name, "max_shard_bytes", max_shard_bytes)
         self._max_shards = None if max_shards is None else _positive(name, "max_shards", max_shards)
