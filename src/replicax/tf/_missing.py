@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 from collections.abc import Callable
 from typing import NoReturn
 
-__all__ = ["OF_COMPAT_V1", "OF_DISTRIBUTE", "OF_TF", "WRITE_RECORDS", "refuse"]
+__all__ = ["OF_COMPAT_V1", "OF_DISTRIBUTE", "OF_TF", "refuse"]
 
 _LAX = "the function of that name in `jax.lax` or `jax.numpy`"
 _TEXT = "Python's own strings on the host: JAX has no string arrays"
 _GRAPH = "nothing: there are no graphs and sessions, every call runs immediately"
-
-WRITE_RECORDS = (
-    "`ArrayRecordWriter` of the package array_record, whose files Grain reads, or any other writer of "
-    "TFRecord files, which `tf.data.TFRecordDataset` reads"
-)
 
 OF_TF = {
     "AggregationMethod": "nothing: gradients are added as they come",
@@ -84,7 +81,6 @@ OF_TF = {
     "signal": "`jax.scipy.signal` and `jnp.fft`",
     "sparse": "dense arrays, or `jax.experimental.sparse`",
     "strings": _TEXT,
-    "summary": "`rx.Tracker(tensorboard=folder)`, and its `log(step, loss=...)`",
     "test": "pytest",
     "variable_creator_scope": "a function that creates your variables",
     "while": "`tf.while_loop`",
@@ -110,14 +106,40 @@ OF_COMPAT_V1 = {
 }
 
 
+_LIBRARIES = (
+    "jax.numpy",
+    "jax.lax",
+    "jax.nn",
+    "jax.scipy.special",
+    "jax.scipy.linalg",
+    "jax.random",
+    "optax",
+)
+_HOW = "a function of `jax.numpy`, `jax.lax` or Keras; docs/porting.md explains how to port a program"
+
+
 def refuse(module: str, instead: dict[str, str]) -> Callable[[str], NoReturn]:
-    """A module's `__getattr__` that raises, and names the alternative if there is one."""
+    """A module's `__getattr__` that raises, and says what to use instead.
+
+    A name that is not in `instead` is looked up in JAX and optax.
+    """
 
     def __getattr__(name: str) -> NoReturn:
-        hint = _hint(instead[name]) if name in instead else ""
-        raise AttributeError(f"replicax.{module} has no {name!r}.{hint}")
+        if name.startswith("_"):
+            raise AttributeError(f"replicax.{module} has no {name!r}.")
+        raise AttributeError(
+            f"replicax.{module} has no {name!r}.{_hint(instead.get(name) or _of_jax(name))}"
+        )
 
     return __getattr__
+
+
+def _of_jax(name: str) -> str:
+    for library in _LIBRARIES:
+        with contextlib.suppress(ImportError, AttributeError, DeprecationWarning):
+            if callable(getattr(importlib.import_module(library), name)):
+                return f"`{library}.{name}`"
+    return _HOW
 
 
 def _hint(alternative: str) -> str:

@@ -27,17 +27,24 @@ from replicax.tf._checkpoint_states import (
 from replicax.tf._missing import refuse
 from replicax.tf._moving_average import ExponentialMovingAverage
 from replicax.tf._tensorflow_checkpoint import is_tensorflow_checkpoint, read_tensorflow_checkpoint
+from replicax.tf.io._messages import BytesList, Example, Feature, Features, FloatList, Int64List
 from replicax.types import VariableAggregation
 from replicax.variables import Variable
 
 __all__ = [
+    "BytesList",
     "Checkpoint",
     "CheckpointManager",
     "CheckpointReader",
     "CheckpointState",
     "ClusterDef",
     "ClusterSpec",
+    "Example",
     "ExponentialMovingAverage",
+    "Feature",
+    "Features",
+    "FloatList",
+    "Int64List",
     "JobDef",
     "checkpoints_iterator",
     "get_checkpoint_state",
@@ -408,7 +415,7 @@ __getattr__ = refuse(
         "CheckpointOptions": "nothing: they are for TensorFlow's file format",
         "GradientDescentOptimizer": _OPTAX,
         "MomentumOptimizer": _OPTAX,
-        "Example": "a library for protocol buffers",
+        "SequenceExample": "`tf.train.Example`, with the sequences as features",
         "Saver": "`tf.train.Checkpoint`",
     },
 )

@@ -398,3 +398,40 @@ def names_that_are_missing(tf):
     if not tf.__name__.startswith("replicax"):
         return ["AttributeError"]
     return sorted({raised(lambda name=name: getattr(tf, name)) for name in ("saved_model", "no_such_name")})
+
+
+def records_of_examples(tf):
+    path = str(pathlib.Path(tempfile.mkdtemp()) / "examples.tfrecord")
+    train = tf.train
+    with tf.io.TFRecordWriter(path) as writer:
+        for i in range(3):
+            feature = {
+                "label": train.Feature(int64_list=train.Int64List(value=[i - 1])),
+                "image": train.Feature(float_list=train.FloatList(value=np.arange(4) / 4 + i)),
+                "name": train.Feature(bytes_list=train.BytesList(value=[b"n%d" % i])),
+                "words": train.Feature(int64_list=train.Int64List(value=range(1000 * i))),
+            }
+            example = train.Example(features=train.Features(feature=feature))
+            writer.write(example.SerializeToString())
+    description = {
+        "label": tf.io.FixedLenFeature([], tf.int64),
+        "image": tf.io.FixedLenFeature([2, 2], tf.float32),
+        "name": tf.io.FixedLenFeature([], tf.string),
+        "words": tf.io.FixedLenSequenceFeature([], tf.int64, allow_missing=True),
+        "weight": tf.io.FixedLenFeature([2], tf.float32, default_value=[1.0, 2.0]),
+    }
+    dataset = tf.data.TFRecordDataset(path)
+    parsed = [
+        (x["label"], x["image"], x["weight"], len(x["words"]), x["name"].numpy().decode())
+        for x in dataset.map(lambda record: tf.io.parse_single_example(record, description))
+    ]
+    some = {"label": description["label"], "image": description["image"]}
+    batch = next(iter(dataset.batch(3).map(lambda records: tf.io.parse_example(records, some))))
+    again = train.Example.FromString(next(iter(dataset)).numpy())
+    bad = {"label": tf.io.FixedLenFeature([2], tf.int64)}
+    return (
+        parsed,
+        batch["image"],
+        list(again.features.feature["label"].int64_list.value),
+        raised(lambda: list(dataset.map(lambda x: tf.io.parse_single_example(x, bad)))) != "nothing",
+    )

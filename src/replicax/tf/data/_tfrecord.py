@@ -12,7 +12,16 @@ from typing import BinaryIO
 
 from replicax.errors import InputError
 
-__all__ = ["masked_crc32c", "read_record"]
+__all__ = ["as_record", "masked_crc32c", "read_record"]
+
+
+def as_record(data: bytes) -> bytes:
+    """A record for a TFRecord file."""
+    if not isinstance(data, bytes):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"A TFRecord has bytes, got {data!r}. Use `example.SerializeToString()`.")
+    length = struct.pack("<Q", len(data))
+    checksums = [struct.pack("<I", masked_crc32c(part)) for part in (length, data)]
+    return length + checksums[0] + data + checksums[1]
 
 
 def read_record(file: BinaryIO) -> bytes | None:

@@ -1,7 +1,13 @@
 """`tf.io`: reading and writing files, and decoding images."""
 
-from replicax.tf._missing import WRITE_RECORDS, refuse
+from replicax.tf._missing import refuse
 from replicax.tf.io import gfile
+from replicax.tf.io._examples import (
+    FixedLenFeature,
+    FixedLenSequenceFeature,
+    parse_example,
+    parse_single_example,
+)
 from replicax.tf.io._files import decode_raw, read_file, write_file
 from replicax.tf.io._images import (
     decode_bmp,
@@ -12,8 +18,13 @@ from replicax.tf.io._images import (
     encode_jpeg,
     encode_png,
 )
+from replicax.tf.io._records import TFRecordOptions, TFRecordWriter
 
 __all__ = [
+    "FixedLenFeature",
+    "FixedLenSequenceFeature",
+    "TFRecordOptions",
+    "TFRecordWriter",
     "decode_bmp",
     "decode_gif",
     "decode_image",
@@ -23,24 +34,23 @@ __all__ = [
     "encode_jpeg",
     "encode_png",
     "gfile",
+    "parse_example",
+    "parse_single_example",
     "read_file",
     "write_file",
 ]
 
-_PARSE = "a parser of protocol buffers in `Dataset.map`, or ArrayRecord files with Grain"
+_SPARSE = "`tf.io.FixedLenSequenceFeature`: there are no sparse and ragged tensors"
 
 __getattr__ = refuse(
     "tf.io",
     {
-        "FixedLenFeature": _PARSE,
-        "TFRecordOptions": WRITE_RECORDS,
-        "TFRecordWriter": WRITE_RECORDS,
-        "VarLenFeature": _PARSE,
+        "RaggedFeature": _SPARSE,
+        "SparseFeature": _SPARSE,
+        "VarLenFeature": _SPARSE,
         "decode_csv": "`csv` or pandas in `Dataset.map`",
         "decode_json_example": "`json` in `Dataset.map`",
         "matching_files": "`tf.io.gfile.glob`",
-        "parse_example": _PARSE,
-        "parse_single_example": _PARSE,
         "parse_tensor": "`np.load`",
         "serialize_tensor": "`np.save`",
     },
