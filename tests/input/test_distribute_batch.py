@@ -170,8 +170,8 @@ def test_a_distributed_batch_is_refused(three):
     [
         ({"partial_batch": "drop"}, "choose 'exact', 'pad' or 'error'.*skip the step"),
         ({"partial_batch": "Pad"}, "choose 'exact', 'pad' or 'error'"),
-        ({"partial_batch": "error"}, "4 examples for 3 replicas, where a multiple of 3 was expected"),
-        ({"partial_batch": "error", "batch_size": 9}, "where 3 for each of them was expected"),
+        ({"partial_batch": "error"}, "4 examples for 3 replicas, but expected a multiple of 3"),
+        ({"partial_batch": "error", "batch_size": 9}, "but expected 3 for each of them"),
         ({"batch_size": 9}, "With partial_batch='exact' leave it out"),
         ({"partial_batch": "pad", "batch_size": 3}, "4 examples, more than batch_size=3"),
         ({"partial_batch": "pad", "batch_size": 0}, "at least 1"),

@@ -290,8 +290,8 @@ class Examples:
         if len(self._masks) > 1:
             sizes = " and ".join(str(mask.shape[0]) for mask in self._masks)
             raise InputError(
-                f"This replica got several padded batches, with {sizes} rows, so `example_mask` is "
-                "ambiguous. Pass the mask of the batch that you mean as another argument: "
+                f"This replica got padded batches with {sizes} rows, so `example_mask` is ambiguous. "
+                "Pass the mask of the batch that you mean as another argument: "
                 "`strategy.run(fn, args=(a, b, a.example_mask))`."
             )
         return self.mask((0,), rows).now
