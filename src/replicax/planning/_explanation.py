@@ -206,8 +206,8 @@ class Explanation:
         counts, overlap = _checked_counts(num_replicas), _checked_overlap(overlap)
         if self.num_replicas == 1:
             raise ValueError(
-                "scaling() predicts the time of the collectives among replicas. This step was explained for "
-                "one replica, so it has none. Explain a step of a strategy for more replicas: "
+                "scaling() predicts the time of the collectives among replicas. This step was explained "
+                "for one replica, so it has none. Explain a step of a strategy for more replicas: "
                 "`rx.explain(step, ..., num_replicas=2)`."
             )
         return predict(
