@@ -213,7 +213,7 @@ def test_initial_values_are_kept_where_no_step_sets_them(compiled):
         return run(fn, iterator, initial_loop_values=initial)
 
     assert steps(lambda context, batch: None, {"loss": 7.0}).last_step_outputs == {"loss": 7.0}
-    with pytest.raises(ValueError, match="another structure"):
+    with pytest.raises(ValueError, match="structure of the output"):
         steps(lambda context, batch: context.set_last_step_output("loss", (1.0, 2.0)), {"loss": 7.0})
 
 
