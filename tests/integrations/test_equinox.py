@@ -229,7 +229,7 @@ def test_errors():
     close(copy.copy(model)(jnp.ones(4)), model(jnp.ones(4)))
     with pytest.raises(rx.errors.VariableError, match="no leaf in"):
         rx_equinox.adopt(eqx.nn.Identity())
-    with pytest.raises(rx.errors.VariableError, match="another structure"):
+    with pytest.raises(rx.errors.VariableError, match="expected a state with the structure"):
         rx_equinox.adopt_state([jnp.ones(2)]).assign((jnp.ones(2),))
 
 
