@@ -240,7 +240,7 @@ class StrategyBase(abc.ABC):
         has, needs = value.num_components, len(self.mesh.local_replica_ids)
         if has is not None and has < needs and value.mesh in (None, self.mesh):
             raise IndexError(
-                f"strategy.run got a PerReplica value with {has} components, but has {needs} replicas."
+                f"strategy.run got a PerReplica value with {has} components for {needs} replicas."
             )
         value.on(self.mesh)
         dynamic = options is None or options.experimental_enable_dynamic_batch_size
