@@ -445,7 +445,7 @@ def test_cardinality(dataset, expected):
     if expected >= 0:
         assert len(dataset) == len(list(dataset)) == expected
     else:
-        with pytest.raises(TypeError, match="endless" if expected == INFINITE else "not known"):
+        with pytest.raises(TypeError, match="infinite" if expected == INFINITE else "unknown"):
             len(dataset)
 
 
