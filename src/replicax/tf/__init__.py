@@ -47,6 +47,13 @@ from replicax.tf._custom_gradient import custom_gradient
 from replicax.tf._function import function
 from replicax.tf._graphs import control_dependencies, group, init_scope, no_op
 from replicax.tf._host import numpy_function, py_function
+from replicax.tf._initializers import (
+    constant_initializer,
+    ones_initializer,
+    random_normal_initializer,
+    random_uniform_initializer,
+    zeros_initializer,
+)
 from replicax.tf._keras import load_keras
 from replicax.tf._logging import get_logger
 from replicax.tf._math import (
@@ -174,6 +181,7 @@ from replicax.tf._tensors import (
     zeros,
     zeros_like,
 )
+from replicax.tf.debugging import Assert, assert_equal, assert_greater, assert_less, assert_rank
 from replicax.tf.dtypes import (
     DType,
     as_dtype,
@@ -200,6 +208,7 @@ from replicax.values import IndexedSlices, TensorShape, TensorSpec
 from replicax.variables import Variable
 
 __all__ = [
+    "Assert",
     "DType",
     "GradientTape",
     "IndexedSlices",
@@ -223,6 +232,10 @@ __all__ = [
     "as_dtype",
     "asin",
     "asinh",
+    "assert_equal",
+    "assert_greater",
+    "assert_less",
+    "assert_rank",
     "atan",
     "atan2",
     "atanh",
@@ -241,6 +254,7 @@ __all__ = [
     "cond",
     "config",
     "constant",
+    "constant_initializer",
     "control_dependencies",
     "convert_to_tensor",
     "cos",
@@ -252,6 +266,7 @@ __all__ = [
     "device",
     "distribute",
     "divide",
+    "double",
     "dtypes",
     "einsum",
     "ensure_shape",
@@ -276,6 +291,7 @@ __all__ = [
     "greater",
     "greater_equal",
     "group",
+    "half",
     "histogram_fixed_width",
     "identity",
     "image",
@@ -311,12 +327,15 @@ __all__ = [
     "numpy_function",
     "one_hot",
     "ones",
+    "ones_initializer",
     "ones_like",
     "pad",
     "pow",
     "print",
     "py_function",
     "random",
+    "random_normal_initializer",
+    "random_uniform_initializer",
     "range",
     "rank",
     "reduce_all",
@@ -379,10 +398,12 @@ __all__ = [
     "where",
     "while_loop",
     "zeros",
+    "zeros_initializer",
     "zeros_like",
 ]
 
 Tensor = jax.Array
+half, double = float16, float64
 newaxis = None
 
 

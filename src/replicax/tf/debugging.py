@@ -13,15 +13,29 @@ from replicax._jax import at_trace, eval_trace, is_tracer
 from replicax.errors import OpArgumentError
 from replicax.tf._missing import refuse
 from replicax.tf._op import array
+from replicax.tf.dtypes import on_device
 
 __all__ = [
+    "Assert",
+    "assert_all_finite",
     "assert_equal",
     "assert_greater",
     "assert_greater_equal",
+    "assert_integer",
     "assert_less",
     "assert_less_equal",
     "assert_near",
+    "assert_negative",
+    "assert_non_negative",
+    "assert_non_positive",
+    "assert_none_equal",
+    "assert_positive",
+    "assert_rank",
+    "assert_rank_at_least",
+    "assert_rank_in",
+    "assert_scalar",
     "assert_shapes",
+    "assert_type",
     "check_numerics",
     "enable_check_numerics",
 ]
@@ -67,6 +81,83 @@ assert_greater_equal = _assertion("assert_greater_equal", jnp.greater_equal)
 assert_less = _assertion("assert_less", jnp.less)
 assert_less_equal = _assertion("assert_less_equal", jnp.less_equal)
 assert_near = _assertion("assert_near", lambda x, y: jnp.isclose(x, y, rtol=1e-5, atol=1e-5))
+
+
+assert_none_equal = _assertion("assert_none_equal", jnp.not_equal)
+
+
+def _of_zero(name: str, compare: Callable[[Any, Any], Any]) -> Callable[..., None]:
+    compared = _assertion(name, compare)
+
+    def check(
+        x: Any, message: str | None = None, summarize: int | None = None, name: str | None = None
+    ) -> None:
+        compared(x, 0, message, summarize)
+
+    check.__name__ = check.__qualname__ = name
+    check.__doc__ = compared.__doc__
+    return check
+
+
+assert_negative = _of_zero("assert_negative", jnp.less)
+assert_non_negative = _of_zero("assert_non_negative", jnp.greater_equal)
+assert_non_positive = _of_zero("assert_non_positive", jnp.less_equal)
+assert_positive = _of_zero("assert_positive", jnp.greater)
+
+
+def Assert(condition: Any, data: Any = None, summarize: int | None = None, name: str | None = None) -> None:
+    """Raise `tf.errors.InvalidArgumentError` with `data` unless `condition` holds."""
+    shown = "" if data is None else ", ".join(_shown(x, summarize) for x in data)
+    assert_equal(condition, True, f"tf.debugging.Assert failed: {shown}")
+
+
+def assert_rank(x: Any, rank: Any, message: str | None = None, name: str | None = None) -> None:
+    """Raise a ValueError unless `x` has this number of axes."""
+    assert_rank_in(x, [rank], message)
+
+
+def assert_rank_at_least(x: Any, rank: Any, message: str | None = None, name: str | None = None) -> None:
+    """Raise a ValueError unless `x` has at least this number of axes."""
+    _check_rank(x, jnp.ndim(array(x)) >= int(rank), f"at least {rank}", message)
+
+
+def assert_rank_in(x: Any, ranks: Any, message: str | None = None, name: str | None = None) -> None:
+    """Raise a ValueError unless the number of axes of `x` is one of `ranks`."""
+    allowed = [int(rank) for rank in ranks]
+    _check_rank(x, jnp.ndim(array(x)) in allowed, " or ".join(map(str, allowed)), message)
+
+
+def assert_scalar(tensor: Any, name: str | None = None, message: str | None = None) -> jax.Array:
+    """`tensor`, after checking that it has no axes; otherwise a ValueError."""
+    assert_rank(tensor, 0, message)
+    return array(tensor)
+
+
+def _check_rank(x: Any, holds: bool, wanted: str, message: str | None) -> None:
+    if not holds:
+        given = f"expected {wanted} axes, got an array of shape {jnp.shape(array(x))}"
+        raise OpArgumentError(f"{message or 'tf.debugging.assert_rank failed'}: {given}.")
+
+
+def assert_type(tensor: Any, tf_type: Any, message: str | None = None, name: str | None = None) -> None:
+    """Raise a TypeError unless `tensor` has this dtype."""
+    given, wanted = array(tensor).dtype, on_device(tf_type)
+    if given != wanted:
+        failure = message or "tf.debugging.assert_type failed"
+        raise OpArgumentError(f"{failure}: expected {wanted.name}, got {given.name}.")
+
+
+def assert_integer(x: Any, message: str | None = None, name: str | None = None) -> None:
+    """Raise a TypeError unless the dtype of `x` is an integer."""
+    given = array(x).dtype
+    if given.kind not in "iu":
+        failure = message or "tf.debugging.assert_integer failed"
+        raise OpArgumentError(f"{failure}: expected integers, got {given.name}.")
+
+
+def assert_all_finite(x: Any, message: str, name: str | None = None) -> jax.Array:
+    """`x`, after checking that it contains neither NaN nor infinity."""
+    return check_numerics(x, message)
 
 
 def assert_shapes(shapes: Any, message: str | None = None) -> None:

@@ -13,9 +13,20 @@ import jax
 import jax.numpy as jnp
 
 from replicax.tf import random
+from replicax.tf._colours import (
+    adjust_gamma,
+    adjust_hue,
+    adjust_saturation,
+    convert_image_dtype,
+    hsv_to_rgb,
+    rgb_to_hsv,
+    rgb_to_yiq,
+    rgb_to_yuv,
+    yiq_to_rgb,
+    yuv_to_rgb,
+)
 from replicax.tf._missing import refuse
 from replicax.tf._op import array, op, static
-from replicax.tf.dtypes import on_device
 from replicax.tf.io._images import (
     decode_bmp,
     decode_gif,
@@ -30,6 +41,9 @@ __all__ = [
     "ResizeMethod",
     "adjust_brightness",
     "adjust_contrast",
+    "adjust_gamma",
+    "adjust_hue",
+    "adjust_saturation",
     "central_crop",
     "convert_image_dtype",
     "crop_to_bounding_box",
@@ -43,6 +57,7 @@ __all__ = [
     "flip_left_right",
     "flip_up_down",
     "grayscale_to_rgb",
+    "hsv_to_rgb",
     "pad_to_bounding_box",
     "per_image_standardization",
     "psnr",
@@ -51,15 +66,27 @@ __all__ = [
     "random_crop",
     "random_flip_left_right",
     "random_flip_up_down",
+    "random_hue",
+    "random_saturation",
     "resize",
     "resize_with_crop_or_pad",
+    "resize_with_pad",
     "rgb_to_grayscale",
+    "rgb_to_hsv",
+    "rgb_to_yiq",
+    "rgb_to_yuv",
     "rot90",
+    "stateless_random_brightness",
+    "stateless_random_contrast",
     "stateless_random_crop",
     "stateless_random_flip_left_right",
     "stateless_random_flip_up_down",
+    "stateless_random_hue",
+    "stateless_random_saturation",
     "total_variation",
     "transpose",
+    "yiq_to_rgb",
+    "yuv_to_rgb",
 ]
 
 
@@ -185,18 +212,20 @@ def resize_with_crop_or_pad(image: Any, target_height: Any, target_width: Any) -
 
 
 @op
-def convert_image_dtype(image: Any, dtype: Any, saturate: bool = False) -> jax.Array:
-    """Convert an image to another dtype: floats are from 0 to 1, integers from 0 to their maximum."""
-    x, wanted = array(image), on_device(dtype)
-    is_float, to_float = (jnp.issubdtype(d, jnp.floating) for d in (x.dtype, wanted))
-    if x.dtype == wanted or (is_float and to_float):
-        return x.astype(wanted)
-    if to_float:
-        return x.astype(wanted) / jnp.iinfo(x.dtype).max
-    if is_float:
-        scaled = x * (jnp.iinfo(wanted).max + 0.5)
-        return (jnp.clip(scaled, 0, jnp.iinfo(wanted).max) if saturate else scaled).astype(wanted)
-    return (x.astype(jnp.float32) / jnp.iinfo(x.dtype).max * jnp.iinfo(wanted).max).astype(wanted)
+def resize_with_pad(
+    image: Any,
+    target_height: Any,
+    target_width: Any,
+    method: str = ResizeMethod.BILINEAR,
+    antialias: bool = False,
+) -> jax.Array:
+    """Make an image as large as fits into a size, keeping its proportions, and pad the rest with zeros."""
+    height, width = static(target_height), static(target_width)
+    before = array(image).shape
+    ratio = max(before[-3] / height, before[-2] / width)
+    inner = [int(before[-3] / ratio), int(before[-2] / ratio)]
+    x = resize(image, inner, method, antialias=antialias)
+    return pad_to_bounding_box(x, (height - inner[0]) // 2, (width - inner[1]) // 2, height, width)
 
 
 @op
@@ -288,6 +317,18 @@ def random_contrast(image: Any, lower: float, upper: float, seed: int | None = N
 
 
 @op
+def random_hue(image: Any, max_delta: float, seed: int | None = None) -> jax.Array:
+    """Turn the colours of an image at random."""
+    return adjust_hue(image, (2 * _unit(seed) - 1) * max_delta)
+
+
+@op
+def random_saturation(image: Any, lower: float, upper: float, seed: int | None = None) -> jax.Array:
+    """Scale the saturation of an image at random."""
+    return adjust_saturation(image, lower + (upper - lower) * _unit(seed))
+
+
+@op
 def random_crop(value: Any, size: Any, seed: int | None = None) -> jax.Array:
     """Crop an array to a given size at a random place."""
     whole = jnp.shape(array(value))
@@ -298,6 +339,30 @@ def _cropped(value: Any, size: Any, where: Any) -> jax.Array:
     x, sizes = array(value), static(size)
     room = jnp.asarray(x.shape) - jnp.asarray(sizes) + 1
     return jax.lax.dynamic_slice(x, list((where * room).astype(jnp.int32)), sizes)
+
+
+@op
+def stateless_random_brightness(image: Any, max_delta: float, seed: Any) -> jax.Array:
+    """Add a number that depends on `seed` to an image."""
+    return adjust_brightness(image, random.stateless_uniform([], seed, -max_delta, max_delta))
+
+
+@op
+def stateless_random_contrast(image: Any, lower: float, upper: float, seed: Any) -> jax.Array:
+    """Scale the contrast of an image by a number that depends on `seed`."""
+    return adjust_contrast(image, random.stateless_uniform([], seed, lower, upper))
+
+
+@op
+def stateless_random_hue(image: Any, max_delta: float, seed: Any) -> jax.Array:
+    """Turn the colours of an image by a number that depends on `seed`."""
+    return adjust_hue(image, random.stateless_uniform([], seed, -max_delta, max_delta))
+
+
+@op
+def stateless_random_saturation(image: Any, lower: float, upper: float, seed: Any) -> jax.Array:
+    """Scale the saturation of an image by a number that depends on `seed`."""
+    return adjust_saturation(image, random.stateless_uniform([], seed, lower, upper))
 
 
 @op
@@ -323,17 +388,6 @@ def stateless_random_crop(value: Any, size: Any, seed: Any) -> jax.Array:
 __getattr__ = refuse(
     "tf.image",
     {
-        **dict.fromkeys(
-            [
-                "adjust_hue",
-                "adjust_saturation",
-                "hsv_to_rgb",
-                "rgb_to_hsv",
-                "random_hue",
-                "random_saturation",
-            ],
-            "a library for colours on JAX, such as dm-pix",
-        ),
         **dict.fromkeys(["ssim", "ssim_multiscale", "sobel_edges"], "a library such as dm-pix"),
         **dict.fromkeys(
             ["draw_bounding_boxes", "non_max_suppression", "sample_distorted_bounding_box"],
@@ -341,6 +395,5 @@ __getattr__ = refuse(
         ),
         "crop_and_resize": "`jax.image.scale_and_translate` under `jax.vmap`",
         "extract_patches": "`jax.lax.conv_general_dilated_patches`",
-        "resize_with_pad": "`resize(preserve_aspect_ratio=True)` and `pad_to_bounding_box`",
     },
 )

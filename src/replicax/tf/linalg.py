@@ -9,12 +9,14 @@ import jax.numpy as jnp
 
 from replicax.tf._math import einsum, global_norm, l2_normalize, matmul, norm, tensordot
 from replicax.tf._missing import refuse
-from replicax.tf._op import array, op, static, unary
+from replicax.tf._op import array, binary, op, static, unary
 from replicax.tf._tensors import eye
 
 __all__ = [
+    "adjoint",
     "band_part",
     "cholesky",
+    "cross",
     "det",
     "diag",
     "diag_part",
@@ -27,9 +29,12 @@ __all__ = [
     "matrix_transpose",
     "matvec",
     "norm",
+    "normalize",
     "pinv",
     "qr",
+    "set_diag",
     "solve",
+    "tensor_diag",
     "tensordot",
     "trace",
 ]
@@ -63,6 +68,37 @@ def matrix_transpose(a: Any, conjugate: bool = False) -> jax.Array:
     """Transpose matrices."""
     turned = jnp.matrix_transpose(array(a))
     return jnp.conj(turned) if conjugate else turned
+
+
+@op
+def adjoint(matrix: Any) -> jax.Array:
+    """Transpose and conjugate matrices."""
+    return matrix_transpose(matrix, conjugate=True)
+
+
+@op
+def set_diag(input: Any, diagonal: Any) -> jax.Array:
+    """Matrices with other diagonals."""
+    x, on_diagonal = array(input), jnp.eye(*array(input).shape[-2:], dtype=bool)
+    padded = jnp.zeros_like(x).at[..., *jnp.diag_indices(min(x.shape[-2:]))].set(array(diagonal))
+    return jnp.where(on_diagonal, padded, x)
+
+
+@op
+def tensor_diag(diagonal: Any) -> jax.Array:
+    """An array with `diagonal` on its diagonal, and twice its axes."""
+    x = array(diagonal)
+    return jnp.diag(x.ravel()).reshape(x.shape * 2)
+
+
+cross = binary(jnp.cross)
+
+
+@op
+def normalize(tensor: Any, ord: Any = "euclidean", axis: Any = None) -> tuple[jax.Array, jax.Array]:
+    """`tensor` divided by its norm, and the norm."""
+    size = norm(tensor, ord, axis, keepdims=True)
+    return array(tensor) / size, size
 
 
 @op

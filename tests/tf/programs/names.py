@@ -435,3 +435,82 @@ def records_of_examples(tf):
         list(again.features.feature["label"].int64_list.value),
         raised(lambda: list(dataset.map(lambda x: tf.io.parse_single_example(x, bad)))) != "nothing",
     )
+
+
+def more_colours(tf):
+    image = tf.constant(np.abs(np.sin(np.arange(36.0))).reshape(3, 4, 3).astype(np.float32))
+    coarse = tf.cast(image * 255, tf.uint8)
+    return (
+        tf.image.rgb_to_hsv(image),
+        tf.image.hsv_to_rgb(tf.image.rgb_to_hsv(image)),
+        tf.image.adjust_hue(image, 0.3),
+        tf.image.adjust_saturation(image, 1.5),
+        tf.image.adjust_gamma(image, 2.0, 0.5),
+        tf.image.rgb_to_yuv(image),
+        tf.image.yiq_to_rgb(tf.image.rgb_to_yiq(image)),
+        tf.image.resize_with_pad(image, 6, 4)[:, :, 0],
+        bool(tf.reduce_all(tf.image.adjust_saturation(coarse, 1.0) <= 255)),
+    )
+
+
+def more_random_images(tf):
+    image = tf.constant(np.full((4, 4, 3), 0.5, np.float32))
+    return [
+        np.asarray(made).shape
+        for made in (
+            tf.image.random_hue(image, 0.2, seed=1),
+            tf.image.random_saturation(image, 0.5, 1.5, seed=1),
+            tf.image.stateless_random_brightness(image, 0.2, seed=(1, 2)),
+            tf.image.stateless_random_contrast(image, 0.5, 1.5, seed=(1, 2)),
+            tf.image.stateless_random_hue(image, 0.2, seed=(1, 2)),
+            tf.image.stateless_random_saturation(image, 0.5, 1.5, seed=(1, 2)),
+        )
+    ]
+
+
+def initializers(tf):
+    drawn = np.asarray(tf.random_normal_initializer(1.0, 0.1, seed=1)(shape=[1000]))
+    uniform = np.asarray(tf.random_uniform_initializer(2.0, 3.0, seed=1)(shape=[10]))
+    return (
+        tf.zeros_initializer()(shape=[2], dtype=tf.int32),
+        tf.ones_initializer()([1, 2]),
+        tf.constant_initializer(3.0)(shape=[2]),
+        tf.constant_initializer([1, 2, 3, 4])(shape=[2, 2], dtype=tf.float32),
+        bool(abs(drawn.mean() - 1) < 0.02),
+        bool(((uniform >= 2) & (uniform < 3)).all()),
+    )
+
+
+def checks(tf):
+    check, invalid = tf.debugging, tf.errors.InvalidArgumentError
+    x = tf.constant([1.0, -2.0])
+    return (
+        raised(lambda: check.assert_positive(x), invalid),
+        raised(lambda: check.assert_non_negative(tf.abs(x))),
+        raised(lambda: check.assert_none_equal(x, [3.0, -2.0]), invalid),
+        raised(lambda: check.assert_rank(x, 2), ValueError),
+        raised(lambda: tf.assert_rank(x, 1)),
+        raised(lambda: check.assert_rank_at_least(x, 2), ValueError),
+        raised(lambda: check.assert_rank_in(x, [1, 2])),
+        raised(lambda: check.assert_scalar(x), ValueError),
+        raised(lambda: check.assert_type(x, tf.int32), TypeError),
+        raised(lambda: check.assert_integer(x), TypeError),
+        raised(lambda: check.assert_all_finite(x / 0.0, "no"), invalid),
+        raised(lambda: tf.Assert(tf.reduce_all(x > 0), [x]), invalid),
+        raised(lambda: tf.Assert(tf.reduce_all(x < 2), [x])),
+    )
+
+
+def more_matrices(tf):
+    x = tf.constant([[3.0, 4.0], [0.0, 2.0]])
+    unit, size = tf.linalg.normalize(x, axis=1)
+    return (
+        unit,
+        size,
+        tf.linalg.normalize(x)[1],
+        tf.linalg.set_diag(x, [7.0, 8.0]),
+        tf.linalg.tensor_diag([1.0, 2.0]),
+        tf.linalg.cross([1.0, 0.0, 0.0], [0.0, 1.0, 0.0]),
+        tf.linalg.adjoint(x),
+        tf.constant(1.0, tf.half).dtype == tf.float16,
+    )
