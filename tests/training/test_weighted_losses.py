@@ -71,6 +71,12 @@ def test_the_parts_of_parts_add_up_too(partial_batch, microbatches):
     check_weighted(mirrored(3), rx.function, partial_batch, microbatches)
 
 
+@pytest.mark.parametrize("partial_batch", PARTIAL)
+def test_the_parts_of_parts_add_up_for_a_sharded_variable(partial_batch):
+    strategy = rx.ShardedStrategy(["CPU:0", "CPU:1", "CPU:2"], min_shard_bytes=1)
+    check_weighted(strategy, rx.function, partial_batch, microbatches=2)
+
+
 @pytest.mark.parametrize(("partial_batch", "microbatches"), [("exact", 3), ("pad", 1)])
 def test_eager_replicas_add_up_too(partial_batch, microbatches):
     check_weighted(mirrored(2), lambda fn: fn, partial_batch, microbatches)

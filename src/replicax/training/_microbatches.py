@@ -94,8 +94,9 @@ class LossWeights:
     num_calls: int = 0
 
     def restart(self) -> None:
-        """Count the calls from zero: the loss function is about to be called."""
+        """Count the calls from zero: the loss function is about to be called, in the current program."""
         self.num_calls = 0
+        self.program = current_program()
         if self.collected is not None:
             self.collected.clear()
 
@@ -155,7 +156,6 @@ class Microbatches:
         (self._total,) = sizes
         self._batches = _batches_of([self._leaves[i] for i in self._split_indices])
         self.count = max(1, min(count, _fewest_rows(self._total)))
-        self._program = current_program()
 
     def accumulate(self, one: Callable[[Any, Any], Any], probe: Callable[[Any, Any], None]) -> Any:
         """The mean of what `one` returns for each part, weighted by the number of examples.
@@ -180,7 +180,7 @@ class Microbatches:
             if sums is not None:
                 leaves, sums = _in_turn(leaves, sums)
             args, kwargs = self._treedef.unflatten(leaves)
-            weights = LossWeights(totals, program=self._program)
+            weights = LossWeights(totals)
             with enter(current().with_rows(dataclasses.replace(rows, weights=weights))):
                 (loss, aux), gradients = one(args, kwargs)
             if totals is not None and weights.num_calls != len(totals):
@@ -197,7 +197,7 @@ class Microbatches:
         found = []
         for rows in self._parts():
             args, kwargs = self._treedef.unflatten(self._slice_leaves(rows))
-            weights = LossWeights(collected=[], program=self._program)
+            weights = LossWeights(collected=[])
             with enter(current().with_rows(dataclasses.replace(rows, weights=weights))):
                 probe(args, kwargs)
             found.append(weights.collected)
