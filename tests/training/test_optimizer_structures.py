@@ -408,7 +408,7 @@ def test_pairs_of_disagreeing_shapes_say_how_to_pair_by_name():
 
 def test_swapped_structures_are_noticed():
     params = two_variables()
-    with pytest.raises(VariableError, match=r"in this order"):
+    with pytest.raises(VariableError, match=r"gradients first and the variables second"):
         sgd().apply_gradients(params, rx.read_values(params))
 
 

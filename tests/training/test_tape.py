@@ -366,7 +366,7 @@ def test_arguments(v):
         tape.gradient(y, v, output_gradients=[None, None])
     with pytest.raises(ValueError, match="pass 'none'"):
         tape.gradient(y, v, unconnected_gradients="zeros")
-    with pytest.raises(ValueError, match="first axis"):
+    with pytest.raises(ValueError, match="first axes must have the same size"):
         tape.batch_jacobian(jnp.sum(y), x)
 
 
