@@ -230,7 +230,7 @@ def test_hints_are_taken():
         (lambda: Dataset.from_list, "Use `from_generator"),
         (lambda: D.nonsense, "no attribute 'nonsense'.$"),
         (lambda: data.FixedLengthRecordDataset, "has no 'FixedLengthRecordDataset'. Use `np.memmap`"),
-        (lambda: data.nonsense, "has no 'nonsense'. Use a function of"),
+        (lambda: data.nonsense, "has no 'nonsense'. Use what JAX, Keras or Python has"),
         (lambda: data.experimental.SHARD_HINT, "Use `strategy.distribute_datasets_from_function`"),
         (lambda: data.experimental.make_csv_dataset, "pandas"),
     ],

@@ -115,7 +115,7 @@ _LIBRARIES = (
     "jax.random",
     "optax",
 )
-_HOW = "a function of `jax.numpy`, `jax.lax` or Keras; docs/porting.md explains how to port a program"
+_HOW = "what JAX, Keras or Python has for it; docs/porting.md explains how to port a program"
 
 
 def refuse(module: str, instead: dict[str, str]) -> Callable[[str], NoReturn]:

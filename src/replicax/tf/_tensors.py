@@ -377,7 +377,7 @@ def ensure_shape(x: Any, shape: Any) -> jax.Array:
         want in (None, got) for want, got in zip(shape, x.shape, strict=True)
     )
     if not fits:
-        raise ValueError(f"tf.ensure_shape: expected the shape {tuple(shape)}, got {x.shape}.")
+        raise ValueError(f"expected the shape {tuple(shape)}, got {x.shape}.")
     return x
 
 

@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from replicax.tf._missing import refuse
+
 __all__ = [
     "DType",
     "as_dtype",
@@ -58,3 +60,18 @@ def as_dtype(type_value: Any) -> np.dtype:
 def on_device(dtype: Any) -> np.dtype:
     """The dtype that JAX uses for `dtype`."""
     return jax.dtypes.canonicalize_dtype(as_dtype(dtype))
+
+
+_QUANTIZED = "int8 and your own scale, or a library for quantization in JAX, such as qwix"
+
+__getattr__ = refuse(
+    "tf.dtypes",
+    {
+        **dict.fromkeys(["qint8", "qint16", "qint32", "quint8", "quint16", "QUANTIZED_DTYPES"], _QUANTIZED),
+        "cast": "`tf.cast`",
+        "complex": "`jax.lax.complex`",
+        "double": "`tf.float64`",
+        "half": "`tf.float16`",
+        "saturate_cast": "`tf.cast(tf.clip_by_value(...))`",
+    },
+)

@@ -47,4 +47,23 @@ def set_memory_growth(device: Any, enable: bool) -> None:
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = setting
 
 
-__getattr__ = refuse("tf.config.experimental", {})
+_PRECISION = "`jax.default_matmul_precision`"
+_VISIBLE = "CUDA_VISIBLE_DEVICES in the environment, or the `devices` of a strategy"
+_MEMORY = "`jax.devices()[0].memory_stats()`"
+
+__getattr__ = refuse(
+    "tf.config.experimental",
+    {
+        "enable_op_determinism": "XLA_FLAGS=--xla_gpu_deterministic_ops=true, on GPUs",
+        "enable_tensor_float_32_execution": _PRECISION,
+        "get_device_details": "`jax.devices()[0].device_kind`",
+        "get_memory_growth": "XLA_PYTHON_CLIENT_PREALLOCATE in the environment",
+        "get_memory_info": _MEMORY,
+        "get_memory_usage": _MEMORY,
+        "get_visible_devices": "`tf.config.list_logical_devices`",
+        "reset_memory_stats": _MEMORY,
+        "set_synchronous_execution": "`jax.block_until_ready`",
+        "set_visible_devices": _VISIBLE,
+        "tensor_float_32_execution_enabled": _PRECISION,
+    },
+)
