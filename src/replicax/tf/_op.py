@@ -20,6 +20,7 @@ import numpy as np
 
 from replicax._jax import at_trace, eval_trace, is_staging, is_tracer
 from replicax.errors import OpArgumentError, ReplicaxError
+from replicax.tf._symbolic import has_symbolic, in_model
 from replicax.values import IndexedSlices
 from replicax.variables import Variable
 
@@ -80,6 +81,8 @@ def op(fn: Callable[..., Any]) -> Callable[..., Any]:
         except (TypeError, ValueError) as error:
             if isinstance(error, ReplicaxError | jax.errors.JAXTypeError):
                 raise
+            if has_symbolic(args, kwargs):  # of a Keras model that is being made
+                return in_model(checked, *args, **kwargs)
             raise OpArgumentError(f"tf.{fn.__name__}: {error}") from error
 
     return named(checked)

@@ -1,15 +1,14 @@
 """The program of TensorFlow's tutorial about parameter servers, with a loop of its own.
 
-It makes the calls of that program in their order: servers of a cluster in this process, a partitioner, an
-embedding and a dense layer, a step with `tf.GradientTape` that takes an iterator, a dataset for each
-worker, epochs of scheduled steps, and the two ways to evaluate inline. Strings become numbers in NumPy.
+It makes the calls of that program in their order: servers of a cluster in this process, a partitioner,
+models that look strings up, an embedding and a dense layer, a step with `tf.GradientTape` that takes an
+iterator, a dataset for each worker, epochs of scheduled steps, and the two ways to evaluate inline.
 """
 
 import json
 import multiprocessing
 import random
 
-import numpy as np
 from namespace import tf
 
 from replicax.launch import free_ports
@@ -39,33 +38,50 @@ def create_in_process_cluster(num_workers, num_ps):
 def main():
     cluster_resolver = create_in_process_cluster(num_workers=2, num_ps=2)
     variable_partitioner = tf.distribute.experimental.partitioners.MinSizePartitioner(
-        min_shard_bytes=256 << 4, max_shards=2
+        min_shard_bytes=256, max_shards=2
     )
     strategy = tf.distribute.ParameterServerStrategy(
         cluster_resolver, variable_partitioner=variable_partitioner
     )
 
+    with strategy.scope():
+        feature_lookup_layer = tf.keras.layers.StringLookup(vocabulary=feature_vocab, mask_token=None)
+        label_lookup_layer = tf.keras.layers.StringLookup(
+            vocabulary=label_vocab, num_oov_indices=0, mask_token=None
+        )
+        raw_feature_input = tf.keras.layers.Input(shape=(3,), dtype=tf.string, name="feature")
+        feature_id_input = feature_lookup_layer(raw_feature_input)
+        feature_preprocess_stage = tf.keras.Model({"features": raw_feature_input}, feature_id_input)
+        raw_label_input = tf.keras.layers.Input(shape=(1,), dtype=tf.string, name="label")
+        label_id_input = label_lookup_layer(raw_label_input)
+        label_preprocess_stage = tf.keras.Model({"label": raw_label_input}, label_id_input)
+
     def feature_and_label_gen(num_examples=200):
         examples = {"features": [], "label": []}
-        rng = random.Random(0)
         for _ in range(num_examples):
-            features = rng.sample(feature_vocab, 3)
-            examples["features"].append([feature_vocab.index(feature) for feature in features])
+            features = random.sample(feature_vocab, 3)
             label = ["yes"] if "avenger" in features else ["no"]
-            examples["label"].append([label_vocab.index(name) for name in label])
-        return {key: np.asarray(value, np.int32) for key, value in examples.items()}
+            examples["features"].append(features)
+            examples["label"].append(label)
+        return examples
 
+    def preprocess(x):
+        features = {"features": feature_preprocess_stage(x["features"])}
+        return features, label_preprocess_stage(x["label"])
+
+    random.seed(0)  # not in the tutorial: all runs have the same examples
     examples = feature_and_label_gen()
 
     def dataset_fn(_):
         raw_dataset = tf.data.Dataset.from_tensor_slices(examples)
-        train_dataset = raw_dataset.map(lambda x: ({"features": x["features"]}, x["label"]))
-        return train_dataset.shuffle(200).batch(32).repeat()
+        return raw_dataset.map(preprocess).shuffle(200).batch(32).repeat()
 
     with strategy.scope():
-        model_inputs = tf.keras.layers.Input(shape=(3,), dtype="int32", name="model_input")
-        emb_layer = tf.keras.layers.Embedding(input_dim=len(feature_vocab), output_dim=384)
-        emb_output = tf.keras.ops.mean(emb_layer(model_inputs), axis=1)
+        model_inputs = tf.keras.layers.Input(shape=(3,), dtype=tf.int64, name="model_input")
+        emb_layer = tf.keras.layers.Embedding(
+            input_dim=len(feature_lookup_layer.get_vocabulary()), output_dim=20
+        )
+        emb_output = tf.reduce_mean(emb_layer(model_inputs), axis=1)
         dense_output = tf.keras.layers.Dense(
             units=1, activation="sigmoid", kernel_regularizer=tf.keras.regularizers.L2(1e-4)
         )(emb_output)
@@ -78,14 +94,16 @@ def main():
         def replica_fn(batch_data, labels):
             with tf.GradientTape() as tape:
                 pred = model(batch_data, training=True)
-                per_example_loss = tf.keras.losses.BinaryCrossentropy(reduction=None)(labels, pred)
+                per_example_loss = tf.keras.losses.BinaryCrossentropy(
+                    reduction=tf.keras.losses.Reduction.NONE
+                )(labels, pred)
                 loss = tf.nn.compute_average_loss(per_example_loss)
                 model_losses = model.losses
                 if model_losses:
                     loss += tf.nn.scale_regularization_loss(tf.add_n(model_losses))
             gradients = tape.gradient(loss, model.trainable_variables)
             optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
-            actual_pred = tf.cast(tf.greater(pred, 0.5), tf.int32)
+            actual_pred = tf.cast(tf.greater(pred, 0.5), tf.int64)
             accuracy.update_state(labels, actual_pred)
             return loss
 
@@ -104,18 +122,21 @@ def main():
 
     accuracies = []
     for _ in range(4):
-        accuracy.reset_state()
+        accuracy.reset_states()
         for _ in range(5):
             coordinator.schedule(step_fn, args=(per_worker_iterator,))
         coordinator.join()
-        accuracies.append(float(accuracy.result()))
+        accuracies.append(float(accuracy.result().numpy()))
     loss = coordinator.schedule(step_fn, args=(per_worker_iterator,))
     final_loss = float(loss.fetch())
 
     # Evaluation in the coordinator.
+    eval_dataset = tf.data.Dataset.from_tensor_slices(feature_and_label_gen(num_examples=16))
     eval_accuracy = tf.keras.metrics.Accuracy()
-    pred = model({"features": examples["features"]}, training=False)
-    eval_accuracy.update_state(examples["label"], tf.cast(tf.greater(pred, 0.5), tf.int32))
+    for batch_data, labels in eval_dataset.map(preprocess).batch(8):
+        pred = model(batch_data, training=False)
+        actual_pred = tf.cast(tf.greater(pred, 0.5), tf.int64)
+        eval_accuracy.update_state(labels, actual_pred)
 
     # Evaluation on the workers, each with its own dataset.
     with strategy.scope():
@@ -125,12 +146,16 @@ def main():
     def eval_step(iterator):
         def replica_fn(batch_data, labels):
             pred = model(batch_data, training=False)
-            inline_accuracy.update_state(labels, tf.cast(tf.greater(pred, 0.5), tf.int32))
+            inline_accuracy.update_state(labels, tf.cast(tf.greater(pred, 0.5), tf.int64))
 
         batch_data, labels = next(iterator)
         strategy.run(replica_fn, args=(batch_data, labels))
 
-    eval_iterator = iter(coordinator.create_per_worker_dataset(per_worker_dataset_fn))
+    def eval_dataset_fn():
+        raw_dataset = tf.data.Dataset.from_tensor_slices(feature_and_label_gen(num_examples=16))
+        return raw_dataset.map(preprocess).shuffle(16).repeat().batch(8)
+
+    eval_iterator = iter(coordinator.create_per_worker_dataset(eval_dataset_fn))
     for _ in range(4):
         coordinator.schedule(eval_step, args=(eval_iterator,))
     coordinator.join()

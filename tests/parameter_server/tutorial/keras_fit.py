@@ -1,7 +1,7 @@
 """The program of TensorFlow's tutorial about parameter servers, with Keras' `fit`.
 
 It makes the calls of that program in their order: a dataset function that gets an input context,
-`compile` with several steps per execution, and the callbacks for checkpoints and for backups.
+`compile` with several steps per execution, and the callbacks for TensorBoard, checkpoints and backups.
 """
 
 import json
@@ -38,6 +38,7 @@ def main():
         model = tf.keras.models.Sequential([tf.keras.layers.Dense(1)])
         model.compile(tf.keras.optimizers.SGD(0.01), loss="mse", steps_per_execution=10)
     callbacks = [
+        tf.keras.callbacks.TensorBoard(log_dir=os.path.join(folder, "log")),
         tf.keras.callbacks.ModelCheckpoint(
             filepath=os.path.join(folder, "ckpt.weights.h5"), save_weights_only=True
         ),

@@ -16,7 +16,7 @@ _keras = importlib.import_module("keras._tf_keras.keras")
 
 __all__ = [name for name in vars(_keras) if not name.startswith("_")]  # pyright: ignore
 
-_OWN = ("utils",)  # the submodules that are here
+_OWN = ("layers", "utils")  # the submodules that are here
 
 _refuse = refuse(
     "tf.keras",
@@ -30,6 +30,8 @@ _refuse = refuse(
 def __getattr__(name: str) -> Any:
     if name in _OWN:
         return importlib.import_module(f"{__name__}.{name}")
+    if name == "Input":
+        return importlib.import_module(f"{__name__}.layers").Input
     return getattr(_keras, name) if hasattr(_keras, name) else _refuse(name)
 
 
@@ -43,4 +45,10 @@ def _offer_submodules() -> None:
                 sys.modules[f"{__name__}.{rest}"] = sys.modules[name]
 
 
+def _reset_states(self: Any) -> None:
+    """The name of `reset_state` in Keras 2."""
+    self.reset_state()
+
+
 _offer_submodules()
+_keras.metrics.Metric.reset_states = _reset_states
