@@ -104,7 +104,7 @@ def yuv_to_rgb(images: Any) -> jax.Array:
 
 @op
 def adjust_hue(image: Any, delta: Any) -> jax.Array:
-    """Turn the colours by `delta` of the circle of hues."""
+    """Rotate the hue by `delta`, a fraction of the full circle."""
     x = array(image)
     hsv = rgb_to_hsv(convert_image_dtype(x, jnp.float32))
     turned = hsv.at[..., 0].set((hsv[..., 0] + delta) % 1)
@@ -113,7 +113,7 @@ def adjust_hue(image: Any, delta: Any) -> jax.Array:
 
 @op
 def adjust_saturation(image: Any, saturation_factor: Any) -> jax.Array:
-    """Multiply the saturation of the colours; it is at most 1."""
+    """Multiply the saturation, clipped to 1."""
     x = array(image)
     hsv = rgb_to_hsv(convert_image_dtype(x, jnp.float32))
     scaled = hsv.at[..., 1].set(jnp.clip(hsv[..., 1] * saturation_factor, 0, 1))

@@ -1,4 +1,4 @@
-"""Initial values by shape: `tf.zeros_initializer` and similar classes, for `tf.Variable`."""
+"""`tf.zeros_initializer` and similar classes, which create the initial values of variables."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ones_initializer:
 
 @final
 class constant_initializer:
-    """A given value, which is broadcast to the shape."""
+    """A value that is broadcast to the shape."""
 
     def __init__(self, value: Any = 0) -> None:
         self._value = value

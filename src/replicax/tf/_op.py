@@ -1,9 +1,9 @@
-"""Ops: JAX functions that also accept variables, and that have TensorFlow's argument `name` and its errors.
+"""Ops: JAX functions that also accept variables, take TensorFlow's `name` argument and raise its errors.
 
-**Known integers.** While a function is traced, JAX traces every array that is made, and a traced array
-can't be a shape or an axis. TensorFlow programs compute shapes with ops: `tf.shape(x)[0] * 2`,
-`tf.concat([[n], size], 0)`. Therefore integers whose values are known stay NumPy arrays while a function is
-traced, and an op that is declared with `folding` computes them at once.
+**Known integers.** Inside a traced function JAX traces every array, and a traced array can't be a shape or
+an axis. But TensorFlow programs compute shapes with ops: `tf.shape(x)[0] * 2`, `tf.concat([[n], size], 0)`.
+So integers with known values stay NumPy arrays during a trace, and an op declared with `folding` computes
+on them right away.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _FEW = 1024
 
 
 def array(value: Any) -> jax.Array:
-    """`value` as an array: a variable, an `IndexedSlices`, or lists with arrays in them, too."""
+    """Convert `value` to an array; it may be a variable, an `IndexedSlices`, or a list with arrays."""
     if isinstance(value, IndexedSlices):
         return value.to_dense()
     if isinstance(value, list | tuple) and any(map(has_arrays, value)):
@@ -39,21 +39,21 @@ def array(value: Any) -> jax.Array:
 
 
 def rows_of(params: Any, indices: Any) -> jax.Array:
-    """The rows of an array or a variable; from parameter servers, steps fetch only these rows."""
+    """The rows of an array or a variable; of a variable on parameter servers, only these are fetched."""
     if isinstance(params, Variable):
         return params.sparse_read(array(indices))
     return jnp.take(array(params), array(indices), axis=0)
 
 
 def has_arrays(value: Any) -> bool:
-    """Whether `value` is an array or a variable, or lists with some in them."""
+    """Whether `value` is an array or a variable, or a list that contains one."""
     if isinstance(value, list | tuple):
         return any(map(has_arrays, value))
     return isinstance(value, jax.Array) or hasattr(type(value), "__jax_array__")
 
 
 def static(numbers: Any) -> Any:
-    """An axis, a size or a permutation as Python integers: None, a number, or a tuple of numbers."""
+    """Convert an axis, a size or a permutation to Python: None, an int, or a tuple of ints."""
     if numbers is None:
         return None
     found = np.asarray(numbers)
@@ -61,7 +61,7 @@ def static(numbers: Any) -> Any:
 
 
 def named(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """`fn` with the argument `name` that every TensorFlow op has; it is shown in profiles."""
+    """Add the argument `name` that every TensorFlow op has; it shows up in profiles."""
 
     @functools.wraps(fn)
     def with_name(*args: Any, name: str | None = None, **kwargs: Any) -> Any:
@@ -72,7 +72,7 @@ def named(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def op(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """`named`, and what JAX does not accept is an error of one class, as in TensorFlow."""
+    """`named`, and JAX's various errors for bad arguments become one class, as in TensorFlow."""
 
     @functools.wraps(fn)
     def checked(*args: Any, **kwargs: Any) -> Any:
@@ -89,7 +89,7 @@ def op(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def folding(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """An op that, if all its arguments are known integers, is computed while a function is traced."""
+    """An op that is computed during the trace if all its arguments are known integers."""
     checked = op(fn)
 
     @functools.wraps(fn)
@@ -103,7 +103,7 @@ def folding(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def known(value: Any) -> Any:
-    """Integers as a NumPy array, whose elements have values while a function is traced."""
+    """Integers as a NumPy array, whose values stay known during a trace."""
     return np.asarray(value) if isinstance(value, jax.Array) and value.dtype.kind in "iub" else value
 
 
@@ -113,7 +113,7 @@ def _are_known(arguments: Iterable[Any]) -> bool:
 
 
 def _numbers(argument: Any) -> Iterable[Any]:
-    """What an op gets, apart from settings such as None, a dtype or a string."""
+    """The numeric parts of an argument; skips settings such as None, a dtype or a string."""
     if isinstance(argument, list | tuple):
         return itertools.chain.from_iterable(map(_numbers, argument))
     setting = argument is None or isinstance(argument, str | np.dtype | type)

@@ -10,7 +10,7 @@ __all__ = ["has_symbolic", "in_model"]
 
 
 def has_symbolic(*values: Any) -> bool:
-    """Whether one of the values is a `KerasTensor`; Keras is not imported to find out."""
+    """Whether one of the values is a `KerasTensor`; does not import Keras."""
     keras: Any = sys.modules.get("keras")
     if keras is None or not hasattr(keras, "KerasTensor"):
         return False

@@ -1,11 +1,11 @@
-"""`tf.summary`: files for TensorBoard, written by tensorboardX, which does not need TensorFlow.
+"""`tf.summary`: writes TensorBoard files with tensorboardX, which does not need TensorFlow.
 
     writer = tf.summary.create_file_writer("logs")
     with writer.as_default():
         tf.summary.scalar("loss", loss, step=epoch)
 
-Values are written on the host: return them from a `tf.function`, and write them outside it. Replicas that
-run eagerly write as in TensorFlow, where only the first one does.
+Values are written on the host: return them from a `tf.function` and write them outside. Of eager replicas,
+only the first one writes, as in TensorFlow.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class SummaryWriter:
     def __init__(self, file: Any) -> None:
         self._file = file
         if file is not None:
-            weakref.finalize(self, file.close)  # at the latest when Python ends
+            weakref.finalize(self, file.close)  # at exit at the latest
 
     @contextlib.contextmanager
     def as_default(self, step: Any = None) -> Iterator[SummaryWriter]:
@@ -90,7 +90,7 @@ class SummaryWriter:
             self._file.flush()
 
     def close(self) -> None:
-        """Write what is in memory, and close the file. Later summaries are an error."""
+        """Write buffered summaries and close the file. Later summaries raise an error."""
         if self._file is not None:
             self._file.close()
 
@@ -112,10 +112,10 @@ def create_file_writer(
 
     Args:
         logdir: the folder; it is created if it does not exist.
-        max_queue: how many summaries may wait in memory; 10 by default.
-        flush_millis: the longest time between two writes to the disk; two minutes by default.
-        filename_suffix: the end of the file's name.
-        name: no meaning here.
+        max_queue: how many summaries to buffer; 10 by default.
+        flush_millis: the maximum time between two flushes; two minutes by default.
+        filename_suffix: the suffix of the file's name.
+        name: no effect.
 
     >>> import os, tempfile
     >>> from replicax import tf
@@ -153,7 +153,7 @@ def scalar(name: str, data: Any, step: Any = None, description: str | None = Non
         name: the name in TensorBoard.
         data: a scalar.
         step: the number of the step; by default that of `as_default` or `experimental.set_step`.
-        description: no meaning here.
+        description: no effect.
     """
     return _write("scalar", name, data, step, lambda file, x, i: file.add_scalar(name, x.item(), i))
 
@@ -218,7 +218,7 @@ def should_record_summaries() -> bool:
 
 
 def _is_later(replica_id: Any) -> bool:
-    """Whether this is known to be another replica than the first."""
+    """Whether this is known not to be the first replica."""
     return not is_tracer(replica_id) and int(replica_id) > 0
 
 
@@ -228,7 +228,7 @@ def record_if(condition: Any) -> contextlib.AbstractContextManager[None]:
 
 
 def flush(writer: SummaryWriter | None = None, name: str | None = None) -> None:
-    """Write what is in memory to the file of `writer`, by default of the current one."""
+    """Write the buffered summaries of `writer`, by default the current one."""
     writer = writer or _settings.get().writer
     if writer is not None:
         writer.flush()

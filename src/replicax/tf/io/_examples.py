@@ -1,4 +1,4 @@
-"""Arrays from serialized examples: `tf.io.parse_single_example` and `parse_example`.
+"""Parses serialized examples into arrays: `tf.io.parse_single_example` and `parse_example`.
 
 They run on the host, in `Dataset.map`, and return NumPy arrays.
 """
@@ -19,7 +19,7 @@ __all__ = ["FixedLenFeature", "FixedLenSequenceFeature", "parse_example", "parse
 
 
 class FixedLenFeature(NamedTuple):
-    """A feature with a known shape. `default_value` is for examples without it."""
+    """A feature with a known shape; `default_value` replaces it in examples that lack it."""
 
     shape: Sequence[int]
     dtype: Any
@@ -27,7 +27,7 @@ class FixedLenFeature(NamedTuple):
 
 
 class FixedLenSequenceFeature(NamedTuple):
-    """A feature with any number of rows of a known shape; it is empty in examples without it."""
+    """A feature with any number of rows of a known shape; it is empty in examples that lack it."""
 
     shape: Sequence[int]
     dtype: Any

@@ -120,7 +120,7 @@ class Feature:
         self.int64_list = int64_list or Int64List()
 
     def WhichOneof(self, oneof_group: str = "kind") -> str | None:
-        """The name of the list that there is, as the method of protocol buffers."""
+        """The name of the list that is set, like the method of protocol buffers."""
         return None if self._list is None else f"{type(self._list).__name__[:-4].lower()}_list"
 
     def _encoded(self) -> bytes:
@@ -168,7 +168,7 @@ class Example:
 
     @classmethod
     def FromString(cls, s: bytes) -> Example:
-        """The example that was written as these bytes."""
+        """Parse an example from bytes."""
         found: dict[str, Feature] = {}
         try:
             for _, features in _fields(s):
@@ -180,7 +180,7 @@ class Example:
         return cls(Features(found))
 
     def ParseFromString(self, serialized: bytes) -> int:
-        """Read the example from bytes. Returns their number."""
+        """Parse an example from bytes into this one; returns the number of bytes."""
         self.features = self.FromString(serialized).features
         return len(serialized)
 
@@ -219,7 +219,7 @@ def _bytes_field(number: int, data: bytes) -> bytes:
     return _integer(number << 3 | 2) + _integer(len(data)) + data
 
 
-_SIZES = {1: 8, 5: 4}  # of the kinds with a fixed size
+_SIZES = {1: 8, 5: 4}  # bytes, for the wire types with a fixed size
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, Any]]:

@@ -48,7 +48,7 @@ class TFRecordWriter:
         self._file.write(as_record(record))
 
     def flush(self) -> None:
-        """Write what is in memory to the file."""
+        """Write buffered records to the file."""
         self._file.flush()
 
     def close(self) -> None:

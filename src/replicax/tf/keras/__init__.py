@@ -1,7 +1,7 @@
-"""`tf.keras`: Keras 3 on JAX, under strategies, with the names that it has in TensorFlow.
+"""`tf.keras`: Keras 3 on JAX with its TensorFlow names, under strategies.
 
-Keras itself has a module for that, which adds names of earlier versions, such as `losses.Reduction`. Its
-submodules can be imported from here: `from replicax.tf.keras.layers import Dense`.
+The names come from Keras' own module for `tf.keras`, which includes those of earlier versions, such as
+`losses.Reduction`. Submodules can be imported: `from replicax.tf.keras.layers import Dense`.
 """
 
 import importlib
@@ -16,7 +16,7 @@ _keras = importlib.import_module("keras._tf_keras.keras")
 
 __all__ = [name for name in vars(_keras) if not name.startswith("_")]  # pyright: ignore
 
-_OWN = ("layers", "utils")  # the submodules that are here
+_OWN = ("layers", "utils")  # our own submodules
 
 _refuse = refuse(
     "tf.keras",
@@ -36,7 +36,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _offer_submodules() -> None:
-    """Let Python find `replicax.tf.keras.NAME` where Keras has a module of that name."""
+    """Make `import replicax.tf.keras.NAME` work for every submodule of Keras."""
     for prefix in ("keras.", "keras._tf_keras.keras."):
         names = [name for name in list(sys.modules) if name.startswith(prefix)]
         for name in names:
@@ -46,7 +46,7 @@ def _offer_submodules() -> None:
 
 
 def _reset_states(self: Any) -> None:
-    """The name of `reset_state` in Keras 2."""
+    """Keras 2's name of `reset_state`."""
     self.reset_state()
 
 

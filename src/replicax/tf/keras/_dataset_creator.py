@@ -1,4 +1,4 @@
-"""`DatasetCreator`: a function that makes a dataset, as input of `fit` on parameter servers."""
+"""`DatasetCreator`: wraps a function that creates a dataset, as input to `fit` on parameter servers."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["DatasetCreator"]
 
 @final
 class DatasetCreator:
-    """A function that each worker calls to make its dataset; `fit` also takes the function itself.
+    """A function that each worker calls to create its dataset; `fit` also accepts the function itself.
 
     Args:
-        dataset_fn: takes an `InputContext`, and returns a dataset.
+        dataset_fn: takes an `InputContext` and returns a dataset.
         input_options: has no effect: batches are prefetched to the devices in any case.
 
     >>> from replicax import tf

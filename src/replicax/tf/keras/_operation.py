@@ -1,4 +1,4 @@
-"""An op of `replicax.tf` in a functional model of Keras."""
+"""`TensorFlowOp`: an op of `replicax.tf` as a node of a functional Keras model."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """`tf.keras.layers.StringLookup`, and functional models whose inputs are strings.
 
-JAX has no strings, and Keras' own layer needs TensorFlow. This one looks them up in a dict, on the host: in
-`dataset.map`, for example. A functional model with an `Input` of strings, with which ported programs
-preprocess the examples of a dataset, runs there too.
+JAX has no strings, and Keras' own layer needs TensorFlow. This one looks them up in a dict on the host, for
+example in `dataset.map`. Functional models with an `Input` of strings, which ported programs use to
+preprocess a dataset, run on the host, too.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ def Input(*args: Any, dtype: Any = None, **options: Any) -> Any:
 
 
 class StringLookup(keras.layers.Layer):
-    """Numbers for strings, by their place in a vocabulary; computed on the host, with NumPy.
+    """Maps strings to their index in a vocabulary, on the host with NumPy.
 
-    The mask token, if there is one, has number 0. Then comes the number of all unknown strings, unless
-    `num_oov_indices` is 0, then the vocabulary.
+    The mask token, if there is one, has index 0. The next index is for all unknown strings, unless
+    `num_oov_indices` is 0. The vocabulary follows.
 
     Args:
-        max_tokens: the largest size of the vocabulary, with the mask token and the one for unknown strings.
-        num_oov_indices: 1 if unknown strings have a number, 0 if they are an error.
-        mask_token: the string that stands for padding; None for none.
+        max_tokens: the maximum size of the vocabulary, including the mask token and the unknown token.
+        num_oov_indices: 1 maps unknown strings to an index; 0 raises an error for them.
+        mask_token: the string that stands for padding, if any.
         oov_token: what `get_vocabulary()` and `invert` show for unknown strings.
         vocabulary: the strings, or the path of a file with one on each line; None if `adapt` finds them.
-        invert: strings for numbers instead.
+        invert: map indices to strings instead.
         output_mode: "int"; for others, apply `keras.layers.CategoryEncoding` to the numbers.
-        encoding: of strings that are given as bytes.
-        options: those of any layer, such as `name`.
+        encoding: the encoding of strings that are given as bytes.
+        options: the options of any layer, such as `name`.
 
     >>> from replicax import tf
     >>> lookup = tf.keras.layers.StringLookup(vocabulary=["a", "b"])
@@ -142,12 +142,12 @@ class StringLookup(keras.layers.Layer):
         self.set_vocabulary(words if self.max_tokens is None else words[: self.max_tokens - len(special)])
 
     def get_vocabulary(self, include_special_tokens: bool = True) -> list[str]:
-        """The strings in the order of their numbers."""
+        """The strings, ordered by index."""
         first = 0 if include_special_tokens else len(self._special())
         return list(self._table.words[first:])
 
     def vocabulary_size(self) -> int:
-        """How many numbers there are."""
+        """The number of indices, including those of special tokens."""
         return len(self._table.words)
 
     def _special(self) -> list[str]:
@@ -197,14 +197,14 @@ class StringLookup(keras.layers.Layer):
         return keras.KerasTensor(inputs.shape, _STRING if self.invert else "int64")
 
     def get_config(self) -> dict[str, Any]:
-        """What a layer like this one is made from."""
+        """The arguments that recreate this layer."""
         names = ("max_tokens", "num_oov_indices", "mask_token", "oov_token", "invert", "encoding")
         own = {name: getattr(self, name) for name in names}
         return {**super().get_config(), **own, "vocabulary": self.get_vocabulary() or None}
 
 
 class _Table:
-    """Strings and their numbers; Keras does not track it, as it would a dict."""
+    """Strings and their indices; not a dict, which Keras would track."""
 
     def __init__(self, words: tuple[str, ...]) -> None:
         self.words = words
@@ -212,7 +212,7 @@ class _Table:
 
 
 def _running_on_host(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a functional model with inputs of strings run on the host, on a batch or on one example."""
+    """Make a functional model with string inputs run on the host, on a batch or on one example."""
 
     @functools.wraps(call)
     def call_on_host(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -231,7 +231,7 @@ def _running_on_host(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _like(value: Any, reference: Any) -> Any:
-    """An input as an array; its last axis is added or removed if it is 1, as Keras does."""
+    """Convert an input to an array; like Keras, add or remove a last axis of size 1."""
     array = np.asarray(value, object) if reference.dtype == _STRING else np.asarray(value)
     more = len(reference.shape) - array.ndim
     if more == 1 and reference.shape[-1] == 1:

@@ -1,4 +1,4 @@
-"""`tf.keras.layers`: those of Keras, with layers for strings that do not need TensorFlow."""
+"""`tf.keras.layers`: Keras' own, plus layers for strings that do not need TensorFlow."""
 
 import importlib
 from typing import Any
