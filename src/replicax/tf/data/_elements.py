@@ -35,16 +35,16 @@ def _to_leaf(value: Any, what: str) -> Any:
     if isinstance(value, np.generic):
         return value
     if isinstance(value, list | bool | int | float | complex):
-        return _normal(_of_python(value, what), what)
+        return _normalize(_from_python(value, what), what)
     if hasattr(value, "__array__"):
-        return _normal(np.asarray(value), what)
+        return _normalize(np.asarray(value), what)
     raise TypeError(
-        f"{what}: expected arrays, got {_described(value)}. Elements are structures (tuples, dicts) of "
+        f"{what}: expected arrays, got {_describe(value)}. Elements are structures (tuples, dicts) of "
         "NumPy arrays, numbers, text and bytes."
     )
 
 
-def _of_python(value: Any, what: str) -> np.ndarray:
+def _from_python(value: Any, what: str) -> np.ndarray:
     """Convert Python numbers and lists as TensorFlow does: to 32 bits if the values fit."""
     first = value
     while isinstance(first, list | tuple) and first:
@@ -54,7 +54,7 @@ def _of_python(value: Any, what: str) -> np.ndarray:
         array = np.asarray(value, _TEXT if isinstance(first, str | bytes) else None)
     except (ValueError, TypeError) as error:
         raise InputError(
-            f"{what}: a list is one array, but the parts of {_described(value)} differ in shape. Pad them "
+            f"{what}: a list is one array, but the parts of {_describe(value)} differ in shape. Pad them "
             "to one shape, or use `Dataset.from_generator` and `padded_batch`."
         ) from error
     if isinstance(first, np.generic) or hasattr(first, "__array__"):
@@ -64,7 +64,7 @@ def _of_python(value: Any, what: str) -> np.ndarray:
     return array.astype(np.float32) if array.dtype == np.float64 else array
 
 
-def _normal(array: np.ndarray, what: str) -> Any:
+def _normalize(array: np.ndarray, what: str) -> Any:
     """Normalize an array: text becomes bytes, and an array without axes a scalar."""
     if array.dtype.names is not None:
         raise InputError(
@@ -75,7 +75,7 @@ def _normal(array: np.ndarray, what: str) -> Any:
         for index, value in np.ndenumerate(array):
             if not isinstance(value, str | bytes):
                 raise TypeError(
-                    f"{what}: an array contains the Python object {_described(value)}. Arrays are of "
+                    f"{what}: an array contains the Python object {_describe(value)}. Arrays are of "
                     "numbers, or of text and bytes."
                 )
             text[index] = value.encode() if isinstance(value, str) else bytes(value)
@@ -83,7 +83,7 @@ def _normal(array: np.ndarray, what: str) -> Any:
     return array if array.ndim else array[()]
 
 
-def _described(value: Any) -> str:
+def _describe(value: Any) -> str:
     text = repr(value)
     return f"{text if len(text) < 60 else text[:57] + '...'} (a {type(value).__name__})"
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from replicax.tf.dtypes import as_dtype, on_device
 from replicax.tf.io._images import as_bytes
-from replicax.tf.io.gfile import telling_of_files
+from replicax.tf.io.gfile import raising_not_found
 
 __all__ = ["decode_raw", "read_file", "write_file"]
 
@@ -22,7 +22,7 @@ def _path(name: Any) -> pathlib.Path:
     return pathlib.Path(os.fsdecode(found))
 
 
-@telling_of_files
+@raising_not_found
 def read_file(filename: Any, name: str | None = None) -> bytes:
     """Read the bytes of a file, on the host; works in `Dataset.map`, too."""
     return _path(filename).read_bytes()

@@ -34,7 +34,7 @@ _R = TypeVar("_R")
 exists, isdir, join, walk = os.path.exists, os.path.isdir, os.path.join, os.walk
 
 
-def telling_of_files(function: Callable[_P, _R]) -> Callable[_P, _R]:
+def raising_not_found(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """Make a function raise `tf.errors.NotFoundError` for files that do not exist."""
 
     @functools.wraps(function)
@@ -47,32 +47,32 @@ def telling_of_files(function: Callable[_P, _R]) -> Callable[_P, _R]:
     return call
 
 
-@telling_of_files
+@raising_not_found
 def listdir(path: str) -> list[str]:
     """The names in a directory."""
     return os.listdir(path)
 
 
-@telling_of_files
+@raising_not_found
 def remove(path: str) -> None:
     """Delete a file."""
     os.remove(path)
 
 
-@telling_of_files
+@raising_not_found
 def rmtree(path: str) -> None:
     """Delete a directory and its contents."""
     shutil.rmtree(path)
 
 
-@telling_of_files
+@raising_not_found
 def copy(src: str, dst: str, overwrite: bool = False) -> None:
     """Copy a file."""
     _require_free(dst, overwrite)
     shutil.copyfile(src, dst)
 
 
-@telling_of_files
+@raising_not_found
 def rename(src: str, dst: str, overwrite: bool = False) -> None:
     """Move a file or a directory."""
     _require_free(dst, overwrite)
@@ -86,7 +86,7 @@ def _require_free(path: str, overwrite: bool) -> None:
 
 def GFile(name: str, mode: str = "r") -> Any:
     """Open a file with Python's `open`."""
-    return telling_of_files(open)(name, mode)
+    return raising_not_found(open)(name, mode)
 
 
 def glob(pattern: str) -> list[str]:
@@ -96,7 +96,7 @@ def glob(pattern: str) -> list[str]:
 
 def mkdir(path: str) -> None:
     """Create a directory."""
-    telling_of_files(os.makedirs)(path, exist_ok=True)
+    raising_not_found(os.makedirs)(path, exist_ok=True)
 
 
 def makedirs(path: str) -> None:
