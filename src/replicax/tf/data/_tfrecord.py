@@ -16,9 +16,9 @@ __all__ = ["as_record", "masked_crc32c", "read_record"]
 
 
 def as_record(data: bytes) -> bytes:
-    """A record for a TFRecord file."""
-    if not isinstance(data, bytes):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(f"A TFRecord has bytes, got {data!r}. Use `example.SerializeToString()`.")
+    """Encode a record of a TFRecord file."""
+    if not isinstance(data, bytes):
+        raise TypeError(f"A TFRecord holds bytes, got {data!r}. Pass `example.SerializeToString()`.")
     length = struct.pack("<Q", len(data))
     checksums = [struct.pack("<I", masked_crc32c(part)) for part in (length, data)]
     return length + checksums[0] + data + checksums[1]
