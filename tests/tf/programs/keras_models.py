@@ -294,3 +294,67 @@ def created_in_a_scope_and_built_outside(tf):
         model.compile(optimizer=tf.keras.optimizers.SGD(0.1), loss="mse")
     history = model.fit(x, y, batch_size=8, epochs=1, shuffle=False, verbose=0)
     return history.history["loss"], [w.numpy() for w in model.weights]
+
+
+def everything_in_one_loop(tf):
+    """Batch norm, regularization, a schedule, clipping, several metrics and a manager of checkpoints."""
+    strategy, size = two(tf), 8
+    x = np.sin(np.arange(64, dtype=np.float32)).reshape(32, 2)
+    dataset = tf.data.Dataset.from_tensor_slices((x, (x.sum(1) > 0).astype(np.int64)))
+    dataset = dataset.map(
+        lambda x, y: (tf.cast(x, tf.float32) * 2.0, y), num_parallel_calls=tf.data.AUTOTUNE
+    )
+    dataset = dataset.cache().batch(size, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
+    with strategy.scope():
+        inputs = tf.keras.Input((2,))
+        regularizer = tf.keras.regularizers.L2(0.01)
+        hidden = tf.keras.layers.Dense(4, kernel_initializer=_ramp, kernel_regularizer=regularizer)(inputs)
+        normalized = tf.keras.layers.BatchNormalization()(hidden)
+        outputs = tf.keras.layers.Dense(2, kernel_initializer=_ramp)(tf.keras.layers.ReLU()(normalized))
+        model = tf.keras.Model(inputs, outputs)
+        schedule = tf.keras.optimizers.schedules.PiecewiseConstantDecay([2, 4], [0.1, 0.05, 0.01])
+        optimizer = tf.keras.optimizers.SGD(schedule, momentum=0.9, nesterov=True)
+        optimizer.build(model.trainable_variables)
+        accuracy, mean = tf.keras.metrics.SparseCategoricalAccuracy(), tf.keras.metrics.Mean()
+        losses = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
+        steps = tf.Variable(0, trainable=False, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)
+        checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer, steps=steps)
+        manager = tf.train.CheckpointManager(checkpoint, tempfile.mkdtemp(), max_to_keep=1)
+    checkpoint.restore(manager.latest_checkpoint)
+
+    def replica_step(x, y):
+        with tf.GradientTape() as tape:
+            logits = model(x, training=True)
+            each_loss = losses(y, logits)
+            loss = tf.nn.compute_average_loss(each_loss, global_batch_size=size)
+            loss += tf.nn.scale_regularization_loss(tf.add_n(model.losses))
+        gradients = tape.gradient(loss, model.trainable_variables)
+        gradients, _ = tf.clip_by_global_norm(gradients, 0.5)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        accuracy.update_state(y, logits)
+        mean.update_state(each_loss)
+        steps.assign_add(1)
+        return loss
+
+    @tf.function
+    def train_step(x, y):
+        replica_losses = strategy.run(replica_step, args=(x, y))
+        return strategy.reduce(tf.distribute.ReduceOp.SUM, replica_losses, axis=None)
+
+    results = []
+    for _ in range(2):
+        epoch = [train_step(x, y) for x, y in strategy.experimental_distribute_dataset(dataset)]
+        results.append((epoch, accuracy.result(), mean.result(), steps, optimizer.learning_rate))
+        accuracy.reset_state()
+        mean.reset_state()
+        manager.save()
+    before = [weight.numpy() for weight in model.weights]
+    # In TensorFlow the copies of these differ, and `numpy()` is the first one. Ours is their mean.
+    statistics = [
+        np.mean([np.asarray(copy) for copy in each(strategy, weight.value)], axis=0)
+        for weight in model.layers[2].non_trainable_variables
+    ]
+    model.layers[1].kernel.assign(np.zeros((2, 4), np.float32))
+    checkpoint.restore(manager.latest_checkpoint).assert_existing_objects_matched()
+    same = [np.allclose(a, weight.numpy()) for a, weight in zip(before, model.weights, strict=True)]
+    return results, [w.numpy() for w in model.trainable_weights], statistics, same, len(manager.checkpoints)
