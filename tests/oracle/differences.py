@@ -109,7 +109,6 @@ PARTS_OF_ANOTHER = (
 )
 SCATTER = "scatters are combined as the aggregation says, also where there is one copy"
 TRIPPED = "TensorFlow fails inside of its own code; here it works, or the error says what to pass"
-TWO_PASSES = "`rx.function` traces a step to find its variables, and once more to compile it"
 VALUES = "a reduction or a read gives a value, never a variable that may change later"
 
 # Of input.
@@ -159,8 +158,8 @@ _RUN = {
         1, f"[({scalar(1.0)}, T<int32,[]>(0)@c0, 3, None, {scalar(5.0)}, {plain(7.0)}), 'Variable']"
     ),
     (MC, "merge_call in tf.function inside replica fn"): Ours(1, each(2.0, 2.0)),
-    ("onedev", "trace count of tf.function passed to run twice"): Ours(TWO_PASSES, "2"),
-    ("onedev", "python call count when run is in tf.function, 2 calls"): Ours(TWO_PASSES, "2"),
+    (MC, "trace count of tf.function passed to run twice"): Ours(ONE_TRACE, "1"),
+    (MC, "python call count when run is in tf.function, 2 calls"): Ours(ONE_TRACE, "1"),
     ("mirrored", "tf.function called in run then outside"): Ours(
         ONE_TRACE, f"[{in_replica('MirroredStrategy', 2)}, {OUTSIDE}]"
     ),
@@ -423,6 +422,7 @@ _EXTRA = {
     ("mirrored", "run(tf.function(jit_compile=True)) all_reduce"): Ours(12, each(1.0, 1.0)),
     ("mirrored", "tf.function(jit_compile){run all_reduce}"): Ours(12, each(1.0, 1.0)),
     ("mirrored", "reduce(MEAN, mirrored var)"): Ours(VALUES, scalar(3.0)),
+    ("mirrored", "fn python calls for 2 tf.function steps"): Ours(ONE_TRACE, "1"),
     ("mirrored", "variable with unknown shape"): Ours(
         ONE_SHAPE, "!ValueError: A variable's shape is that of its initial value"
     ),

@@ -17,8 +17,6 @@ from .differences import (
     Ours,
     central,
     each,
-    in_cross_replica,
-    in_replica,
     mirrored,
     plain,
     scalar,
@@ -37,7 +35,6 @@ V1_ONLY = "what is of version 1 alone is in `tf.compat.v1.distribute`"
 GRAPHS = "there are no graphs and sessions"
 ALL_DEVICES = "the tests run with eight CPU devices"
 DEVICES = "devices are a tuple on every strategy"
-TWO_TRACES = "a step is traced to find its variables, and once more to compile it"
 EVERY_ELEMENT = "functions given to `map` are called for every element: they are Python, not a graph"
 ONCE = "state is saved and restored once, outside of replicas"
 OWN_PART = (
@@ -82,23 +79,6 @@ def with_one_class(text: str) -> str:
     return re.sub(r"'(Mirrored|SyncOnRead|Aggregating)Variable'", "'Variable'", text)
 
 
-def _traced_twice(strategy: str) -> str:
-    """What a function prints that is traced for a scope, and then outside of it."""
-    inside = in_cross_replica(strategy)
-    return f"[{inside}, {inside}, {OUTSIDE}, {OUTSIDE}]"
-
-
-def _run_twice(strategy: str, num_replicas: int) -> str:
-    inside = in_replica(strategy, num_replicas)
-    return f"[{inside}, {inside}, {OUTSIDE}, {OUTSIDE}]"
-
-
-_STRATEGIES = {
-    "mirrored": "MirroredStrategy",
-    "central": "CentralStorageStrategy",
-    "onedev": "OneDeviceStrategy",
-}
-
 _THREE = "T<int32,[]>(3)@c0"
 _RETURNED = f"{each(1.0, 1.0)}, {IDS}, {_THREE}, None, {each(5.0, 5.0)}"
 
@@ -115,18 +95,6 @@ _RUN = {
     (MC, "*_* under tf.cond*"): Ours(AUTOGRAPH, "!TypeError: tf.function has no AutoGraph here"),
     ("onedev", "*_* under tf.cond*"): Ours(AUTOGRAPH, "!TypeError: tf.function has no AutoGraph here"),
     (ALL, "inside dataset.map fn"): Ours(EVERY_ELEMENT, f"[{OUTSIDE}, {OUTSIDE}]"),
-    **{
-        (kind, "tf.function traced in scope then called outside (retrace?)"): Ours(
-            TWO_TRACES, _traced_twice(strategy)
-        )
-        for kind, strategy in _STRATEGIES.items()
-    },
-    **{
-        (kind, "tf.function called in run then outside"): Ours(
-            TWO_TRACES, _run_twice(strategy, 1 if kind == "onedev" else 2)
-        )
-        for kind, strategy in _STRATEGIES.items()
-    },
 }
 
 _VARS = {

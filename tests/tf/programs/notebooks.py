@@ -1,7 +1,7 @@
 """Training programs of the kinds that TensorFlow's tutorials and guides have, with small made-up data.
 
-Each runs with the default strategy and with one, two and three replicas. TensorFlow needs a process for
-each number of replicas: record `'*_default'`, `'*_1'`, `'*_2'` and `'*_3'` one after the other.
+Each runs with the default strategy and with one, two and three replicas. Mirrored strategies of TensorFlow
+disturb each other in one process: record `'*_default'` and `'*_1'`, and each of the others (`keras_2`) alone.
 """
 
 import os
