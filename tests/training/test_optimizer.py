@@ -741,3 +741,21 @@ def test_creating_slots_takes_no_further_trace():
     rx.function(lambda: strategy.run(replica_fn))()
     assert traces == [0]
     assert len(optimizer.slots) == 3
+
+
+@pytest.mark.parametrize("make", [mirrored, lambda count: rx.ShardedStrategy(["CPU:0", "CPU:1"][:count])])
+def test_slots_of_many_shapes_are_zeros_and_may_be_donated(make):
+    strategy = make(2)
+    with strategy.scope():
+        weights = [rx.Variable(np.ones((64, 16 * i), np.float32)) for i in range(1, 9)]
+        optimizer = rx.Optimizer(optax.adam(0.1))
+    optimizer.build(weights)
+    assert not any(np.asarray(slot.value).any() for slot in optimizer.slots)
+    step = rx.function(
+        lambda: strategy.run(lambda: optimizer.apply_gradients([w.value for w in weights], weights))
+    )
+    for _ in range(3):
+        step()
+    firsts = [slot for slot in optimizer.slots if "/mu/" in slot.name]
+    assert len(firsts) == len(weights)
+    assert all(np.asarray(slot.value).all() for slot in firsts)

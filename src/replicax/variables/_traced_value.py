@@ -25,6 +25,8 @@ __all__ = ["TracedValue", "trace_value", "traced_results"]
 _programs: weakref.WeakKeyDictionary[Layout, dict[str, Any]] = weakref.WeakKeyDictionary()
 """Compiled programs. Layers with the same shapes share one and differ only in its arguments."""
 
+_MAX_COPIED_BYTES = 1 << 26
+
 
 @final
 class TracedValue:
@@ -50,7 +52,18 @@ class TracedValue:
         if not isinstance(layout, Divided | Replicated):
             return jnp.copy(layout.place(self.computed()))
         mesh = layout.mesh
+        if isinstance(layout, Replicated) and (filled := self._filled()) is not None:
+            return jax.device_put(filled, layout.sharding(mesh), may_alias=False)
         return self.program(layout)([x if _is_on(mesh, x) else mesh.replicate(x) for x in self.args])
+
+    def _filled(self) -> np.ndarray | None:
+        """The value if it is a small array filled with one number: faster to copy than to compile."""
+        match self._jaxpr.eqns:
+            case [fill] if fill.primitive.name == "broadcast_in_dim" and hasattr(fill.invars[0], "val"):
+                array = np.broadcast_to(np.asarray(fill.invars[0].val, self.dtype), self.shape)
+                return array if array.nbytes <= _MAX_COPIED_BYTES else None
+            case _:
+                return None
 
     def program(self, layout: Divided | Replicated) -> Any:
         """The compiled function that computes the array from `args`, on every device or in parts."""
