@@ -127,6 +127,21 @@ def test_training_equals_one_device(replicated_work):
     assert not replicated_work
 
 
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"shard": "optimizer"}, ""),
+        ({"shard": "all", "gather_again": False}, ""),
+        ({"shard": "all"}, "gather_again=False"),
+    ],
+    ids=["optimizer", "all", "all-gathered-again"],
+)
+def test_training_with_sharded_variables_equals_one_device(options, reason, replicated_work):
+    strategy = rx.ShardedStrategy(["CPU:0", "CPU:1", "CPU:2"], min_shard_bytes=1, **options)
+    Training(strategy).trains_as_one_device(7)
+    assert bool(replicated_work) == bool(reason) and all(reason in text for text in replicated_work)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 8])
 def test_training_equals_one_device_for_every_remainder(n, replicated_work, subtests):

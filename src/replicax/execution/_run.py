@@ -88,7 +88,8 @@ def _run(
                 with frame.attempt():
                     return run_uneven(strategy, fn, args, kwargs, frame)
             except CannotWeave as reason:
-                _warn_once(str(reason))
+                if not (frame.created or frame.needs_parts):  # otherwise the step is traced again
+                    _warn_once(str(reason))
         ids = [jnp.int32(i) for i in range(strategy.num_replicas_in_sync)]
         return run_replicas(strategy, fn, args, kwargs, ids, padding=padding, traced=True)
     if isinstance(frame, RecordingFrame):

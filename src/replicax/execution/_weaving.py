@@ -63,7 +63,10 @@ def _check(programs: Sequence[Program]) -> None:
     common = _common(programs)
     for operation in itertools.chain(*(program.operations for program in programs)):
         if operation.hides_collectives and operation.number not in common:
-            raise CannotWeave("a loop or a branch with a collective in it depends on the rows")
+            raise CannotWeave(
+                "a loop or a branch with a collective in it depends on the rows (as it does with sharded "
+                "parameters, unless the strategy has gather_again=False)"
+            )
 
 
 def _common(programs: Sequence[Program]) -> set[int]:
