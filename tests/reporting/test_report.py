@@ -1,5 +1,6 @@
 """A report names what makes a step slow, and leaves the program as it is."""
 
+import dataclasses
 import itertools
 import json
 import re
@@ -147,6 +148,8 @@ def test_retraces_are_named_with_their_cause():
     assert list(found.retraces) == causes
     assert found.tips[0].part == "compilation" and causes[0] in found.tips[0].text
     assert causes[2] in str(found)
+    slower = dataclasses.replace(found, seconds_alone=found.seconds / 10)
+    assert [tip.part for tip in slower.tips][:2] == ["compilation", "devices"]
 
 
 def test_steps_in_one_program_are_counted():

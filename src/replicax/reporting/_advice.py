@@ -40,7 +40,9 @@ def tips_for(report: Report) -> list[Tip]:
     large = sorted((part for part in _TEXTS if shares[part] >= _SMALL), key=lambda part: -shares[part])
     tips = [Tip(part, shares[part], _TEXTS[part](report)) for part in large]
     tips.append(Tip("compute", report.parts.share("compute"), _compute(report)))
-    return [*_too_many_devices(report), *tips]
+    # While most of a step is compilation or input, a comparison with one device says little.
+    first = tips[:1] if tips[0].part in ("compilation", "input") and tips[0].share > 0.5 else []
+    return [*first, *_too_many_devices(report), *tips[len(first) :]]
 
 
 def _too_many_devices(report: Report) -> list[Tip]:
