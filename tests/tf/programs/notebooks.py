@@ -1,7 +1,7 @@
 """Training programs of the kinds that TensorFlow's tutorials and guides have, with small made-up data.
 
 Each runs with the default strategy and with one, two and three replicas. Mirrored strategies of TensorFlow
-disturb each other in one process: record `'*_default'` and `'*_1'`, and each of the others (`keras_2`) alone.
+disturb each other in one process: record `'*_default'`, `'*_1'`, and each of the others (`keras_2`) alone.
 """
 
 import os
