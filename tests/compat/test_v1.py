@@ -60,11 +60,10 @@ def test_no_concrete_method_is_overridden(name):
     assert not inherited & {key for key in vars(own) if not key.startswith("_")}
 
 
-def test_the_arguments_are_those_of_the_core(strategy):
-    core = getattr(rx, type(strategy).__name__)
-    if core is rx.TPUStrategy:
-        pytest.skip("Version 1 has arguments of its own.")
-    assert inspect.signature(type(strategy)) == inspect.signature(core)
+@pytest.mark.parametrize("name", [name for name in STRATEGIES if name != "tpu"])
+def test_the_arguments_are_those_of_the_core(name):
+    strategy = type(STRATEGIES[name]())
+    assert inspect.signature(strategy) == inspect.signature(getattr(rx, strategy.__name__))
 
 
 def test_arguments_of_the_tpu_strategy():
