@@ -169,8 +169,8 @@ class ExponentialMovingAverage:
         narrow = [variable.name for average, variable in pairs if average.dtype != variable.dtype]
         if narrow:
             raise VariableError(
-                f"applied() of {self!r}: the averages are float32, and would be rounded in {narrow[0]!r} "
-                f"and {len(narrow) - 1} more variables of fewer bits. Evaluate with "
+                f"applied() of {self!r}: the averages are float32, and would be rounded in "
+                f"{', '.join(map(repr, narrow[:3]))}{', ...' * (len(narrow) > 3)}. Evaluate with "
                 "`rx.read_values(ema.averages)`, or train float32 variables with `rx.MixedPrecision`."
             )
 
