@@ -128,7 +128,7 @@ __all__ = [
     "is_mapped_over",
     "is_staging",
     "is_tracer",
-    "mend_trace",
+    "restore_trace",
     "num_consts_and_carry",
     "open_mpi_coordinator",
     "operations_of",
@@ -389,7 +389,7 @@ def current_trace() -> Any:
     return trace_state.trace
 
 
-def mend_trace() -> None:
+def restore_trace() -> None:
     """Restore the thread's trace if Ctrl-C has removed it in JAX 0.11.
 
     While an operation runs, JAX clears the thread's current trace. If it is interrupted at the wrong

@@ -80,7 +80,9 @@ def test_hangs_and_crashes_are_findings_and_the_others_go_on():
     assert [result.finding.status for result in results] == ["pass", "fail", "pass", "fail", "fail", "pass"]
     _, hang, _, abort, exit, _ = (result.finding for result in results)
     assert hang.detail == "did not finish within 0.5 s"
-    assert abort.detail == "the process that ran it was killed by SIGABRT. Its last message: CUDA is on fire"
+    assert (
+        abort.detail == "the process that ran it was killed by SIGABRT. Its last message: CUDA is on fire"
+    )
     assert exit.detail == "the process that ran it exited with status 3"
     assert hang.advice == "Do this."
 

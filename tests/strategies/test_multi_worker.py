@@ -97,7 +97,9 @@ def test_clusters_that_make_no_sense(tf_config, cluster, job, index, message):
 
 def test_too_late_to_join(tf_config):
     tf_config({"worker": ["localhost:12391", "localhost:12392"]}, "worker", 1)
-    with pytest.raises(BackendStartedError, match=r"worker 1 \(localhost:12392\).*Create the strategy first"):
+    with pytest.raises(
+        BackendStartedError, match=r"worker 1 \(localhost:12392\).*Create the strategy first"
+    ):
         rx.MultiWorkerMirroredStrategy()
 
 

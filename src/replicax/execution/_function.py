@@ -19,7 +19,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, final, o
 
 import jax
 
-from replicax._jax import ArrayImpl, disable_jit, eval_trace, mend_trace, trace_state
+from replicax._jax import ArrayImpl, disable_jit, eval_trace, restore_trace, trace_state
 from replicax._recording import is_transforming, settled
 from replicax.contexts import StrategyProtocol, context_stack, current
 from replicax.execution._compiled import CompiledStep, leaf_key
@@ -321,7 +321,7 @@ class Function(Generic[_P, _R]):
         return run(leaves) if run is not None else self._call_first(full, args, kwargs)
 
     def _call_inside(self, args: Any, kwargs: Any) -> Any:
-        mend_trace()
+        restore_trace()
         here = current()
         in_replica = here.replica is not None and here.strategy.num_replicas_in_sync > 1
         in_update = here.update_replica_id is not None

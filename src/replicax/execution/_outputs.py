@@ -14,7 +14,7 @@ from replicax._jax import FirstReplicaViews, is_tracer
 from replicax._recording import settled
 from replicax.errors import TracingError
 from replicax.topology import ReplicaMesh
-from replicax.values import Component, Mirrored, PerReplica, filled_up, is_array
+from replicax.values import Component, Mirrored, PerReplica, is_array, pad_to
 from replicax.variables import is_variable
 
 __all__ = ["Outputs", "distributed_in", "mask_leaves", "shared_masks"]
@@ -67,8 +67,8 @@ def _own_components(value: Any) -> Any:
     rows = {(shape[1:], part.dtype) for shape, part in zip(shapes, components, strict=True) if shape}
     if len(rows) > 1 or () in shapes:
         return PerReplica(own, mesh=mesh, sizes=sizes)
-    filled = [filled_up(part, (max(sizes), *part.shape[1:])) for part in own]
-    return PerReplica.from_padded(mesh.assemble(filled), mesh, sizes)
+    padded = [pad_to(part, (max(sizes), *part.shape[1:])) for part in own]
+    return PerReplica.from_padded(mesh.assemble(padded), mesh, sizes)
 
 
 @final

@@ -324,7 +324,7 @@ class Traced:
             if shapes is None or len(set(shapes[n])) == 1:
                 leaves[i] = PerReplica.from_global(array, mesh, scalar=scalar)
             else:
-                leaves[i] = PerReplica.cut_from(array, mesh, shapes[n])
+                leaves[i] = PerReplica.sliced_from(array, mesh, shapes[n])
             leaves[i].known_sum = sums.get(i)
         return self._treedef.unflatten(leaves)
 

@@ -62,7 +62,7 @@ def run_uneven(
 
 def _joined(value: PerReplica, run: ReplicaRun) -> Any:
     """The values of all replicas as one array, each padded to the largest."""
-    array = value.to_global(run.mesh)[0] if value.uniform is not None else value.filled_up()
+    array = value.to_global(run.mesh)[0] if value.uniform is not None else value.padded()
     if array is None:
         raise CannotWeave("their arguments have different dtypes or numbers of axes, or are not all arrays")
     return array

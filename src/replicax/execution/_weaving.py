@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from replicax.execution._numbering import CannotWeave, Name, Numbering, Operation, Program
-from replicax.values import filled_up
+from replicax.values import pad_to
 
 __all__ = ["weave"]
 
@@ -194,7 +194,7 @@ class _Woven:
         return [
             _zeros(shape, self._type_of(slot).dtype)
             if slot[number] is None
-            else filled_up(jnp.asarray(read(slot[number])), shape)
+            else pad_to(jnp.asarray(read(slot[number])), shape)
             for slot, shape in zip(slots, shapes, strict=True)
         ]
 

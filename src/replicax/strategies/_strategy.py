@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, final, overload
 import jax
 import jax.numpy as jnp
 
-from replicax._jax import mend_trace
+from replicax._jax import restore_trace
 from replicax.collectives import Communicator, gather_leaves, reduce_leaves_over
 from replicax.contexts import Scope, require_cross_replica
 from replicax.execution import Function, in_replicas, run
@@ -159,7 +159,7 @@ class StrategyBase(abc.ABC):
         >>> isinstance(v, rx.MirroredVariable)
         True
         """
-        mend_trace()
+        restore_trace()
         require_cross_replica(self, "scope()")
         return Scope(self)
 
@@ -224,7 +224,7 @@ class StrategyBase(abc.ABC):
           1: Array([20., 20.], dtype=float32)
         }
         """
-        mend_trace()
+        restore_trace()
         require_cross_replica(self, "run()")
         given, named = _checked_call(fn, args, kwargs, options)
         padded = False

@@ -1,6 +1,6 @@
 """Values that live on several replicas, and how structures of them are merged and split."""
 
-from replicax.values._arrays import filled_up, free, is_array, is_key, is_number, on_first_replica
+from replicax.values._arrays import free, is_array, is_key, is_number, on_first_replica, pad_to
 from replicax.values._distributed import DistributedValues, Leaf
 from replicax.values._equal import mirror_equal, remember_derived, remember_equal
 from replicax.values._host_array import HostArray
@@ -51,18 +51,18 @@ __all__ = [
     "check_signature",
     "converted",
     "find_masks",
-    "intersection",
-    "num_rows",
     "flatten",
-    "filled_up",
     "free",
+    "intersection",
     "is_array",
     "is_key",
     "is_number",
     "map_leaves",
     "masked",
     "mirror_equal",
+    "num_rows",
     "on_first_replica",
+    "pad_to",
     "regroup",
     "regroup_apart",
     "regroup_mirrored",

@@ -13,7 +13,7 @@ from replicax._jax import is_tracer, uncommitted
 from replicax._recording import followed
 from replicax.topology import ReplicaMesh
 
-__all__ = ["filled_up", "free", "is_array", "is_key", "is_number", "on_first_replica", "undivided"]
+__all__ = ["pad_to", "free", "is_array", "is_key", "is_number", "on_first_replica", "undivided"]
 
 
 def is_array(value: Any) -> bool:
@@ -60,12 +60,12 @@ def undivided(component: Any, local_index: int, mesh: ReplicaMesh) -> Any:
     return mesh.place(component, local_index) if is_partitioned else component
 
 
-def filled_up(array: Any, shape: Sequence[int]) -> Any:
+def pad_to(array: Any, shape: Sequence[int]) -> Any:
     """`array` padded with zeros at the end of each axis, up to `shape`."""
     if array.shape == tuple(shape):
         return array
     if is_key(array):
         data = jax.random.key_data(array)
-        filled = filled_up(data, (*shape, *data.shape[array.ndim :]))
-        return jax.random.wrap_key_data(filled, impl=jax.random.key_impl(array))
+        padded = pad_to(data, (*shape, *data.shape[array.ndim :]))
+        return jax.random.wrap_key_data(padded, impl=jax.random.key_impl(array))
     return jnp.pad(array, [(0, wanted - size) for size, wanted in zip(array.shape, shape, strict=True)])

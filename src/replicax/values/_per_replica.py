@@ -20,7 +20,7 @@ from replicax._jax import is_tracer
 from replicax._recording import is_transforming
 from replicax.errors import CollectiveError
 from replicax.topology import ReplicaMesh
-from replicax.values._arrays import filled_up, free, is_array, is_number, undivided
+from replicax.values._arrays import free, is_array, is_number, pad_to, undivided
 from replicax.values._distributed import DistributedValues, listing
 from replicax.values._html import components_table, one_row
 from replicax.values._operators import operators_of_only
@@ -92,7 +92,7 @@ class PerReplica(DistributedValues, Generic[T]):
     Array(10, dtype=int32)
     """
 
-    __slots__ = ("_array", "_components", "_filled", "_layout", "_mask", "known_sum")
+    __slots__ = ("_array", "_components", "_layout", "_mask", "_padded", "known_sum")
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class PerReplica(DistributedValues, Generic[T]):
         """
         self._components: tuple[Any, ...] | None = tuple(values)
         self._array: Any = None
-        self._filled: Any = None
+        self._padded: Any = None
         self._mask: PerReplica | Callable[[], PerReplica | str | None] | None = None
         self._layout = _layout("components", mesh, False, sizes=sizes)
         self.known_sum: Any = None
@@ -126,13 +126,13 @@ class PerReplica(DistributedValues, Generic[T]):
         return cls.from_layout(array, _layout("global", mesh, False, ndim=array.ndim, sizes=sizes))
 
     @classmethod
-    def cut_from(cls, array: Any, mesh: ReplicaMesh, shapes: Sequence[tuple[int, ...]]) -> PerReplica:
+    def sliced_from(cls, array: Any, mesh: ReplicaMesh, shapes: Sequence[tuple[int, ...]]) -> PerReplica:
         """The value whose component i is the i-th shard of a traced `array`, sliced to `shapes[i]`."""
         size = array.shape[0] // mesh.num_replicas
         shards = [array[i * size : (i + 1) * size] for i in range(mesh.num_replicas)]
         starts = [tuple(map(slice, shape)) for shape in shapes]
         self = cls([shard[start] for shard, start in zip(shards, starts, strict=True)], mesh=mesh)
-        self._filled = array
+        self._padded = array
         return self
 
     @classmethod
@@ -140,7 +140,7 @@ class PerReplica(DistributedValues, Generic[T]):
         """Wrap one array that is placed according to `layout`."""
         self = object.__new__(cls)
         self._components, self._array, self._layout, self._mask = None, array, layout, None
-        self.known_sum = self._filled = None
+        self.known_sum = self._padded = None
         return self
 
     @classmethod
@@ -150,7 +150,7 @@ class PerReplica(DistributedValues, Generic[T]):
 
         def make(arrays: Sequence[Any]) -> PerReplica[Any]:
             value = new(cls)
-            value._components = value._mask = value.known_sum = value._filled = None
+            value._components = value._mask = value.known_sum = value._padded = None
             value._layout = layout
             (value._array,) = arrays
             return value
@@ -239,7 +239,7 @@ class PerReplica(DistributedValues, Generic[T]):
 
     def _copy(self) -> PerReplica:
         copy = PerReplica((), mesh=self.mesh)
-        copy._components, copy._array, copy._filled = self._components, self._array, self._filled
+        copy._components, copy._array, copy._padded = self._components, self._array, self._padded
         copy._layout, copy.known_sum = self._layout, self.known_sum
         return copy
 
@@ -293,12 +293,12 @@ class PerReplica(DistributedValues, Generic[T]):
             stacked = self._array
             if not self._layout.scalar:
                 stacked = stacked.reshape(self.mesh.num_replicas, -1, *stacked.shape[1:])
-            return self._without_filling([stacked[i] for i in range(self.mesh.num_replicas)], None)
+            return self._without_padding([stacked[i] for i in range(self.mesh.num_replicas)], None)
         assert self.mesh is not None
         parts = self.mesh.split(self._array, scalar=self._layout.scalar)
-        return self._without_filling(parts, self.mesh.local_replica_ids)
+        return self._without_padding(parts, self.mesh.local_replica_ids)
 
-    def _without_filling(self, parts: Sequence[Any], replicas: Sequence[int] | None) -> tuple[Any, ...]:
+    def _without_padding(self, parts: Sequence[Any], replicas: Sequence[int] | None) -> tuple[Any, ...]:
         """The rows of `parts`, which belong to `replicas`, without the padding of `from_padded`."""
         sizes = self._layout.sizes
         if sizes is None:
@@ -363,20 +363,20 @@ class PerReplica(DistributedValues, Generic[T]):
             self._layout = _layout("global", mesh, scalar, old.masked, self._array.ndim, doubt=old.doubt)
         return self._array, self._layout.scalar
 
-    def filled_up(self) -> Any:
+    def padded(self) -> Any:
         """One global array with each component padded to the largest shape; None if that is impossible.
 
-        The inverse of `cut_from`.
+        The inverse of `sliced_from`.
         """
-        if self._filled is not None:
-            return self._filled
+        if self._padded is not None:
+            return self._padded
         if not all(map(is_array, self.components)):
             return None
         arrays = list(map(jnp.asarray, self.components))
         if len({(array.ndim, array.dtype) for array in arrays}) > 1:
             return None
         shape = [max(sizes) for sizes in zip(*(array.shape for array in arrays), strict=True)]
-        return jnp.concatenate([filled_up(array, shape) for array in arrays])
+        return jnp.concatenate([pad_to(array, shape) for array in arrays])
 
     def __repr__(self) -> str:
         if self.is_local:
@@ -420,7 +420,7 @@ class PerReplica(DistributedValues, Generic[T]):
         *values, mask = children if aux.masked else (*children, None)
         if aux.sizes is not None and aux.kind == "global" and is_tracer(values[0]):
             # In a program, replicas with different shapes are separate arrays.
-            return cls.cut_from(values[0], aux.mesh, [(n, *values[0].shape[1:]) for n in aux.sizes])
+            return cls.sliced_from(values[0], aux.mesh, [(n, *values[0].shape[1:]) for n in aux.sizes])
         if aux.ndim is not None and getattr(values[0], "ndim", 0) > aux.ndim:
             raise CollectiveError(
                 "A per-replica value came out of lax.scan, vmap, jnp.stack or a similar function with one "

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax._html import plain
-from replicax._jax import is_tracer, mend_trace
+from replicax._jax import is_tracer, restore_trace
 from replicax._recording import unrecorded
 from replicax.contexts import Context, StrategyProtocol, current, has_strategy
 from replicax.errors import ContextError, TracingError, VariableError
@@ -491,7 +491,7 @@ class Variable(HasRows):
         elif own and here.update_replica_id is not None:
             result = self._layout.write_copy(self, here.update_index, write)
         else:
-            mend_trace()
+            restore_trace()
             result = self._layout.write(self, write)
         return result if read_value else None
 

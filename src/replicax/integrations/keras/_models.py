@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from replicax._jax import mend_trace
+from replicax._jax import restore_trace
 from replicax._recording import is_transforming
 from replicax.contexts import StrategyProtocol, current, has_strategy
 from replicax.errors import ContextError
@@ -67,7 +67,7 @@ def in_scope(method: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        mend_trace()
+        restore_trace()
         strategy = strategy_of(self)
         if strategy is None:
             return method(self, *args, **kwargs)
@@ -95,7 +95,7 @@ def on_all_devices(method: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        mend_trace()
+        restore_trace()
         strategy = strategy_of(self)
         if strategy is None or _is_running(self):
             return method(self, *args, **kwargs)
