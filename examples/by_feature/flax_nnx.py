@@ -60,7 +60,7 @@ for epoch in range(15):
         print(f"epoch {epoch:2d}  loss {np.mean(losses):.4f}")
 
 error = float(jnp.mean((inference(jnp.asarray(x)) - y) ** 2))  # outside of replicas, an ordinary Flax model
-print(f"mean squared error {error:.4f}; of always zero it would be {np.mean(y**2):.4f}")
+print(f"mean squared error {error:.4f}; predicting zero would give {np.mean(y**2):.4f}")
 rngs = model.dropout.rngs
 assert rngs is not None
 print(f"the dropout layer has used {int(rngs.count[...])} keys on each replica")

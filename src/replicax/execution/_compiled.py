@@ -16,7 +16,6 @@ from typing import Any, final
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from replicax._jax import debug_infs, debug_nans, fresh_traces, plain, traces_of
 from replicax.collectives import await_result, collect_step_timeouts
@@ -37,7 +36,7 @@ from replicax.topology import ReplicaMesh
 from replicax.values import PerReplica, free, is_array
 from replicax.variables import Variable, journal, use_frame
 
-__all__ = ["CompiledStep", "leaf_key"]
+__all__ = ["CompiledStep"]
 
 _NO_VALUES = (
     "A compiled step used a traced value as a Python number or a NumPy array (in `if`, `while`, "
@@ -45,17 +44,6 @@ _NO_VALUES = (
     "is computed from them have no values yet. Choose with `jnp.where` or `jax.lax.cond`, show with "
     "`jax.debug.print`, do it to what the step returns, or leave out `rx.function` to run eagerly."
 )
-
-
-def leaf_key(leaf: Any) -> Any:
-    """The properties of an argument that a program depends on."""
-    if isinstance(leaf, jax.Array):
-        return leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False)
-    if isinstance(leaf, np.ndarray | np.generic):
-        return leaf.shape, jnp.result_type(leaf), False
-    if isinstance(leaf, float | complex):
-        return type(leaf), repr(leaf)  # 0.0 == -0.0, and a NaN is not equal to itself
-    return leaf.ref() if isinstance(leaf, Variable) else (type(leaf), leaf)
 
 
 @final

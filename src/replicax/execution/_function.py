@@ -22,7 +22,13 @@ import jax
 from replicax._jax import ArrayImpl, disable_jit, eval_trace, restore_trace, trace_state
 from replicax._recording import is_transforming, settled
 from replicax.contexts import StrategyProtocol, context_stack, current
-from replicax.execution._compiled import CompiledStep, leaf_key
+from replicax.execution._argument_keys import (
+    cause_of_retrace,
+    leaf_key,
+    retrace_warning,
+    unusable_argument,
+)
+from replicax.execution._compiled import CompiledStep
 from replicax.execution._loop import Loop
 from replicax.execution._outputs import mask_leaves, shared_masks
 from replicax.execution._signals import signals_deferred
@@ -212,7 +218,7 @@ class Function(Generic[_P, _R]):
         >>> double.retraces
         ['argument 0 was float32[2] and is float32[3]']
         """
-        calls = list(itertools.starmap(_cause, itertools.pairwise(self._programs)))
+        calls = list(itertools.starmap(cause_of_retrace, itertools.pairwise(self._programs)))
         loops = [
             f"many() with {count} steps, and before with {last}"
             for (last, _), (count, _) in itertools.pairwise(self._loops)
@@ -317,7 +323,7 @@ class Function(Generic[_P, _R]):
             full = (*key, treedef, *[x.aval if type(x) is ArrayImpl else leaf_key(x) for x in leaves])
             run = self._known.get(full)
         except TypeError as error:
-            raise TypeError(_unusable(self, leaves)) from error
+            raise TypeError(unusable_argument(self, leaves)) from error
         return run(leaves) if run is not None else self._call_first(full, args, kwargs)
 
     def _call_inside(self, args: Any, kwargs: Any) -> Any:
@@ -365,7 +371,7 @@ class Function(Generic[_P, _R]):
         if step is None:
             self._check_signature(args, kwargs)
             if len(self._programs) >= 2 and self._signature is None:
-                _logger.warning(_retraced(self, list(self._programs), key))
+                _logger.warning(retrace_warning(self, list(self._programs)[-1], key))
             step = self._programs[key] = CompiledStep(self.python_function, leaves, treedef)
         return step
 
@@ -377,7 +383,7 @@ class Function(Generic[_P, _R]):
             key = (here.strategy, (here.replica is None, batches), treedef, *map(leaf_key, leaves))
             hash(key)
         except TypeError as error:
-            raise TypeError(_unusable(self, leaves)) from error
+            raise TypeError(unusable_argument(self, leaves)) from error
         return key
 
     def _call_as_loop(self, args: Any, kwargs: Any) -> Any:
@@ -453,79 +459,3 @@ def in_replicas(strategy: StrategyProtocol, fn: Function[..., Any]) -> Function[
 
         steps[fn.token] = Function(functools.wraps(python_function)(step), fn._signature)
     return steps[fn.token]
-
-
-def _unusable(function: Function[..., Any], leaves: list[Any]) -> str:
-    def usable(leaf: Any) -> bool:
-        try:
-            hash(leaf_key(leaf))
-        except TypeError:
-            return False
-        return True
-
-    odd = next((leaf for leaf in leaves if not usable(leaf)), None)
-    return (
-        f"{function!r} got an argument of type {type(odd).__name__}: {_short(odd)}. Arguments of a "
-        "compiled step are arrays of numbers, per-replica values, structures of them, or hashable "
-        "constants. Text can't be on a device, so remove it from a batch first."
-    )
-
-
-def _retraced(function: Function[..., Any], old: list[Any], new: Any) -> str:
-    """The warning that a call needs another program, with what has changed."""
-    return (
-        f"{function!r} is traced and compiled again: {_cause(old[-1], new)}. Compiling takes long compared "
-        "to a step. Pass Python numbers that change as arrays (`jnp.asarray(x)`), and keep shapes the same."
-    )
-
-
-def _cause(last: Any, new: Any) -> str:
-    """What has changed between the keys of two programs."""
-    changes: list[str] = []
-    if last[0] is not new[0] or last[1][0] != new[1][0]:
-        changes.append("it is called under another strategy or in another context")
-    if last[2] == new[2] and last[1][1] != new[1][1]:
-        changes.append("its arguments are of one padded batch rather than several, or the other way round")
-    before, after = (dict(zip(_leaf_names(key[2]), key[3:], strict=True)) for key in (last, new))
-    changes += [f"{name} is new" for name in after if name not in before]
-    changes += [f"{name} is gone" for name in before if name not in after]
-    changes += [
-        f"{name} was {_show(before[name])} and is {_show(after[name])}"
-        for name in after
-        if name in before and before[name] != after[name]
-    ]
-    shown = "; ".join(changes[:_MOST_CHANGES]) or "the structure of its arguments is different"
-    more = f"; and {len(changes) - _MOST_CHANGES} more" if len(changes) > _MOST_CHANGES else ""
-    return f"{shown}{more}"
-
-
-_MOST_CHANGES = 4
-
-
-def _leaf_names(treedef: Any) -> list[str]:
-    """Names for the leaves of the arguments: "argument 0['x']" or "argument 'rate'"."""
-    numbers = treedef.unflatten(range(treedef.num_leaves))
-    paths, _ = jax.tree_util.tree_flatten_with_path(numbers)
-    return [f"argument {_key(path[1])}{jax.tree_util.keystr(_inside(path))}" for path, _ in paths]
-
-
-def _inside(path: Any) -> tuple[Any, ...]:
-    """The path from an argument to a leaf, without the array inside a per-replica value."""
-    return tuple(key for key in path[2:] if not isinstance(key, jax.tree_util.FlattenedIndexKey))
-
-
-def _key(entry: Any) -> str:
-    return str(entry.idx) if hasattr(entry, "idx") else repr(entry.key)
-
-
-def _show(leaf_key: Any) -> str:
-    if isinstance(leaf_key, tuple) and len(leaf_key) == 3:
-        return f"{leaf_key[1]}{list(leaf_key[0])}"
-    if isinstance(leaf_key, tuple):
-        return leaf_key[1] if leaf_key[0] in (float, complex) else _short(leaf_key[1])
-    return "another variable"
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -107,6 +107,11 @@ class ProgramFrame(Frame):
         """Whether this trace finds the variables of the step."""
         return self._inputs is None
 
+    @property
+    def is_transformed(self) -> bool:
+        """Whether JAX differentiates or maps a function of the step that is being called now."""
+        return current_trace() is not self._trace
+
     def origins_of(self, signature: Any, find: Callable[[], Origins]) -> Origins:
         """The origins of values in the next `strategy.run` with padded batches.
 

@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from replicax._jax import current_trace
 from replicax.contexts import StrategyProtocol
 from replicax.execution._numbering import CannotWeave, Name, Numbering, Program
 from replicax.execution._program import ProgramFrame
@@ -46,7 +45,7 @@ def run_uneven(
     kinds = list(dict.fromkeys(of_replicas))
     which = [kinds.index(shapes) for shapes in of_replicas]
     traces: list[_Trace] = []
-    differentiated = current_trace() is not frame._trace  # an inner trace, so this is possible
+    differentiated = frame.is_transformed  # or mapped, which does not matter here
 
     def body(arrays: list[Any], cells: list[Any], _: list[Any]) -> Any:
         traces[:] = [_trace(run, frame, shapes, arrays, cells) for shapes in kinds]
