@@ -46,7 +46,7 @@ for epoch in range(15):
 
 trained = model.model  # an Equinox model again, with the trained arrays
 error = float(jnp.mean((jax.vmap(trained)(x) - y) ** 2))
-print(
+print(f"{type(trained).__name__}: mean squared error {error:.5f}; predicting zero gives {np.mean(y**2):.5f}")
     f"{type(trained).__name__}, mean squared error {error:.5f}; predicting zero would give {np.mean(y**2):.5f}"
 )
 assert isinstance(trained, eqx.nn.MLP) and error < 0.01
