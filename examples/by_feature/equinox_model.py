@@ -46,7 +46,5 @@ for epoch in range(15):
 
 trained = model.model  # an Equinox model again, with the trained arrays
 error = float(jnp.mean((jax.vmap(trained)(x) - y) ** 2))
-print(f"{type(trained).__name__}: mean squared error {error:.5f}; predicting zero gives {np.mean(y**2):.5f}")
-    f"{type(trained).__name__}, mean squared error {error:.5f}; predicting zero would give {np.mean(y**2):.5f}"
-)
+print(f"{type(trained).__name__}: mean squared error {error:.5f}, of zeros {np.mean(y**2):.5f}")
 assert isinstance(trained, eqx.nn.MLP) and error < 0.01
