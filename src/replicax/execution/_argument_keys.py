@@ -1,7 +1,7 @@
 """What a compiled program depends on: a key for each argument, and how the keys of two calls differ.
 
-Arrays with the same shape and dtype share a program. Everything else is a constant of the program, so it is
-part of the key as it is.
+Arrays with the same shape and dtype share a program. Any other argument is a constant of the program, so
+its value is part of the key.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def leaf_key(leaf: Any) -> Any:
 
 
 def unusable_argument(function: Any, leaves: list[Any]) -> str:
-    """The error message for arguments of which one has no key."""
+    """The error message if one of the arguments can't be part of a key."""
 
     def usable(leaf: Any) -> bool:
         try:

@@ -1,8 +1,8 @@
 """The program of a step, made from the trace that found its variables.
 
-While a step is traced for the first time, nobody knows yet which variables it uses. Each variable that it
-reads is a placeholder in the trace, and the finished trace gets an input in place of every placeholder. So
-the user's function is traced only once.
+A trace can't start with the step's variables as inputs, because it has to find them first. Each variable
+that the step reads is a placeholder in the trace; when the trace is complete, the placeholders become
+inputs. So the user's function is traced only once.
 """
 
 from __future__ import annotations
