@@ -749,7 +749,7 @@ ROWS_THAT_DO_NOT_FIT = [
     ([1, 2], jnp.full(1, 0.5, jnp.float32), [0], "int32.*float32"),
     (np.ones(2, np.float16), np.ones(1, np.float32), [0], "float16.*float32"),
     ([1.0, 2.0], jnp.ones((1, 3)), [0], r"\(1, 3\)"),
-    ([1.0, 2.0], jnp.ones(1), [0.5], "takes integers"),
+    ([1.0, 2.0], jnp.ones(1), [0.5], "takes integer indices"),
 ]
 
 
