@@ -78,6 +78,19 @@ class AllReduce:
         results = [self.of_sum(total, lax.axis_size(axis)) for total in sums]
         return [_narrowed(result, value) for result, value in zip(results, values, strict=True)]
 
+    @property
+    def unpacked(self) -> AllReduce:
+        """This recipe without packs, unless the user chose them.
+
+        A program with packs takes three times as long to compile. Between the devices of one process, the
+        packs of an eager reduction do not make up for that: handling the values in Python takes longer.
+        """
+        return dataclasses.replace(self, num_packs=0) if self._packs_by_default else self
+
+    @property
+    def _packs_by_default(self) -> bool:
+        return self.num_packs is None and not self.options.bytes_per_pack
+
     def of_sum(self, total: Any, count: int) -> Any:
         """The result for `count` values with the sum `total`."""
         return _mean(total, count) if self.op is ReduceOp.MEAN else total
@@ -128,8 +141,7 @@ class AllReduce:
 
         Not if the user chose the packs, or if `first` is so large that it is reduced separately.
         """
-        by_default = self.num_packs is None and not self.options.bytes_per_pack
-        return by_default and self.platform == "cpu" and _num_bytes(first) < _ALONE_BYTES
+        return self._packs_by_default and self.platform == "cpu" and _num_bytes(first) < _ALONE_BYTES
 
 
 def _num_bytes(array: Any) -> int:

@@ -52,7 +52,8 @@ def combine(recipe: Recipe, values: Sequence[PerReplica], mesh: ReplicaMesh) -> 
     if any(map(is_tracer, arrays)):
         outputs = map(plain, _mapped(recipe, mesh, scalars)(*arrays))
     else:
-        program = _compiled(recipe, mesh, scalars)
+        local = recipe.unpacked if isinstance(recipe, AllReduce) and mesh.is_local else recipe
+        program = _compiled(local, mesh, scalars)
         kinds = [value.uniform for value in values]
         outputs = in_order(mesh, str(recipe), kinds, lambda: program(*arrays))
     return [Mirrored.from_whole(output, mesh) for output in outputs]
