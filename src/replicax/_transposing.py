@@ -20,6 +20,7 @@ _backward_pass = _private("interpreters.ad", "backward_pass3")
 _Accumulator = _private("interpreters.ad", "ValAccum")
 _Zero = _private("interpreters.ad", "Zero")
 _Var = _private("core", "Var")
+_without_dead_code = _private("interpreters.partial_eval", "dce_jaxpr")
 
 
 @final
@@ -40,13 +41,26 @@ class Transposed:
         kept, cut = _between(equations, {*linear, *probes.values()}, {*self._wanted}, jaxpr.outvars)
         self._given, self._inputs = given, [*linear, *probes.values(), *cut]
         self._jaxpr = jaxpr.replace(constvars=[], invars=[*given, *self._inputs], eqns=kept)
+        self._has_loops = any(equation.primitive.name == "scan" for equation in kept)
 
     def __call__(self, cotangents: Sequence[Any]) -> list[Any]:
         """The gradients of the wanted variables; None where the results do not depend on one."""
         sums = {var: _Accumulator(var.aval.to_ct_aval()) for var in self._inputs}
-        _backward_pass(self._jaxpr, True, (), [*self._given.values(), *sums.values()], cotangents)
+        jaxpr, cotangents = self._for(cotangents)
+        _backward_pass(jaxpr, True, (), [*self._given.values(), *sums.values()], cotangents)
         gradients = [sums[var].freeze() if var in sums else None for var in self._wanted]
         return [None if isinstance(gradient, _Zero) else gradient for gradient in gradients]
+
+    def _for(self, cotangents: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
+        """The program, and its cotangents, without the results whose cotangents are zero.
+
+        JAX 0.10 gives the zero cotangent of a scan's unused result the wrong shape, and then refuses it.
+        """
+        if not self._has_loops:
+            return self._jaxpr, cotangents
+        used = [not isinstance(cotangent, _Zero) for cotangent in cotangents]
+        jaxpr, _ = _without_dead_code(self._jaxpr, used, instantiate=True)
+        return jaxpr, [cotangent for cotangent, keep in zip(cotangents, used, strict=True) if keep]
 
 
 def _with_probes(equations: Sequence[Any], chosen: set[Any]) -> tuple[dict[Any, Any], list[Any]]:

@@ -397,3 +397,11 @@ def test_eager_replicas_in_the_block():
 
     with pytest.raises(TracingError, match="do not pass through a merge_call"):
         strategy.run(merging)
+
+
+def test_a_scan_whose_stacked_results_are_not_used():
+    v = rx.Variable(2.0)
+    with rx.GradientTape() as tape:
+        w = v.value
+        product, _ = jax.lax.scan(lambda c, x: (c * w * x, c * x), jnp.float32(1), jnp.arange(1.0, 4.0))
+    np.testing.assert_allclose(tape.gradient(product, v), 3 * 2.0**2 * 6)
