@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Mapping
 from typing import final
 
@@ -12,13 +11,13 @@ from replicax.errors import ClusterTimeoutError
 from replicax.launch import Guard
 from replicax.parameter_server._joining import tasks_here
 from replicax.parameter_server._nodes import (
+    Node,
     Task,
     await_tasks,
     connect,
-    end_node,
     head_of,
     resource_of,
-    run_node,
+    start_node,
 )
 from replicax.parameter_server._ray import LOOPBACK, library, on_loopback
 from replicax.topology import num_cores
@@ -49,7 +48,7 @@ class Connection:
     def __init__(self, address: str | None, spec: ClusterSpec | None, seconds: float) -> None:
         self._owns_ray = False
         self._guard: Guard | None = None
-        self._node: subprocess.Popen[bytes] | None = None
+        self._node: Node | None = None
         self._is_joined = self._is_local = False
         address = address or os.environ.get("RAY_ADDRESS")
         if library().is_initialized():
@@ -74,8 +73,10 @@ class Connection:
         here = sorted(tasks_here(spec))
         if own or here:
             self._guard = Guard().__enter__()
-            self._node = run_node(spec, [*own, *here], self._guard)
-        connect(spec.task_address(*head), seconds)
+            self._node = start_node(spec, [*own, *here], self._guard, seconds)
+            self._node.connect()
+        else:
+            connect(spec.task_address(*head), seconds)
         self._is_joined = self._owns_ray = True
         await_tasks(away, seconds)
 
@@ -108,8 +109,7 @@ class Connection:
         if self._owns_ray:
             library().shutdown()
         if self._node is not None:
-            assert self._guard is not None
-            end_node(self._node, self._guard)
+            self._node.end()
         if self._guard is not None:
             self._guard.__exit__(None, None, None)
 

@@ -10,7 +10,7 @@ from typing import Any, NoReturn, final
 from replicax.cluster import ClusterDef, ClusterSpec
 from replicax.errors import ClusterError
 from replicax.launch import Guard
-from replicax.parameter_server._nodes import Task, end_node, run_node
+from replicax.parameter_server._nodes import Node, Task
 
 __all__ = ["Server", "tasks_here"]
 
@@ -103,10 +103,10 @@ class Server:
         with Guard() as guard:
             while True:
                 _logger.info("%s joins the cluster.", name)
-                node = run_node(self._spec, [self._task], guard)
+                node = Node(self._spec, [self._task], guard)
                 node.wait()
-                status = end_node(node, guard)
-                _logger.warning("The Ray node of %s has ended (status %d).", name, status)
+                message = "The Ray node of %s has ended (status %d); its log is %s."
+                _logger.warning(message, name, node.end(), node.log)
                 time.sleep(1.0)
 
 

@@ -15,18 +15,27 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, final
 
 from replicax.cluster import ClusterSpec
 from replicax.errors import ClusterError, ClusterTimeoutError
 from replicax.launch import Guard
 from replicax.parameter_server._ray import LOOPBACK, START_NODE, library, on_loopback
 
-__all__ = ["Task", "await_tasks", "connect", "end_node", "head_of", "resource_of", "run_node"]
+__all__ = ["Node", "Task", "await_tasks", "connect", "head_of", "resource_of", "start_node"]
 
 _SECONDS_BETWEEN_REPORTS = 10.0
+
+_SETTINGS = {
+    # A node ends if its head does not come back within this time,
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "10",
+    # or if another head has taken its place, which the node notices when it asks whether it still belongs.
+    "RAY_raylet_liveness_self_check_interval_ms": "2000",
+}
 
 Task = tuple[str, int]
 """A job and an index, such as ("ps", 0)."""
@@ -55,8 +64,12 @@ def connect(address: str, seconds: float) -> None:
                 "chief, or of ps 0 if the cluster has no chief; its process must be started too."
             )
         time.sleep(0.2)
+    _initialize(host, port)
+
+
+def _initialize(host: str, port: int, **options: Any) -> None:
     with on_loopback() if host == LOOPBACK else contextlib.nullcontext():
-        library().init(address=f"{host}:{port}")
+        library().init(address=f"{host}:{port}", **options)
 
 
 def await_tasks(tasks: Iterable[Task], seconds: float) -> None:
@@ -81,34 +94,103 @@ def _is_there(task: Task) -> bool:
     return library().cluster_resources().get(resource_of(task), 0) > 0
 
 
-def run_node(spec: ClusterSpec, tasks: Iterable[Task], guard: Guard) -> subprocess.Popen[bytes]:
-    """Start a node that offers tasks to the cluster; it is the head if one of them is."""
-    head, tasks = head_of(spec), list(tasks)
-    host, port = _parsed(spec.task_address(*head))
-    if head in tasks:
-        place = ["--head", f"--port={port}", f"--node-ip-address={host}", "--include-dashboard=false"]
-    else:
-        own = _parsed(spec.task_address(*tasks[0]))[0] if tasks else host
-        place = [f"--address={host}:{port}", f"--node-ip-address={own}"]
-    resources = json.dumps({resource_of(task): 1 for task in tasks})
-    command = [sys.executable, "-c", START_NODE, "start", "--block", "--disable-usage-stats"]
-    # A node whose head is gone ends after this time, and is started again.
-    environment = {"RAY_gcs_rpc_server_reconnect_timeout_s": "10", **_environment()}
-    output: Any = subprocess.DEVNULL
-    return guard.start([*command, *place, f"--resources={resources}"], environment, output, output)
+@final
+class Node:
+    """A node of the Ray cluster, which offers tasks; it is the head if one of them is.
+
+    A node has a folder of its own for its sockets and logs. In Ray's shared folder, two nodes that start at
+    the same time can choose the same socket, and a coordinator may connect to the node of another task.
+
+    Args:
+        spec: the cluster.
+        tasks: the tasks that run on the node.
+        guard: ends the node's processes if this process dies.
+    """
+
+    def __init__(self, spec: ClusterSpec, tasks: Iterable[Task], guard: Guard) -> None:
+        head, tasks = head_of(spec), list(tasks)
+        self.name = ", ".join(f"{job} {index}" for job, index in tasks)
+        self._host, self._port = _parsed(spec.task_address(*head))
+        self._guard = guard
+        prefix = "".join(f"{job}{index}_" for job, index in tasks[:1])
+        self._folder = Path(tempfile.mkdtemp(prefix=f"replicax_{prefix}", dir=_ray_root()))
+        self.log = self._folder / "node.log"
+        """What the node has printed."""
+        own = self._host if head in tasks else _parsed(spec.task_address(*tasks[0]))[0]
+        place = ["--head", f"--port={self._port}", "--include-dashboard=false"]
+        if head not in tasks:
+            place = [f"--address={self._host}:{self._port}"]
+        if own == LOOPBACK:  # other nodes on this machine use Ray's range of ports, too
+            place += ["--min-worker-port=0", "--max-worker-port=0"]
+        resources = json.dumps({resource_of(task): 1 for task in tasks})
+        command = [sys.executable, "-c", START_NODE, "start", "--block", "--disable-usage-stats"]
+        place += [f"--node-ip-address={own}", f"--temp-dir={self._folder}", f"--resources={resources}"]
+        with self.log.open("wb") as output:
+            self._process = guard.start([*command, *place], _environment(), output, subprocess.STDOUT)
+
+    @property
+    def has_started(self) -> bool:
+        """Whether Ray runs; it writes the cluster's address to a file when it does."""
+        return (self._folder / "ray_current_cluster").exists()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the node has ended on its own."""
+        return self._process.poll() is not None
+
+    def connect(self) -> None:
+        """Connect this process to the cluster, through this node."""
+        _initialize(self._host, self._port, _temp_dir=str(self._folder))
+
+    def wait(self) -> None:
+        """Wait until the node ends."""
+        self._process.wait()
+
+    def end(self) -> int:
+        """End the node and all its processes, which may outlive it for a while; returns its status."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        status = self._process.wait()
+        self._guard.forget(self._process.pid)
+        return status
+
+    def last_words(self) -> str:
+        """The last line that the node has printed."""
+        lines = self.log.read_text(errors="replace").splitlines()
+        return next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")
 
 
-def end_node(node: subprocess.Popen[bytes], guard: Guard) -> int:
-    """End a node and all its processes, which may outlive it for a while; returns its status."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(node.pid, signal.SIGKILL)
-    status = node.wait()
-    guard.forget(node.pid)
-    return status
+def start_node(spec: ClusterSpec, tasks: Sequence[Task], guard: Guard, seconds: float) -> Node:
+    """Start a node, and wait until it runs.
+
+    A node can fail to start while the previous cluster at the same address ends, so it is started again.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        node = Node(spec, tasks, guard)
+        try:
+            while not (node.has_started or node.has_ended or time.monotonic() > deadline):
+                time.sleep(0.1)
+            if node.has_started and not node.has_ended:
+                return node
+        except BaseException:
+            node.end()
+            raise
+        node.end()
+        reason = f"The Ray node of {node.name} did not start: {node.last_words()} (see {node.log})."
+        if time.monotonic() > deadline:
+            raise ClusterTimeoutError(f"{reason} Gave up after {seconds:g} s.")
+        _logger.warning("%s Trying again.", reason)
+        time.sleep(1.0)
+
+
+def _ray_root() -> str | None:
+    """Where Ray keeps its files; paths of sockets must be short, and `TMPDIR` is long on a Mac."""
+    return os.environ.get("RAY_TMPDIR") or ("/tmp" if os.path.isdir("/tmp") else None)
 
 
 def _environment() -> dict[str, str]:
-    return {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
+    return {**_SETTINGS, **{key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}}
 
 
 def _parsed(address: str) -> tuple[str, int]:
