@@ -381,20 +381,41 @@ def test_an_uncommitted_view_shares_its_buffer_and_mixes():
 
 
 @pytest.mark.parametrize("several", [False, True])
-def test_views_of_the_first_replica(several, mesh):
-    """array_result_handler."""
+def test_the_first_copy_of_an_array(several, mesh):
+    """_fully_replicated_shard, _committed."""
     sharding = NamedSharding(mesh, PartitionSpec()) if several else jax.devices("cpu")[1]
-    views = _jax.FirstReplicaViews(several)
-    for number in (1.0, 2.0):  # the second time with the cached handler
-        array = jax.device_put(jnp.full(3, number), sharding)
-        view = views(0, array)
-        assert isinstance(view, jax.Array) and not view.committed
-        assert view.tolist() == [number] * 3
-        part = array.addressable_data(0)
-        assert view.unsafe_buffer_pointer() == part.unsafe_buffer_pointer()
-        assert (view + jax.device_put(jnp.ones(3), jax.devices("cpu")[4])).shape == (3,)
+    array = jax.device_put(jnp.full(3, 2.0), sharding)
+    assert_is_view(_jax.first_copy(array), array)
     key = jax.random.key(0)
-    assert views(1, key) is key
+    assert _jax.first_copy(key) is key
+
+
+def assert_is_view(view, array):
+    """That `view` is an uncommitted view of the first copy of `array`."""
+    assert isinstance(view, jax.Array) and not view.committed
+    assert view.tolist() == array.tolist()
+    assert view.unsafe_buffer_pointer() == array.addressable_data(0).unsafe_buffer_pointer()
+    assert (view + jax.device_put(jnp.ones(3), jax.devices("cpu")[4])).shape == (3,)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_programs_with_uncommitted_outputs(several, mesh):
+    """MeshExecutable.unsafe_call.out_handler; jit calls what was compiled, and asks its first outputs."""
+    mesh = mesh if several else Mesh(mesh.devices[:1], ("axis",))
+    sharding = NamedSharding(mesh, PartitionSpec())
+
+    def double(x):
+        return 2 * x, 3 * x, jax.random.key(0)
+
+    jitted = jax.jit(double, out_shardings=sharding)
+    x = jax.device_put(jnp.ones(3), sharding)
+    _jax.uncommit_outputs(jitted.lower(x).compile(), [0, 2])
+    for _ in range(3):  # the second and third call in C++
+        doubled, tripled, key = jitted(x)
+        assert tripled.committed and not doubled.committed
+        assert not doubled._fully_replicated_shard().committed
+        assert_is_view(_jax.first_copy(doubled), doubled)
+        assert jax.random.bits(key) == jax.random.bits(jax.random.key(0))
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int32, np.bool_, jnp.bfloat16])

@@ -6,7 +6,8 @@ Everything else in Replicax uses JAX's public API. What is here, and what we nee
 * which trace is current: a `Variable` must know whether `jax.jit` would bake its value into a program;
 * JAX's thread-local settings: eager replicas share one thread and must not see each other's settings. One
   of the settings is our own, and keeps cached traces apart;
-* a view of a device buffer as an *uncommitted* array, which JAX combines with arrays on any device;
+* a view of a device buffer as an *uncommitted* array, which JAX combines with arrays on any device, and
+  outputs of a program that are uncommitted already;
 * assembling an array from host memory without validating everything twice, in a fifth of the time that
   `jax.device_put` takes for a small batch;
 * a traced array whose type does not name the mesh that it came from, and one without a value;
@@ -36,11 +37,12 @@ import importlib
 import importlib.util
 import itertools
 import operator
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from types import FunctionType
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.interpreters import ad, batching, mlir
 
 from replicax.errors import UnsupportedJaxError
@@ -100,7 +102,6 @@ _OmpiCluster, _K8sCluster = _private("clusters", "OmpiCluster"), _private("clust
 
 __all__ = [
     "ArrayImpl",
-    "FirstReplicaViews",
     "Primitive",
     "add_array_method",
     "at_source_of",
@@ -118,6 +119,7 @@ __all__ = [
     "eval_trace",
     "forget_profile",
     "forget_traces",
+    "first_copy",
     "fresh_traces",
     "has_effect",
     "hides_collectives",
@@ -146,6 +148,7 @@ __all__ = [
     "trace_of",
     "trace_state",
     "traces_of",
+    "uncommit_outputs",
     "uncommitted",
     "unknown",
     "use_gloo_at",
@@ -508,26 +511,28 @@ def uncommitted(array: Any) -> jax.Array:
     return ArrayImpl(array.aval, array.sharding, [array], committed=False, _skip_checks=True)
 
 
-class FirstReplicaViews:
-    """Makes `uncommitted` views of arrays' first local copies; caches a constructor for each index."""
+def first_copy(array: Any) -> jax.Array:
+    """An `uncommitted` view of the first local copy of an array that is replicated over a mesh."""
+    if not isinstance(array, ArrayImpl):
+        return array  # JAX already combines typed random keys with arrays on any device
+    copy = array._fully_replicated_shard()
+    return uncommitted(copy) if copy._committed else copy
 
-    __slots__ = ("_handlers", "_several_devices")
 
-    def __init__(self, several_devices: bool) -> None:
-        self._handlers: dict[int, Any] = {}
-        self._several_devices = several_devices
+def uncommit_outputs(compiled: jax.stages.Compiled, indices: Iterable[int]) -> None:
+    """Let the jitted function that was compiled return some of its outputs uncommitted.
 
-    def __call__(self, index: int, array: Any) -> jax.Array:
-        """A view of output `index` of a program, which always has the same shape, dtype and sharding."""
-        if not isinstance(array, ArrayImpl):
-            return array  # JAX already combines typed random keys with arrays on any device
-        handler = self._handlers.get(index)
-        if handler is None:
-            first = array.addressable_data(0)
-            handler = self._handlers[index] = _array_result_handler(
-                first.aval, first.sharding, committed=False, **_unchecked
-            )
-        return handler([array.addressable_data(0) if self._several_devices else array])
+    The views that `first_copy` makes of these outputs are then uncommitted, too, which saves it the second
+    half of its work. JAX refuses uncommitted arrays on several devices, so only views may reach a user.
+    """
+    try:
+        outputs = compiled._executable.unsafe_call.out_handler  # pyright: ignore[reportAttributeAccessIssue]
+        handlers, avals, shardings = outputs.handlers, outputs.out_avals, outputs.out_shardings
+    except AttributeError as error:
+        raise _unsupported("MeshExecutable.unsafe_call.out_handler.handlers") from error
+    for i in indices:
+        if not jnp.issubdtype(avals[i].dtype, jax.dtypes.extended):  # typed random keys
+            handlers[i] = _array_result_handler(avals[i], shardings[i], committed=False, **_unchecked)
 
 
 _unknown_p = Primitive("replicax_unknown")

@@ -17,7 +17,7 @@ from typing import Any, final
 import jax
 import jax.numpy as jnp
 
-from replicax._jax import debug_infs, debug_nans, fresh_traces, plain, traces_of
+from replicax._jax import debug_infs, debug_nans, fresh_traces, plain, traces_of, uncommit_outputs
 from replicax.collectives import await_result, collect_step_timeouts
 from replicax.contexts import Origins
 from replicax.errors import OutOfMemoryError, TracingError, VariableError
@@ -272,12 +272,20 @@ class CompiledStep:
         lowered = self.lower(leaves)
         compiled = lowered.compile() if self._between is None else self._between.compile(lowered)
         self.program = compiled
+        uncommit_outputs(compiled, self._plain_outputs())
         arguments = filter(_is_traced, leaves)
         self._memory = StepMemory(self.name, self.shapes, self._mesh, compiled, arguments)
         self._memory.refuse_too_large()
         for variable in self._state.written:
             variable.was_written = True
         self._is_compiled = True
+
+    def _plain_outputs(self) -> list[int]:
+        """The program's outputs of which a call returns the first copy."""
+        if self._mesh is None:
+            return []
+        num_outputs = len(self._outputs.dynamic) + self._mail.num_arrays
+        return [call * num_outputs + n for call in range(self._repeats) for n in self._outputs.plain]
 
     def run_first(self, leaves: list[Any]) -> Any:
         """Run the step for the first time; if it may run out of memory, wait until it has finished."""

@@ -10,7 +10,7 @@ from typing import Any, final
 import jax
 import numpy as np
 
-from replicax._jax import FirstReplicaViews, is_tracer
+from replicax._jax import first_copy, is_tracer
 from replicax._recording import settled
 from replicax.errors import TracingError
 from replicax.topology import ReplicaMesh
@@ -136,15 +136,14 @@ class Outputs:
         if mesh is None or not (self.plain or self.apart):
             convert = None
         else:
-            convert = functools.partial(self._convert, mesh, FirstReplicaViews(mesh.mesh.size > 1))
+            convert = functools.partial(self._convert, mesh)
         whole = treedef.unflatten(range(len(static))) if len(static) == 1 else None
         if isinstance(whole, PerReplica) and whole.is_global:
             return PerReplica.maker(whole.layout)
         if len(dynamic) == len(static) and convert is None:
             return treedef.unflatten
         if mesh is not None and type(whole) is int and self.plain == [0] and not self.apart:
-            views = FirstReplicaViews(mesh.mesh.size > 1)
-            return lambda arrays: views(0, arrays[0])  # one plain array, such as a loss
+            return lambda arrays: first_copy(arrays[0])  # one plain array, such as a loss
 
         def rebuild(arrays: list[Any]) -> Any:
             if convert is not None:
@@ -160,10 +159,10 @@ class Outputs:
             return lambda arrays: jax.tree.map(_own_components, rebuild(arrays), is_leaf=_is_per_replica)
         return rebuild
 
-    def _convert(self, mesh: ReplicaMesh, views: FirstReplicaViews, arrays: list[Any]) -> None:
+    def _convert(self, mesh: ReplicaMesh, arrays: list[Any]) -> None:
         """Return plain arrays as the first replica's copy, and place components on their replicas."""
         for n in self.plain:
-            arrays[n] = views(n, arrays[n])
+            arrays[n] = first_copy(arrays[n])
         for n, replica in self.apart:
             if replica in mesh.local_replica_ids:
                 copies = mesh.split_replicated(arrays[n])
