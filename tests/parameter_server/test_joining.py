@@ -82,7 +82,6 @@ def members(group):
     return found
 
 
-@pytest.mark.long
 @pytest.mark.timeout(1200)
 def test_tasks_join_and_a_coordinator_that_is_started_again_continues(tmp_path):
     group, ports = uuid.uuid4().hex, free_ports(4)

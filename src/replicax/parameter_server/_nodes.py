@@ -166,6 +166,9 @@ def start_node(spec: ClusterSpec, tasks: Sequence[Task], guard: Guard, seconds: 
     A node can fail to start while the previous cluster at the same address ends, so it is started again.
     """
     deadline = time.monotonic() + seconds
+    if head_of(spec) in tasks:
+        _await_free(spec.task_address(*head_of(spec)), seconds)
+    reason = ""
     while True:
         node = Node(spec, tasks, guard)
         try:
@@ -173,15 +176,33 @@ def start_node(spec: ClusterSpec, tasks: Sequence[Task], guard: Guard, seconds: 
                 time.sleep(0.1)
             if node.has_started and not node.has_ended:
                 return node
+            if node.has_ended or not reason:
+                reason = f"{node.last_words()} (see {node.log})"
         except BaseException:
             node.end()
             raise
         node.end()
-        reason = f"The Ray node of {node.name} did not start: {node.last_words()} (see {node.log})."
+        message = f"The Ray node of {node.name} did not start: {reason}."
         if time.monotonic() > deadline:
-            raise ClusterTimeoutError(f"{reason} Gave up after {seconds:g} s.")
-        _logger.warning("%s Trying again.", reason)
+            raise ClusterTimeoutError(f"{message} Gave up after {seconds:g} s.")
+        _logger.warning("%s Trying again.", message)
         time.sleep(1.0)
+
+
+def _await_free(address: str, seconds: float) -> None:
+    """Wait until no other program, such as the head of an earlier cluster, listens at an address."""
+    host, port = _parsed(address)
+    deadline, is_reported = time.monotonic() + seconds, False
+    while _is_listening(host, port):
+        if time.monotonic() > deadline:
+            raise ClusterTimeoutError(
+                f"For {seconds:g} s, another program has listened at {address}, the address of the "
+                "cluster. Stop it, or choose another port for the chief."
+            )
+        if not is_reported:
+            _logger.warning("Another program listens at %s. Waiting until it has ended.", address)
+            is_reported = True
+        time.sleep(0.2)
 
 
 def _ray_root() -> str | None:
