@@ -1,5 +1,6 @@
 """Functions that are given a distributed dataset: a loop in Python around compiled replica functions."""
 
+import contextlib
 import functools
 import logging
 
@@ -13,6 +14,7 @@ import replicax as rx
 from replicax._jax import is_tracer
 from replicax.errors import InputError
 from replicax.execution._compiled import CompiledStep
+from replicax.execution._function import Function
 
 STRATEGIES = {
     "mirrored": lambda: rx.MirroredStrategy(["CPU:0", "CPU:1"]),
@@ -51,6 +53,26 @@ def test_the_loop_runs_in_python_and_its_replicas_compiled(strategy):
     assert all(traced) and calls <= 2, "traced once to find variables and once to compile"
     assert epoch(dataset) == sum(range(40))
     assert len(traced) == calls, "the function of the second call is the same code"
+
+
+@pytest.mark.parametrize("in_scope", [True, False])
+def test_later_steps_find_their_program_at_once(strategy, in_scope, monkeypatch):
+    """As quickly as a step that is called without a loop: by the key of its arguments."""
+    first_calls = []
+    call_first = Function._call_first
+    monkeypatch.setattr(Function, "_call_first", lambda *args: first_calls.append(1) or call_first(*args))
+
+    def replica_fn(x):
+        return jnp.sum(x)
+
+    @rx.function
+    def epoch(dataset):
+        results = [strategy.run(replica_fn, args=(batch,)) for batch in dataset]
+        return sum(float(strategy.reduce("SUM", result, axis=None)) for result in results)
+
+    with strategy.scope() if in_scope else contextlib.nullcontext():
+        assert epoch(distributed(strategy, count=40)) == sum(range(40))
+    assert len(first_calls) == 2, "the loop itself, and the first step"
 
 
 def test_the_program_of_a_step_is_made_once(strategy, monkeypatch):

@@ -92,8 +92,11 @@ class Context:
 
     @property
     def is_outside(self) -> bool:
-        """Whether this code is outside of replicas, updates and traces."""
-        return self.replica is None and self.update_replica_id is None and self.frame.is_eager
+        """Whether this code is outside of replicas, updates and traces; the default replica is outside."""
+        in_default = self.replica is _default.replica and not self.tapes
+        return (
+            (self.replica is None or in_default) and self.update_replica_id is None and self.frame.is_eager
+        )
 
     @property
     def local_index(self) -> int | None:

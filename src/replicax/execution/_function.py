@@ -299,8 +299,9 @@ class Function(Generic[_P, _R]):
         stack = context_stack.get()
         if trace_state.trace is not eval_trace or disable_jit.value or (stack and not stack[-1].is_outside):
             return self._call_inside(args, kwargs)
-        key: list[Any] = [stack[-1].strategy] if stack else []
-        leaves: list[Any] = []
+        # In the default replica context, the key is that of an empty stack: both use the same programs.
+        key: list[Any] = [stack[-1].strategy] if stack and stack[-1].replica is None else []
+        start, leaves = len(key), list[Any]()
         # The arguments are nearly always arrays or per-replica arrays, without a structure to flatten.
         for argument in args:
             array: Any = argument
@@ -308,11 +309,11 @@ class Function(Generic[_P, _R]):
                 array = argument._array
                 key.append(argument._layout)
             if type(array) is not ArrayImpl:
-                return self._call_with_structure(key[: 1 if stack else 0], args, kwargs)
+                return self._call_with_structure(key[:start], args, kwargs)
             key.append(array.aval)
             leaves.append(array)
         if kwargs:
-            return self._call_with_structure(key[: 1 if stack else 0], args, kwargs)
+            return self._call_with_structure(key[:start], args, kwargs)
         run = self._known.get(tuple(key))
         return run(leaves) if run is not None else self._call_first(tuple(key), args, kwargs)
 

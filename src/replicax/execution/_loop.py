@@ -50,8 +50,9 @@ class Loop:
     def compiling(self, fn: Callable[..., Any]) -> Iterator[Any]:
         """A `with` block for a call of a replica function; yields its compiled form, or None."""
         found = self._find(fn)
+        num_calls = 0 if found is None else found.newest.num_calls
         yield None if found is None else found.compiled
-        if found is not None:
+        if found is not None and found.newest.num_calls > num_calls:
             # Tracing may change what the function refers to (a list that it appends to): add that key too.
             alive: list[Any] = []
             self._compiled.setdefault(_identity(fn, frozenset(), alive), found._replace(alive=alive))
@@ -88,8 +89,10 @@ class _Newest:
     def __init__(self, fn: Callable[..., Any]) -> None:
         functools.update_wrapper(self, fn)
         self.fn = fn
+        self.num_calls = 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.num_calls += 1
         return self.fn(*args, **kwargs)
 
 
