@@ -8,6 +8,7 @@ import threading
 import pytest
 
 import replicax as rx
+from replicax.checkpoint import _pending
 from replicax.contexts import _stack, current
 
 collect_ignore = ["multiprocess/tutorials", "parameter_server/tutorial"]  # programs that tests start
@@ -75,3 +76,10 @@ def _no_leaked_strategy():
     if leaked:
         _stack._stack.set(())
     assert not leaked, "the test left a strategy's scope open or a strategy set"
+
+
+@pytest.fixture(autouse=True)
+def _no_values_wait_for_the_variables_of_other_tests():
+    yield
+    for restored in list(_pending._waiting):
+        restored.stop()

@@ -5,8 +5,6 @@ import time
 
 import pytest
 
-from replicax.checkpoint import _pending
-
 
 @pytest.fixture(autouse=True)
 def _time_for_threads_of_orbax_to_end():
@@ -14,10 +12,3 @@ def _time_for_threads_of_orbax_to_end():
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline and any(t.name.startswith("asyncio_") for t in threading.enumerate()):
         time.sleep(0.01)
-
-
-@pytest.fixture(autouse=True)
-def _no_values_wait_for_the_variables_of_other_tests():
-    yield
-    for restored in list(_pending._waiting):
-        restored.stop()

@@ -2,25 +2,18 @@
 
 import logging
 
+import jax
 import numpy as np
 import pytest
 
 keras = pytest.importorskip("keras")
 
 import replicax as rx  # noqa: E402
-import replicax.integrations.keras  # noqa: E402
-from replicax.checkpoint import _pending  # noqa: E402
+from replicax.integrations.keras import strategy_of  # noqa: E402
 
-from .keras_models import X, Y, assert_same, strategy_of_kind  # noqa: E402
+from .keras_models import X, Y, assert_same, fit, make_model, strategy_of_kind  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept:DeprecationWarning")
-
-
-@pytest.fixture(autouse=True)
-def _no_values_wait_for_the_variables_of_other_tests():
-    yield
-    for restored in list(_pending._waiting):
-        restored.stop()
 
 
 class Branches(keras.Model):
@@ -223,6 +216,29 @@ def test_values_that_nothing_claims_are_named_by_the_next_save(tmp_path, caplog)
     assert "model/layers/2/trainable/0" in line
     assert "model/layers/0" not in line
     assert "expect_partial()" in line
+
+
+def test_models_from_outside_of_a_scope_are_distributed_while_values_are_pending(tmp_path):
+    _, path = trained("sequential", strategy_of_kind(2), tmp_path)
+    unbuilt = keras.Sequential([keras.layers.Dense(4)])
+    rx.Checkpoint(model=unbuilt).restore(path)  # waits for the layers of `unbuilt`
+    expected, model = make_model(), make_model()
+    strategy = strategy_of_kind(2)
+    with strategy.scope():
+        losses = fit(model)["loss"]
+    assert strategy_of(model) is strategy
+    np.testing.assert_allclose(losses, fit(expected)["loss"], rtol=1e-5)
+
+
+def test_plain_optimizers_in_a_trace_while_values_are_pending(tmp_path):
+    _, path = trained("sequential", strategy_of_kind(2), tmp_path)
+    unbuilt = keras.Sequential([keras.layers.Dense(4)])
+    rx.Checkpoint(model=unbuilt).restore(path)
+
+    def first_rate():
+        return keras.optimizers.SGD(0.5).learning_rate.value
+
+    assert jax.jit(first_rate)() == 0.5
 
 
 def test_nothing_is_said_of_them_if_a_partial_restore_is_expected(tmp_path, caplog):

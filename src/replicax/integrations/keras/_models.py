@@ -18,6 +18,7 @@ from replicax.integrations.keras._run import Run, running
 from replicax.integrations.keras._scheduling import on_servers, scheduling
 from replicax.integrations.keras._variable import DistributedVariable, move
 from replicax.parameter_server import ParameterServerStrategy
+from replicax.strategies import DefaultStrategy
 
 __all__ = [
     "building_in_scope",
@@ -56,10 +57,10 @@ def strategy_of(model: Any) -> Any:
     """
     if model in _strategies:
         return _strategies[model]
-    for variable in model.variables:
-        if isinstance(variable, DistributedVariable):
-            return variable._distribute_strategy
-    return current().strategy if has_strategy() else None
+    strategies = [v._distribute_strategy for v in model.variables if isinstance(v, DistributedVariable)]
+    if not strategies or (has_strategy() and isinstance(strategies[0], DefaultStrategy)):
+        return current().strategy if has_strategy() else None
+    return strategies[0]
 
 
 def in_scope(method: Callable[..., Any]) -> Callable[..., Any]:

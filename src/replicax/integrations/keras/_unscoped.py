@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextvars
 from typing import Any
 
-from replicax._jax import outside_of_traces
+from replicax._jax import is_staging, outside_of_traces
 from replicax.contexts import current, has_strategy
 from replicax.integrations.keras._private import in_stateless_scope
 from replicax.integrations.keras._variable import DistributedVariable, move
@@ -26,8 +26,11 @@ def in_step() -> bool:
 
 
 def begins_adopted() -> bool:
-    """Whether a variable that is created here, without a strategy, must be an `rx.Variable` at once."""
-    return in_step() or bool(awaiting_values)
+    """Whether a variable that is created here, without a strategy, must be an `rx.Variable` at once.
+
+    In a function that JAX traces, other than a step, there can be no `rx.Variable`.
+    """
+    return in_step() or (bool(awaiting_values) and not is_staging())
 
 
 def adopt(variable: Any) -> None:
