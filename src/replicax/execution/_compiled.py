@@ -31,7 +31,7 @@ from replicax.execution._program import EagerCallNeeded, FreshTraceNeeded, Progr
 from replicax.execution._repeated import scan_calls
 from replicax.execution._staged import StagedStep
 from replicax.execution._state import StepState, in_store_order
-from replicax.execution._traced_values import explain_traced_values
+from replicax.execution._traced_values import explain_leaks, explain_traced_values
 from replicax.topology import ReplicaMesh
 from replicax.values import PerReplica, free, is_array
 from replicax.variables import Variable, journal, use_frame
@@ -321,7 +321,8 @@ class CompiledStep:
         arguments = self._arguments(self._with_fetched(leaves))
         with self._state.lock:
             read, written = self._state.take()
-        return self._jitted.lower(read, written, arguments)
+        with explain_leaks():  # since JAX 0.12 those of `jax.custom_vjp` are first noticed here
+            return self._jitted.lower(read, written, arguments)
 
     def lower_shapes(self, leaves: list[Any]) -> jax.stages.Lowered:
         """The lowered step for arguments that are `jax.ShapeDtypeStruct`s, without any arrays."""
@@ -330,7 +331,8 @@ class CompiledStep:
             for variables in (self._state.read, self._state.written)
         )
         arguments = leaves if self._lookups is None else [*leaves, *self._lookups.empty()]
-        return self._jitted.lower(read, written, [arguments[i] for i in self._dynamic])
+        with explain_leaks():
+            return self._jitted.lower(read, written, [arguments[i] for i in self._dynamic])
 
     def _with_fetched(self, leaves: list[Any]) -> list[Any]:
         """Fetch the step's variables from servers; returns the arguments, extended by fetched rows."""
