@@ -46,8 +46,8 @@ test: $(INSTALLED)
 	$(call QUICK,$(BIN)) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 	$(MAKE) check
 
-# The first release of the version that pyproject.toml asks for: "jax>=0.10" is 0.10.0.
-OLDEST_JAX = $(shell sed -n 's/.*"jax>=\([0-9.]*\)".*/\1/p' pyproject.toml).0
+# The release that pyproject.toml asks for: 0.10.2 for "jax>=0.10.2".
+OLDEST_JAX = $(shell sed -n 's/.*"jax>=\([0-9.]*\)".*/\1/p' pyproject.toml)
 
 test-oldest: build/oldest/.installed
 	$(call QUICK,build/oldest/bin) build/oldest/bin/python -m pytest -n $(WORKERS) --dist worksteal $(CORE_TESTS)
