@@ -8,6 +8,7 @@ math; the two sides are checked to agree first.
 
     host       Python and dispatch of a compiled step that writes 1 to 1,000 variables
     tiny       the same of the tiny network of `training.py`, with one shape of batches and with two
+    loop       the same of steps in a loop inside an `rx.function`, against a loop around the step
     gradients  200 small gradients: one all_reduce of a list, one by one, packed by hand
     tracing    tracing a step for 8 replicas, against 2
     eager      an eager training step of a small network, beside the gradients alone; and beside
@@ -25,6 +26,7 @@ import functools
 import itertools
 import statistics
 import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -235,6 +237,40 @@ def bench_tiny(quick: bool) -> list[Row]:
     return [compare(rounds, what, name, ["by hand"]) for name in ("Replicax", "Replicax, two shapes")]
 
 
+def bench_loop(quick: bool) -> list[Row]:
+    """A loop over batches inside an `rx.function`, and the same loop around a compiled step."""
+    strategy = replicas(2)
+    with strategy.scope():
+        variable = rx.Variable(np.zeros(3, np.float32), aggregation="MEAN")
+    batch = shard(strategy, np.arange(8, dtype=np.float32))
+
+    def replica_fn(x: Any) -> Any:
+        loss = jnp.mean(x)
+        variable.assign_sub(LEARNING_RATE * loss * jnp.ones(3), read_value=False)
+        return loss
+
+    step = rx.function(lambda x: strategy.run(replica_fn, args=(x,)))
+
+    def around(batches: Any) -> Any:
+        return [step(x) for x in batches][-1]
+
+    def inside(batches: Any) -> Any:
+        return [strategy.run(replica_fn, args=(x,)) for x in batches][-1]
+
+    def seconds(train: Any, num_steps: int) -> float:
+        start = time.thread_time()
+        result = train(itertools.repeat(batch, num_steps))
+        taken = time.thread_time() - start
+        jax.block_until_ready(result)
+        return taken / num_steps
+
+    contenders = {"loop around the step": around, "loop inside": rx.function(inside)}
+    num_rounds, num_steps = (7, 40) if quick else (25, 80)
+    rounds = take_turns(contenders, seconds, num_rounds=num_rounds, num_steps=num_steps)
+    what = "a step in a loop inside an rx.function, host time"
+    return [compare(rounds, what, "loop inside", ["loop around the step"])]
+
+
 def bench_gradients(quick: bool) -> list[Row]:
     """The gradients of 200 regressions; then, without a target, gradients that cost nothing to compute.
 
@@ -383,6 +419,7 @@ def bare_gradients(state: Sequence[np.ndarray], batch: tuple[np.ndarray, np.ndar
 BENCHMARKS: dict[str, Callable[[bool], list[Row]]] = {
     "host": bench_host,
     "tiny": bench_tiny,
+    "loop": bench_loop,
     "gradients": bench_gradients,
     "tracing": bench_tracing,
     "eager": bench_eager,

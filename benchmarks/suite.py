@@ -34,7 +34,7 @@ NETWORKS = ("empty", "tiny", "medium", "convolutions", "transformer", "many")
 PROGRAMS: dict[str, tuple[str, ...]] = {
     "training": NETWORKS,
     "multiworker": ("empty", "tiny", "medium", "many", "transformer"),
-    "overhead": ("host", "tiny", "gradients", "tracing", "eager"),
+    "overhead": ("host", "tiny", "loop", "gradients", "tracing", "eager"),
     "first": ("step", "reduce", "eager"),
     "memory": ("peak", "allocator"),
     "uneven": ("tiny", "medium"),
