@@ -405,7 +405,8 @@ class CompiledStep:
 
     def _run_generally(self, leaves: list[Any]) -> Any:
         """Run the step in the general case: the arrays are not just two slices of one store."""
-        state, box = self._state, list[Any]()
+        state = self._state
+        box: list[Any] = []
 
         def finish() -> None:
             if box:

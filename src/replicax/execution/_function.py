@@ -301,7 +301,7 @@ class Function(Generic[_P, _R]):
             return self._call_inside(args, kwargs)
         # In the default replica context, the key is that of an empty stack: both use the same programs.
         key: list[Any] = [stack[-1].strategy] if stack and stack[-1].replica is None else []
-        start, leaves = len(key), list[Any]()
+        leaves: list[Any] = []
         # The arguments are nearly always arrays or per-replica arrays, without a structure to flatten.
         for argument in args:
             array: Any = argument
@@ -309,23 +309,25 @@ class Function(Generic[_P, _R]):
                 array = argument._array
                 key.append(argument._layout)
             if type(array) is not ArrayImpl:
-                return self._call_with_structure(key[:start], args, kwargs)
+                return self._call_with_structure(args, kwargs)
             key.append(array.aval)
             leaves.append(array)
         if kwargs:
-            return self._call_with_structure(key[:start], args, kwargs)
+            return self._call_with_structure(args, kwargs)
         run = self._known.get(tuple(key))
         return run(leaves) if run is not None else self._call_first(tuple(key), args, kwargs)
 
-    def _call_with_structure(self, key: list[Any], args: Any, kwargs: Any) -> Any:
+    def _call_with_structure(self, args: Any, kwargs: Any) -> Any:
         args = args if self._signature is None else converted(self._signature, args)
         leaves, treedef = _flatten((args, kwargs))
+        here = current()
+        strategy = here.strategy if here.replica is None else None
         try:
-            full = (*key, treedef, *[x.aval if type(x) is ArrayImpl else leaf_key(x) for x in leaves])
-            run = self._known.get(full)
+            key = (strategy, treedef, *[x.aval if type(x) is ArrayImpl else leaf_key(x) for x in leaves])
+            run = self._known.get(key)
         except TypeError as error:
             raise TypeError(unusable_argument(self, leaves)) from error
-        return run(leaves) if run is not None else self._call_first(full, args, kwargs)
+        return run(leaves) if run is not None else self._call_first(key, args, kwargs)
 
     def _call_inside(self, args: Any, kwargs: Any) -> Any:
         restore_trace()
