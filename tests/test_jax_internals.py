@@ -1,6 +1,6 @@
 """Each private part of JAX that Replicax relies on: that it exists, and that it behaves as we expect.
 
-A failure here means that JAX has changed a part that `_jax.py` wraps. Fix the wrapper, not the test.
+A failure here means that JAX has changed a part that `replicax/_jax` wraps. Fix the wrapper, not the test.
 """
 
 import contextlib
@@ -231,17 +231,17 @@ def test_the_axes_that_jax_maps_over(mesh):
 
 
 def test_axes_without_an_environment_are_an_error(monkeypatch):
-    monkeypatch.setattr(_jax, "trace_state", object())
+    monkeypatch.setattr(_jax._traces, "trace_state", object())
     with pytest.raises(UnsupportedJaxError, match=r"axis_env\.axis_exists"):
         _jax.is_axis_bound("rows")
 
 
-@pytest.mark.parametrize("name", _jax._COLLECTIVES)
+@pytest.mark.parametrize("name", _jax._collectives._COLLECTIVES)
 def test_collectives_take_the_name_of_an_axis(name):
     """`jax.lax` and its private module have our function in place of JAX's, whose arguments are these."""
     parameters = list(inspect.signature(getattr(jax.lax, name)).parameters)
     assert parameters[: parameters.index("axis_name") + 1] in (["axis_name"], ["x", "axis_name"])
-    assert getattr(jax.lax, name) is _jax._private("lax.parallel", name)
+    assert getattr(jax.lax, name) is _jax.private("lax.parallel", name)
     assert getattr(jax.lax, name).__wrapped__.__module__ == "jax._src.lax.parallel"
 
 
@@ -249,14 +249,14 @@ def test_collectives_have_the_line_of_their_caller():
     """register_exclusion"""
 
     program = jax.make_jaxpr(lambda x: jax.lax.psum(x, "rows"), axis_env=[("rows", 2)])(1.0)
-    summarize = _jax._private("source_info_util", "summarize")
+    summarize = _jax.private("source_info_util", "summarize")
     assert "test_jax_internals.py" in summarize(program.eqns[-1].source_info)
 
 
 def test_replicas_leave_no_source_lines_behind():
     """They wait in the middle of JAX's backward pass, which notes the line that it differentiates."""
     strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
-    context = _jax._private("source_info_util", "_source_info_context")
+    context = _jax.private("source_info_util", "_source_info_context")
     before = context.context
 
     def replica_fn(x):
@@ -325,7 +325,7 @@ SETTINGS = {
         lambda: jax.set_mesh(jax.make_mesh((2,), ("x",), devices=jax.devices("cpu")[:2])),
         lambda: str(jax.sharding.get_abstract_mesh()),
     ),
-    "traces_of": (lambda: _jax.traces_of("here"), lambda: _jax._trace_token.value),
+    "traces_of": (lambda: _jax.traces_of("here"), lambda: _jax._traces._trace_token.value),
 }
 
 
@@ -359,7 +359,7 @@ NOT_SETTINGS = {
 def test_every_setting_of_a_thread_is_known():
     """A new version of JAX may define settings in other modules than the old one."""
     known = {id(state) for state in _jax.thread_settings}
-    kind = _jax._private("config", "config_ext.Config")
+    kind = _jax.private("config", "config_ext.Config")
     modules = [m for name, m in list(sys.modules.items()) if name.startswith("jax._src")]
     found = {(name, id(x)) for m in modules for name, x in vars(m).items() if isinstance(x, kind)}
     assert {name for name, state in found if state not in known} <= NOT_SETTINGS
@@ -592,7 +592,7 @@ def test_xla_flags_that_this_version_does_not_know_are_left_out():
 @pytest.mark.parametrize(("module", "name"), [("core", "no_such_name"), ("no_such_module", "name")])
 def test_a_missing_part_is_an_error_when_replicax_is_imported(module, name):
     with pytest.raises(UnsupportedJaxError, match=rf"jax\._src\.{module}\.{name}.*JAX {jax.__version__}"):
-        _jax._private(module, name)
+        _jax.private(module, name)
 
 
 class _UnknownTrace:
@@ -601,7 +601,7 @@ class _UnknownTrace:
 
 def test_a_trace_without_a_parent_is_an_error(monkeypatch):
     """It must never pass for the outermost trace: a variable would become a constant."""
-    monkeypatch.setattr(_jax, "trace_state", type("State", (), {"trace": _UnknownTrace()}))
+    monkeypatch.setattr(_jax._traces, "trace_state", type("State", (), {"trace": _UnknownTrace()}))
     for ask in (_jax.current_program, _jax.is_staging, lambda: _jax.is_mapped_over("rows")):
         with pytest.raises(UnsupportedJaxError, match=rf"_UnknownTrace\.parent_trace.*{jax.__version__}"):
             ask()
@@ -609,14 +609,14 @@ def test_a_trace_without_a_parent_is_an_error(monkeypatch):
 
 def test_a_variable_in_an_unknown_trace_is_an_error(monkeypatch):
     variable = rx.Variable(1.0)
-    monkeypatch.setattr(_jax, "trace_state", type("State", (), {"trace": _UnknownTrace()}))
+    monkeypatch.setattr(_jax._traces, "trace_state", type("State", (), {"trace": _UnknownTrace()}))
     with pytest.raises(UnsupportedJaxError, match="parent_trace"):
         variable.read_value()
 
 
 def test_a_vmap_without_the_name_of_its_axis_is_an_error(monkeypatch):
-    monkeypatch.setattr(_jax, "_BatchTrace", _UnknownTrace)
-    monkeypatch.setattr(_jax, "trace_state", type("State", (), {"trace": _UnknownTrace()}))
+    monkeypatch.setattr(_jax._traces, "_BatchTrace", _UnknownTrace)
+    monkeypatch.setattr(_jax._traces, "trace_state", type("State", (), {"trace": _UnknownTrace()}))
     with pytest.raises(UnsupportedJaxError, match=r"BatchTrace\.axis_data\.name"):
         _jax.is_mapped_over("rows")
 
@@ -641,22 +641,22 @@ def test_the_job_of_a_pod(monkeypatch):
     pod = Object(metadata=Object(labels=labels, owner_references=[owner]), spec=Object(subdomain="workers"))
     job = Object(metadata=Object(name="train", labels={}), spec=Object(parallelism=4))
     for name, value in {"is_env_present": True, "_controller": owner, "_pod": pod, "_job": job}.items():
-        monkeypatch.setattr(_jax._K8sCluster, name, lambda value=value: value)
+        monkeypatch.setattr(_jax._runtime._K8sCluster, name, lambda value=value: value)
     assert _jax.detect_kubernetes_job(8476) == ("train-0.workers:8476", 4)
 
 
 def test_gloo_listens_where_it_is_told(monkeypatch):
     clients, made = [], []
-    monkeypatch.setattr(_jax, "distributed_client", lambda: clients[0] if clients else None)
+    monkeypatch.setattr(_jax._runtime, "distributed_client", lambda: clients[0] if clients else None)
     parts = {
         "make_cpu_client": lambda collectives=None: collectives,
         "_jax.make_gloo_tcp_collectives": lambda distributed_client, hostname: hostname,
         "register_backend_factory": lambda name, factory, **_: made.append((name, factory)),
     }
-    real = {name: _jax._private("lib" if "gloo" in name else "xla_bridge", name) for name in parts}
+    real = {name: _jax.private("lib" if "gloo" in name else "xla_bridge", name) for name in parts}
     assert "hostname: str" in real["_jax.make_gloo_tcp_collectives"].__doc__
     assert next(iter(inspect.signature(real["make_cpu_client"]).parameters)) == "collectives"
-    monkeypatch.setattr(_jax, "_private", lambda module, name: parts[name])
+    monkeypatch.setattr(_jax._runtime, "private", lambda module, name: parts[name])
     _jax.use_gloo_at("127.0.0.5")
     [(name, make_client)] = made
     assert name == "cpu" and make_client() is None

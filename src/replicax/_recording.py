@@ -4,7 +4,7 @@
 map from tangents to tangents. The records form a program, which `jax.vjp` then transposes. Here the same
 trace, JAX's own `LinearizeTrace`, is opened and closed by a `with` block instead of a function call, and
 values can start being followed at any time. So operations, rules and costs are those of `jax.vjp`. The
-private parts of JAX that this takes are all in this module and in `_jax.py`.
+private parts of JAX that this takes are all in this module, in `_transposing.py` and in `replicax/_jax`.
 
 A value that a recording follows is a `Recorded`. After the block the user still holds some of them, such as
 the loss and the predictions, which must then behave like plain values. JAX asks about a value of another
@@ -22,7 +22,7 @@ from typing import Any, final
 import jax
 import numpy as np
 
-from replicax._jax import ArrayImpl, _private, current_trace, eval_trace
+from replicax._jax import ArrayImpl, current_trace, eval_trace, private
 from replicax._transposing import Transposed
 from replicax.errors import TracingError
 
@@ -36,15 +36,15 @@ __all__ = [
     "unrecorded",
 ]
 
-_LinearizeTrace = _private("interpreters.ad", "LinearizeTrace")
-_LinearizeTracer = _private("interpreters.ad", "LinearizeTracer")
-_JaxprTrace = _private("interpreters.partial_eval", "DynamicJaxprTrace")
-_TraceTag = _private("core", "TraceTag")
-_typeof = _private("core", "typeof")
-_full_lower = _private("core", "full_lower")
-_to_concrete_value = _private("core", "to_concrete_value")
-_current_source = _private("source_info_util", "current")
-_handlers = _private("dtypes", "canonicalize_value_handlers")
+_LinearizeTrace = private("interpreters.ad", "LinearizeTrace")
+_LinearizeTracer = private("interpreters.ad", "LinearizeTracer")
+_JaxprTrace = private("interpreters.partial_eval", "DynamicJaxprTrace")
+_TraceTag = private("core", "TraceTag")
+_typeof = private("core", "typeof")
+_full_lower = private("core", "full_lower")
+_to_concrete_value = private("core", "to_concrete_value")
+_current_source = private("source_info_util", "current")
+_handlers = private("dtypes", "canonicalize_value_handlers")
 
 
 def _placeholder() -> None:
@@ -286,7 +286,7 @@ class Recording(_LinearizeTrace):
 
 # Traces around a recording that would treat the value of a closed recording as a constant.
 _TRANSFORMATIONS = (
-    _private("interpreters.ad", "JVPTrace"),
-    _private("interpreters.batching", "BatchTrace"),
+    private("interpreters.ad", "JVPTrace"),
+    private("interpreters.batching", "BatchTrace"),
     _LinearizeTrace,
 )

@@ -12,15 +12,15 @@ from typing import Any, final
 
 import jax
 
-from replicax._jax import _private
+from replicax._jax import private
 
 __all__ = ["Transposed"]
 
-_backward_pass = _private("interpreters.ad", "backward_pass3")
-_Accumulator = _private("interpreters.ad", "ValAccum")
-_Zero = _private("interpreters.ad", "Zero")
-_Var = _private("core", "Var")
-_without_dead_code = _private("interpreters.partial_eval", "dce_jaxpr")
+_backward_pass = private("interpreters.ad", "backward_pass3")
+_Accumulator = private("interpreters.ad", "ValAccum")
+_Zero = private("interpreters.ad", "Zero")
+_Var = private("core", "Var")
+_without_dead_code = private("interpreters.partial_eval", "dce_jaxpr")
 
 
 @final
