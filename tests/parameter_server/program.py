@@ -6,6 +6,7 @@ A program of its own: Ray leaves threads behind in the process that starts it.
 import contextlib
 import json
 import logging
+import os
 import sys
 import time
 from pathlib import Path
@@ -100,6 +101,7 @@ def as_plain_optax(strategy, coordinator, folder):
         "parts": parts,
         "servers": servers,
         "count": int(slots["optimizer/0/count:0"]),
+        "niceness": coordinator.schedule(lambda: os.nice(0)).fetch(),
         "iterations": int(optimizer.iterations.numpy()),
         "seen": float(seen.numpy()),
         "mean": float(mean.result()) > 0,

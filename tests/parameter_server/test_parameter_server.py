@@ -57,6 +57,7 @@ def test_steps_equal_those_of_plain_optax(results):
     found = results["as_plain_optax"]
     assert found["off"] < 1e-6
     assert (found["parts"], found["servers"]) == (2, [0, 1])
+    assert found["niceness"] == os.nice(0)
     assert (found["count"], found["iterations"], found["seen"]) == (5, 5, 160.0)
     assert found["mean"]
     assert found["checkpoint"] == [True, 18.0]

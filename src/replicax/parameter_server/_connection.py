@@ -31,6 +31,8 @@ _SETTINGS = {
     "max_direct_call_object_size": 1 << 20,
     # Keep no record of every call.
     "task_events_report_interval_ms": 0,
+    # Ray's default is 15: on a busy machine, tasks would hardly run.
+    "worker_niceness": 0,
 }
 
 

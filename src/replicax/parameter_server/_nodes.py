@@ -35,6 +35,8 @@ _SETTINGS = {
     "RAY_gcs_rpc_server_reconnect_timeout_s": "10",
     # or if another head has taken its place, which the node notices when it asks whether it still belongs.
     "RAY_raylet_liveness_self_check_interval_ms": "2000",
+    # Ray's default is 15: on a busy machine, tasks would hardly run.
+    "RAY_worker_niceness": "0",
 }
 
 Task = tuple[str, int]
