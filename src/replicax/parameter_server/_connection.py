@@ -63,9 +63,11 @@ class Connection:
             self._start()
 
     def _start(self) -> None:
+        # These settings override Ray's environment variables, so leave out those that the user has set.
+        settings = {name: value for name, value in _SETTINGS.items() if f"RAY_{name}" not in os.environ}
         with on_loopback():
             library().init(
-                "local", include_dashboard=False, _node_ip_address=LOOPBACK, _system_config=_SETTINGS
+                "local", include_dashboard=False, _node_ip_address=LOOPBACK, _system_config=settings
             )
         self._owns_ray = self._is_local = True
 
