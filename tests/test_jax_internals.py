@@ -21,7 +21,6 @@ import replicax as rx
 from replicax import _jax
 from replicax._recording import Recorded, Recording, is_transforming
 from replicax.cluster import exchange_between_processes
-from replicax.contexts import ThreadSettings
 from replicax.errors import UnsupportedJaxError
 
 
@@ -268,10 +267,10 @@ def test_replicas_leave_no_source_lines_behind():
 
 def test_axes_are_settings_of_a_thread():
     """axis_env_state: replicas that take turns may be inside of different axes."""
-    outside = ThreadSettings()
+    outside = _jax.ThreadSettings()
 
     def look(x):
-        inside = ThreadSettings()
+        inside = _jax.ThreadSettings()
         outside.restore()
         bound = [_jax.is_axis_bound("rows")]
         inside.restore()
@@ -325,7 +324,7 @@ SETTINGS = {
         lambda: jax.set_mesh(jax.make_mesh((2,), ("x",), devices=jax.devices("cpu")[:2])),
         lambda: str(jax.sharding.get_abstract_mesh()),
     ),
-    "traces_of": (lambda: _jax.traces_of("here"), lambda: _jax._traces._trace_token.value),
+    "traces_of": (lambda: _jax.traces_of("here"), lambda: _jax._traces.trace_token.value),
 }
 
 
@@ -333,10 +332,10 @@ SETTINGS = {
 def test_the_settings_of_a_thread_are_saved_and_restored(name):
     """config_states, Config.get_local and set_local."""
     make, read = SETTINGS[name]
-    outside, before = ThreadSettings(), read()
+    outside, before = _jax.ThreadSettings(), read()
     with contextlib.ExitStack() as stack:
         stack.enter_context(make())
-        inside, changed = ThreadSettings(), read()
+        inside, changed = _jax.ThreadSettings(), read()
         assert changed != before
         outside.restore()
         assert read() == before

@@ -1,5 +1,7 @@
 """Flax Linen in replica functions: batch normalization over the mesh's replica axis, as on one device."""
 
+import concurrent.futures
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -7,6 +9,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
+from replicax import _jax
 
 _X = np.random.default_rng(0).normal(size=(12, 3)).astype(np.float32)
 
@@ -79,3 +82,18 @@ def test_running_averages_need_no_axis():
     np.testing.assert_allclose(
         strategy.gather(y, axis=0), network.apply(start, _X, train=False), rtol=1e-5, atol=1e-6
     )
+
+
+def test_the_stacks_of_a_thread_are_restored_in_the_thread_that_asks():
+    """The thread of a dataset takes over the settings of the one that starts it, but changes only its own."""
+    stack = nn.module._context.module_stack
+    outside, inside = _jax.ThreadSettings(), object()
+    stack.append(inside)
+    try:
+        with concurrent.futures.ThreadPoolExecutor(1) as thread:
+            thread.submit(outside.restore).result()
+        assert stack[-1] is inside
+        outside.restore()
+        assert inside not in stack
+    finally:
+        outside.restore()

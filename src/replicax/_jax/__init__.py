@@ -46,6 +46,7 @@ from replicax._jax._runtime import (
     planned_cpu_devices,
     use_gloo_at,
 )
+from replicax._jax._thread_settings import ThreadSettings, outside_of_traces, restore_trace, thread_settings
 from replicax._jax._traces import (
     at_trace,
     current_program,
@@ -60,10 +61,7 @@ from replicax._jax._traces import (
     is_mapped_over,
     is_staging,
     is_tracer,
-    outside_of_traces,
-    restore_trace,
     staged_for,
-    thread_settings,
     trace_of,
     trace_state,
     traces_of,
@@ -72,6 +70,7 @@ from replicax._jax._traces import (
 __all__ = [
     "ArrayImpl",
     "Primitive",
+    "ThreadSettings",
     "add_array_method",
     "at_source_of",
     "at_trace",

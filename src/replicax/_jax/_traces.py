@@ -1,14 +1,11 @@
-"""What JAX stores for each thread: the current trace, and settings.
+"""JAX's current trace, and which cached traces it may reuse.
 
-A `Variable` must know whether `jax.jit` would bake its value into a program. Eager replicas share one
-thread and must not see each other's settings. One of the settings is our own, and keeps cached traces
-apart.
+A `Variable` must know whether `jax.jit` would bake its value into a program. A setting of our own keeps
+cached traces apart.
 """
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 import itertools
 from collections.abc import Iterator
 from typing import Any
@@ -31,12 +28,10 @@ __all__ = [
     "is_mapped_over",
     "is_staging",
     "is_tracer",
-    "outside_of_traces",
-    "restore_trace",
     "staged_for",
-    "thread_settings",
     "trace_of",
     "trace_state",
+    "trace_token",
     "traces_of",
 ]
 
@@ -59,16 +54,6 @@ disable_jit = private("config", "disable_jit")
 def current_trace() -> Any:
     """The trace that the next JAX operation goes to; compare with `is`."""
     return trace_state.trace
-
-
-def restore_trace() -> None:
-    """Restore the thread's trace if Ctrl-C has removed it in JAX 0.11.
-
-    While an operation runs, JAX clears the thread's current trace. If it is interrupted at the wrong
-    instant, JAX does not set it again, and every later operation of the thread fails.
-    """
-    if trace_state.trace is None:
-        trace_state.set_trace(eval_trace)
 
 
 def _enclosing_traces() -> Iterator[Any]:
@@ -150,70 +135,20 @@ def is_axis_bound(axis_name: str) -> bool:
 
 
 # JAX caches the traces of nested functions (jit, scan, checkpoint, ...) by function and by this value.
-_trace_token = jax.make_user_context(None)
-
-
+trace_token = jax.make_user_context(None)
 _tokens = itertools.count()
 
 
 def fresh_traces() -> Any:
     """A `with` block in which JAX does not reuse cached traces from outside the block."""
-    return _trace_token(next(_tokens))
+    return trace_token(next(_tokens))
 
 
 def traces_of(*context: Any) -> Any:
     """A `with` block in which JAX reuses only cached traces from blocks with an equal `context`."""
-    return _trace_token((_trace_token._obj.get_global(), *context))
+    return trace_token((trace_token._obj.get_global(), *context))
 
 
 def forget_traces() -> None:
     """Make JAX discard all cached traces, in this and in other threads."""
-    _trace_token._obj.set_global(next(_tokens))
-
-
-def _thread_settings() -> tuple[Any, ...]:
-    """Every thread-local setting of JAX."""
-    kind = private("config", "config_ext.Config")
-    candidates = [*private("config", "config_states").values(), private("core", "axis_env_state")]
-    for module in ("config", "mesh", "layout"):  # since JAX 0.12 `mesh` and `layout` define their own
-        candidates += vars(importlib.import_module(f"jax._src.{module}")).values()
-    try:
-        candidates.append(_trace_token._obj)
-    except AttributeError as error:
-        raise unsupported("jax.make_user_context(...)._obj") from error
-    states = {id(state): state for state in candidates if isinstance(state, kind)}
-    return (*states.values(), _SourceInfo())
-
-
-class _SourceInfo:
-    """The user's source line that JAX records in operations, with the interface of a setting."""
-
-    def __init__(self) -> None:
-        self._thread_local = private("source_info_util", "_source_info_context")
-        self._unset = private("config", "config_ext.unset")
-        self._new = private("source_info_util", "new_source_info")
-
-    def get_local(self) -> Any:
-        return self._thread_local.context
-
-    def set_local(self, value: Any) -> None:
-        self._thread_local.context = self._new() if value is self._unset else value
-
-
-thread_settings = _thread_settings()
-"""JAX's thread-local settings, each with `get_local` and `set_local`."""
-
-
-@contextlib.contextmanager
-def outside_of_traces() -> Iterator[None]:
-    """A `with` block in which operations are executed at once, as in a new thread, even during a trace."""
-    unset = private("config", "config_ext.unset")
-    before = [state.get_local() for state in thread_settings]
-    try:
-        for state in thread_settings:
-            state.set_local(unset)
-        with _set_current_trace(eval_trace):
-            yield
-    finally:
-        for state, value in zip(thread_settings, before, strict=True):
-            state.set_local(value)
+    trace_token._obj.set_global(next(_tokens))

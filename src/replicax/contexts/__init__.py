@@ -1,6 +1,6 @@
 """Contexts: whether code runs in the default, cross-replica, replica or update context."""
 
-from replicax.contexts._axis import ExplainUnboundAxis
+from replicax.contexts._axis import explain_unbound_axis
 from replicax.contexts._examples import BatchMask, Examples, Incomplete, Origins, Padding, Record
 from replicax.contexts._exchange import Exchange
 from replicax.contexts._protocol import StrategyProtocol
@@ -9,7 +9,6 @@ from replicax.contexts._rows import Rows
 from replicax.contexts._stack import (
     Context,
     Scope,
-    ThreadSettings,
     context_stack,
     current,
     enter,
@@ -29,7 +28,7 @@ __all__ = [
     "Context",
     "Examples",
     "Exchange",
-    "ExplainUnboundAxis",
+    "explain_unbound_axis",
     "Incomplete",
     "MergePoint",
     "Origins",
@@ -38,7 +37,6 @@ __all__ = [
     "ReplicaContext",
     "Rows",
     "Scope",
-    "ThreadSettings",
     "StrategyProtocol",
     "context_stack",
     "current",

@@ -17,8 +17,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable
-from types import TracebackType
-from typing import Any, final
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +27,7 @@ from replicax.contexts._replica import ReplicaContext
 from replicax.contexts._stack import current
 from replicax.errors import TracingError
 
-__all__ = ["ExplainUnboundAxis"]
+__all__ = ["explain_unbound_axis"]
 
 _Collective = Callable[..., Any]
 
@@ -147,28 +146,15 @@ def _mapped(replica: ReplicaContext, call: _Collective, structure: Any, groups: 
     return jax.tree.map(lambda result: result[mine], results)
 
 
-@final
-class ExplainUnboundAxis:
-    """A `with` block that adds the name of the replica axis to JAX's error about an unbound axis."""
-
-    __slots__ = ("_axis_name",)
-
-    def __init__(self, axis_name: str) -> None:
-        self._axis_name = axis_name
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if isinstance(error, NameError) and "unbound axis name" in str(error):
-            error.add_note(
-                f"The replica axis is named {self._axis_name!r} here (`strategy.axis_name`); a strategy's "
-                "`axis_name=` argument gives it another name. Outside of compiled steps, call the "
-                "functions as `jax.lax.pmean` or import them after replicax, or use "
-                "rx.get_replica_context().all_reduce and all_gather."
-            )
+def explain_unbound_axis(error: NameError, axis_name: str) -> None:
+    """Add the name of the replica axis to JAX's error about an unbound axis."""
+    if "unbound axis name" in str(error):
+        error.add_note(
+            f"The replica axis is named {axis_name!r} here (`strategy.axis_name`); a strategy's "
+            "`axis_name=` argument gives it another name. Outside of compiled steps, call the "
+            "functions as `jax.lax.pmean` or import them after replicax, or use "
+            "rx.get_replica_context().all_reduce and all_gather."
+        )
 
 
 wrap_collectives(_wrap)

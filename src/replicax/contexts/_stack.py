@@ -7,8 +7,7 @@
     extended.update    update context              cross-replica, for one copy of a variable
 
 The stack is a tuple in a context variable, so each thread and each eager replica has its own. Entering a
-context sets a longer tuple, and leaving it restores the shorter one. JAX's own settings are thread-local;
-`ThreadSettings` saves and restores them for replicas that share a thread.
+context sets a longer tuple, and leaving it restores the shorter one.
 """
 
 from __future__ import annotations
@@ -19,10 +18,8 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from replicax._jax import thread_settings
 from replicax.contexts._protocol import StrategyProtocol
 from replicax.contexts._rows import Rows
-from replicax.contexts._thread_stacks import ThreadStacks
 from replicax.errors import ContextError
 
 if TYPE_CHECKING:
@@ -34,7 +31,6 @@ StrategyT = TypeVar("StrategyT", bound=StrategyProtocol)
 __all__ = [
     "Context",
     "Scope",
-    "ThreadSettings",
     "context_stack",
     "current",
     "enter",
@@ -134,28 +130,6 @@ def enter(context: Context) -> Iterator[None]:
         yield
     finally:
         _stack.set(stack)
-
-
-class ThreadSettings:
-    """A snapshot of JAX's thread-local settings (default device, matmul precision, mesh, ...).
-
-    `with jax.default_device(...)` and similar blocks set state of the *thread*. Replicas that take turns in
-    one thread therefore save their settings when they pause and restore them when they continue. The
-    snapshot includes the stacks of other libraries; see `ThreadStacks`.
-    """
-
-    __slots__ = ("_locals", "_stacks")
-
-    def __init__(self) -> None:
-        self._locals = [state.get_local() for state in thread_settings]
-        self._stacks = ThreadStacks()
-
-    def restore(self) -> None:
-        """Restore the saved settings."""
-        for state, value in zip(thread_settings, self._locals, strict=True):
-            if state.get_local() is not value:
-                state.set_local(value)
-        self._stacks.restore()
 
 
 def enter_default() -> contextlib.AbstractContextManager[None]:

@@ -17,15 +17,13 @@ from typing import Any, final
 import greenlet
 import jax
 
-from replicax._jax import at_trace, trace_state
+from replicax._jax import ThreadSettings, at_trace, trace_state
 from replicax._recording import Recorded, followed, innermost_but_recordings
 from replicax.contexts import (
     Exchange,
-    ExplainUnboundAxis,
     Padding,
     ReplicaContext,
     StrategyProtocol,
-    ThreadSettings,
     current,
     enter,
 )
@@ -193,8 +191,7 @@ class _Replica:
             devices=names,
             examples=padding and padding.examples(mask.select(self.local_index) for mask in padding.masks),
         )
-        explained = ExplainUnboundAxis(self._strategy.mesh.axis_name)
-        with enter(current().inner(self._strategy, context)), jax.default_device(device), explained:
+        with enter(current().inner(self._strategy, context)), jax.default_device(device):
             self.result = fn(*args, **kwargs)
 
     def _place(self) -> tuple[tuple[str, ...], Any]:

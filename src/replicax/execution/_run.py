@@ -10,7 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from replicax._jax import eval_trace, trace_state
-from replicax.contexts import Origins, Padding, StrategyProtocol, current
+from replicax.contexts import Origins, Padding, StrategyProtocol, current, explain_unbound_axis
 from replicax.errors import TracingError
 from replicax.execution._eager import run_replicas
 from replicax.execution._function import in_replicas
@@ -43,10 +43,14 @@ def run(
         with frame.loop.compiling(fn) as compiled:
             if compiled is not None:
                 return in_replicas(strategy, compiled)(*args, **kwargs)
-    if not padded:
-        return _run(strategy, fn, args, kwargs, frame, None)
-    padding = _find_padding(Call(strategy, fn, args, kwargs), frame)
-    return padding.mark(_run(strategy, fn, args, kwargs, frame, padding), strategy.mesh)
+    try:
+        if not padded:
+            return _run(strategy, fn, args, kwargs, frame, None)
+        padding = _find_padding(Call(strategy, fn, args, kwargs), frame)
+        return padding.mark(_run(strategy, fn, args, kwargs, frame, padding), strategy.mesh)
+    except NameError as error:
+        explain_unbound_axis(error, strategy.mesh.axis_name)
+        raise
 
 
 def _find_padding(call: Call, frame: Frame) -> Padding:

@@ -9,7 +9,7 @@ from typing import Any, final
 import jax
 
 from replicax._jax import current_program, traces_of
-from replicax.contexts import ExplainUnboundAxis, Padding, ReplicaContext, StrategyProtocol, current, enter
+from replicax.contexts import Padding, ReplicaContext, StrategyProtocol, current, enter
 from replicax.topology import ReplicaMesh
 from replicax.values import regroup, select
 
@@ -54,12 +54,7 @@ def run_single(
     )
     device = mesh.local_devices[0]
     place = jax.default_device(device) if strategy.places_values else contextlib.nullcontext()
-    with (
-        enter(current().inner(strategy, context)),
-        place,
-        _own_traces(mesh),
-        ExplainUnboundAxis(mesh.axis_name),
-    ):
+    with enter(current().inner(strategy, context)), place, _own_traces(mesh):
         result = fn(*select(args, 0), **select(kwargs, 0))
     return regroup([result], mesh)
 

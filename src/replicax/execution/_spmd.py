@@ -20,7 +20,6 @@ from replicax._jax import plain, staged, traces_of
 from replicax.collectives import EarlySums, collect_early_sums
 from replicax.contexts import (
     Exchange,
-    ExplainUnboundAxis,
     Padding,
     ReplicaContext,
     StrategyProtocol,
@@ -145,8 +144,7 @@ def _call(
     context = ReplicaContext(
         strategy, replica_id, merge_point=merge_point, devices=names, examples=examples
     )
-    explained = ExplainUnboundAxis(mesh.axis_name)
-    with enter(current().inner(strategy, context)), explain_traced_values(_NO_VALUES), explained:
+    with enter(current().inner(strategy, context)), explain_traced_values(_NO_VALUES):
         return fn(*args, **kwargs)
 
 

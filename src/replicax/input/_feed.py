@@ -23,8 +23,8 @@ import time
 from types import TracebackType
 from typing import Any, Protocol, final
 
+from replicax._jax import ThreadSettings
 from replicax.cluster import worker_failure
-from replicax.contexts import ThreadSettings
 
 __all__ = ["Feed", "Producer"]
 
