@@ -78,7 +78,7 @@ def test_two_workers_with_one_rank_are_named_at_once():
     with hub(["a", "b", "c"]) as address:
         errors = meet(address, ["a", "b", "c"], [0, 1, 1])
     assert all(isinstance(error, ClusterError) for error in errors)
-    assert all("Two processes came as rank 1 (b)" in str(error) for error in errors)
+    assert all("Two processes claim to be rank 1 (b)" in str(error) for error in errors)
     assert str(os.getpid()) in str(errors[0])
 
 

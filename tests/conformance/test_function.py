@@ -93,7 +93,7 @@ def test_unhashable_arguments():
 def test_text_in_the_arguments(two):
     texts = two.distribute_values_from_function(lambda ctx: np.array(["some", "text"]))
     for argument in (np.array(["some", "text"]), {"text": texts}):
-        with pytest.raises(TypeError, match=r"'text'.*arrays of numbers.*Text can't be on a device"):
+        with pytest.raises(TypeError, match=r"'text'.*arrays of numbers.*Devices can't hold text"):
             rx.function(lambda batch: batch)(argument)
 
 

@@ -85,7 +85,7 @@ def test_running_averages_need_no_axis():
 
 
 def test_the_stacks_of_a_thread_are_restored_in_the_thread_that_asks():
-    """The thread of a dataset takes over the settings of the one that starts it, but changes only its own."""
+    """A dataset's thread takes over the settings of the thread that starts it, and changes only its own."""
     stack = nn.module._context.module_stack
     outside, inside = _jax.ThreadSettings(), object()
     stack.append(inside)

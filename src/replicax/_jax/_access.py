@@ -1,4 +1,4 @@
-"""The attributes of JAX's private modules, with an error that says so if one does not exist."""
+"""Access to JAX's private modules; a missing attribute raises `UnsupportedJaxError`."""
 
 from __future__ import annotations
 

@@ -63,10 +63,10 @@ def first_copy(array: Any) -> jax.Array:
 
 
 def uncommit_outputs(compiled: jax.stages.Compiled, indices: Iterable[int]) -> None:
-    """Let the jitted function that was compiled return some of its outputs uncommitted.
+    """Make a compiled function return some of its outputs uncommitted.
 
-    The views that `first_copy` makes of these outputs are then uncommitted, too, which saves it the second
-    half of its work. JAX refuses uncommitted arrays on several devices, so only views may reach a user.
+    The shards that `first_copy` takes from these outputs are then uncommitted already, so it does not have
+    to make another view. JAX refuses uncommitted arrays on several devices, so only views may reach a user.
     """
     try:
         outputs = compiled._executable.unsafe_call.out_handler  # pyright: ignore[reportAttributeAccessIssue]
@@ -84,7 +84,7 @@ def is_array_type(type_: Any) -> bool:
 
 
 def add_array_method(name: str, method: Any, doc: str) -> None:
-    """Add a method to JAX's arrays, for a namespace whose arrays are expected to have it."""
+    """Add a method to JAX's arrays, for a namespace whose users expect it, such as `replicax.tf`."""
 
     def added(self: Any) -> Any:
         return method(self)

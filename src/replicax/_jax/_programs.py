@@ -73,7 +73,7 @@ _CALLS = {
     "custom_jvp_call": "call_jaxpr",
     "custom_vjp_call": "call_jaxpr",
 }
-"""Maps primitives that call a function, once derivatives are taken, to the parameter with its jaxpr."""
+"""Primitives that only call a function once derivatives are taken, and the parameter with its jaxpr."""
 
 
 def called_program(equation: Any) -> tuple[Any, Sequence[Any]] | None:

@@ -1,9 +1,12 @@
 """Backends, and the processes that run one program.
 
-Virtual CPU devices must be requested before a backend starts. The messages of the key-value store of
-`jax.distributed` need no collective and so no fixed order. JAX's public function detects Open MPI and
-Kubernetes only to connect at once, and only to a service in the first worker's process; and it leaves the
-network address that Gloo listens on to Gloo.
+What the public API lacks, above all:
+
+* whether a backend has started: virtual CPU devices must be requested before that;
+* messages between processes that are not collectives, so that they need no fixed order: they go through the
+  key-value store of `jax.distributed`;
+* control over joining a cluster: `jax.distributed.initialize` detects Open MPI and Kubernetes, but connects
+  at once, only to a service in the first worker's process, and lets Gloo choose the address it listens on.
 """
 
 from __future__ import annotations

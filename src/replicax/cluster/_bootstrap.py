@@ -86,12 +86,15 @@ def _check_jobs(spec: ClusterSpec, own_job: str) -> None:
     for job in dict.fromkeys([own_job, *spec.jobs]):
         if job not in ("chief", "worker", "evaluator", "ps"):
             raise ClusterError(
-                f"The cluster has a job {job!r}. Synchronous strategies know the jobs 'chief', 'worker' "
-                "and 'evaluator'."
+                f"The cluster has a job {job!r}, but synchronous strategies support only 'chief', 'worker' "
+                "and 'evaluator'. Rename the job, or leave it out of the cluster."
             )
     for job in ("chief", "evaluator"):
         if job in spec.jobs and spec.num_tasks(job) > 1:
-            raise ClusterError(f"A cluster can have one {job}, but this one has {spec.num_tasks(job)}.")
+            raise ClusterError(
+                f"A cluster can have only one {job}, but this one has {spec.num_tasks(job)}. List the "
+                "others as workers, or leave them out."
+            )
 
 
 def _training_tasks(spec: ClusterSpec) -> tuple[Task, ...]:

@@ -61,7 +61,7 @@ def start_coordinator(address: str, tasks: Sequence[str], options: ClusterOption
         env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )
     assert process.stdin is not None and process.stdout is not None
-    answer = json.loads(process.stdout.readline() or b'{"error": "its process ended at once"}')
+    answer = json.loads(process.stdout.readline() or b'{"error": "the coordinator exited at once"}')
     process.stdout.close()
     if "error" in answer:
         process.stdin.close()
@@ -84,8 +84,8 @@ def _explain_failed_start(address: str, answer: dict[str, Any]) -> str:
             "port for it in the cluster of all workers, or end the process that uses it."
         )
     return (
-        f"The first worker can't listen at its address {address}: {answer['error']}. It must be "
-        "'host:port', where the host is a name or an address of the first worker's machine."
+        f"The first worker can't listen at its address {address}: {answer['error']}. The "
+        "address must be 'host:port', where the host is a name or an address of the first worker's machine."
     )
 
 

@@ -73,7 +73,7 @@ class GCEClusterResolver(ClusterResolver):
         if not addresses:
             raise NotInClusterError(
                 f"The instance group {self._group!r} in {self._zone} of the project {self._project!r} has "
-                "no running machine."
+                "no running machine. Start its machines, or check these names."
             )
         return ClusterSpec({str(self._task_type): addresses})
 

@@ -130,7 +130,7 @@ class Hub:
 
     def _refuse_different(self, connection: Connection, rank: int, tasks: list[str]) -> None:
         reason = (
-            f"A process came as rank {rank} of another cluster: it has the {len(tasks)} tasks "
+            f"A process tried to join as rank {rank} of another cluster: it has the {len(tasks)} tasks "
             f"{', '.join(tasks)}, but the first worker has the {len(self._tasks)} tasks "
             f"{', '.join(self._tasks)}. Give all workers the same cluster."
         )
@@ -141,7 +141,7 @@ class Hub:
     def _refuse_second(self, connection: Connection, hello: dict[str, Any]) -> None:
         first = self._present[hello["rank"]]
         reason = (
-            f"Two processes came as {self._named(hello['rank'])}: process {first['pid']} on "
+            f"Two processes claim to be {self._named(hello['rank'])}: process {first['pid']} on "
             f"{first['host']} and process {hello['pid']} on {hello['host']}. Give every worker its own "
             "task index."
         )

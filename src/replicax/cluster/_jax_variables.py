@@ -23,8 +23,8 @@ __all__ = ["JAXClusterResolver", "has_jax_variables"]
 _DEFAULT_PORT = "8476"  # JAX's own coordinator port on TPU hosts
 _NAMES = ("COORDINATOR_ADDRESS", "NUM_PROCESSES", "PROCESS_ID")
 _ADVICE = (
-    "set JAX_COORDINATOR_ADDRESS to 'host:port' of the first process, JAX_NUM_PROCESSES to their number, "
-    "and JAX_PROCESS_ID to the number of this one, from 0. Kubeflow's JAX runtime sets all three."
+    "set JAX_COORDINATOR_ADDRESS to the 'host:port' of the first process, JAX_NUM_PROCESSES to the number "
+    "of processes, and JAX_PROCESS_ID to the index of this one, from 0. Kubeflow's JAX runtime sets these."
 )
 
 

@@ -29,7 +29,7 @@ _PENDING_SECONDS = 0.5
 _MESSAGE_SECONDS = 0.5
 # How long to wait for the stacks of the workers.
 _STACKS_SECONDS = 2.0
-# States that may take long, and how long a worker in one of them may be silent.
+# States that may last a long time, and how long a worker in one of them may be silent.
 _PATIENT_STATES = ("compiling", "checkpoint")
 _SILENT_SECONDS = 1.0
 
@@ -76,7 +76,7 @@ class _Worker:
         return f"rank {self.rank} ({self.name})"
 
     def is_excused(self, now: float) -> bool:
-        """Whether it is doing something that may take long."""
+        """Whether it is doing something that may take a long time."""
         return self.state in _PATIENT_STATES and now - self.heard < _SILENT_SECONDS
 
     @property
@@ -284,8 +284,8 @@ def _verdict_of_left(worker: _Worker, problem: str) -> Verdict:
         worker.rank,
         worker.step,
         f"{worker} has ended after collective {worker.step}, at the end of its program or by sys.exit, "
-        f"but {problem}. All workers must run the same steps: check that they have the same data, number "
-        "of steps and conditions.",
+        f"but {problem}. All workers must run the same steps: check that they have the same data and "
+        "number of steps, and take the same branches.",
     )
 
 
@@ -307,7 +307,7 @@ def _verdict_of_difference(step: int, first: _Worker, other: _Worker) -> Verdict
         step,
         f"The workers have started different collectives, number {step} or one before: {told}. All "
         "workers must start the same collectives with the same batches, in the same order: check that they "
-        "have the same data, number of steps and conditions.",
+        "have the same data and number of steps, and take the same branches.",
     )
 
 

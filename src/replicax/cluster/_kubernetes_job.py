@@ -50,7 +50,7 @@ class KubernetesJobClusterResolver(WorkersResolver):
         if "KUBERNETES_SERVICE_HOST" not in os.environ:
             raise NotInClusterError(
                 "The environment variable KUBERNETES_SERVICE_HOST is not set: this process does not run in "
-                "a Kubernetes pod."
+                "a Kubernetes pod. Use another resolver."
             )
         index = read_number("JOB_COMPLETION_INDEX", _ADVICE)
         if num_workers is None:

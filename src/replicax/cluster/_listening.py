@@ -1,10 +1,9 @@
 """Makes this process listen only at the addresses that the cluster spec names.
 
 By default Gloo, which connects CPU devices, listens at the address that the machine's name resolves to.
-Here it listens at the host of the task's address, if that belongs to this machine. In two cases Gloo's
-default stays: a Kubernetes service or a router may forward to this machine, and many systems resolve their
-own name to a loopback address, which the others can't reach. The coordinator follows the same rules
-(`_coordinator_main.py`).
+Here it listens at the host of the task's address, except in two cases: the host may belong to a Kubernetes
+service or a router that forwards to this machine, or it may be this machine's name, resolved to a loopback
+address that the others can't reach. The coordinator follows the same rules (`_coordinator_main.py`).
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def listen_at_own_address(address: str) -> None:
 
 
 def refuse_encryption_settings() -> None:
-    """Raise if JAX is configured to encrypt its coordination service: our coordinator does not."""
+    """Raise if JAX is configured to encrypt its coordination service, which our coordinator can't do."""
     for name in _ENCRYPTION_SETTINGS:
         value = jax.config.values.get(name) or os.environ.get(name.upper(), "")
         if str(value).lower() not in ("", "0", "false", "none"):

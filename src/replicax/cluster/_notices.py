@@ -1,7 +1,7 @@
 """Preemption notices: SIGTERM, or what a platform's own function reports.
 
 When a process joins a cluster, JAX installs a SIGTERM handler that swallows the signal, so the program
-can't be terminated any more. `leave_sigterm_alone` undoes that: SIGTERM terminates the process unless the
+can no longer be terminated. `leave_sigterm_alone` undoes that: SIGTERM terminates the process unless the
 program uses `Notices`, which record the signal instead.
 
 Python runs signal handlers in the main thread, which may be blocked in a compilation or a collective for

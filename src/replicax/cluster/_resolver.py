@@ -146,7 +146,7 @@ def refuse_config_proto(config_proto: Any) -> None:
 
 
 def checked_task_id(task_id: Any, where: str) -> int | None:
-    """Convert a task's index, also one given as text or as 1.0, to an int; None stays None."""
+    """Convert a task's index to an int, even if it is given as text or as 1.0; None stays None."""
     if task_id is None:
         return None
     number = integer(task_id)

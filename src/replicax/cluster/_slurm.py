@@ -165,7 +165,8 @@ def _all_tasks(tasks_per_node: int | None) -> tuple[list[_Task], list[int]]:
         counts = [_checked_number(tasks_per_node, "tasks_per_node", at_least=1)] * len(hosts)
     if len(counts) != len(hosts):
         raise ClusterError(
-            f"Slurm lists {len(hosts)} hosts, {', '.join(hosts)}, but numbers of tasks for {len(counts)}."
+            f"Slurm lists {len(hosts)} hosts, {', '.join(hosts)}, but task counts for {len(counts)}. If "
+            "all hosts have the same number of tasks, pass it as `tasks_per_node`."
         )
     tasks = [_Task(host, i) for host, n in zip(hosts, counts, strict=True) for i in range(n)]
     distribution = os.environ.get("SLURM_DISTRIBUTION", "block").lower()
@@ -173,7 +174,7 @@ def _all_tasks(tasks_per_node: int | None) -> tuple[list[_Task], list[int]]:
         tasks.sort(key=lambda task: task.local_index)
     elif not distribution.startswith("block"):
         raise ClusterError(
-            f"Slurm distributed these tasks by {distribution!r}, which does not tell the host of a rank. "
+            f"Slurm distributed these tasks with {distribution!r}, so the host of each rank is unknown. "
             "Use `srun --distribution=block` or `cyclic`."
         )
     return tasks, counts
@@ -227,7 +228,8 @@ def _count_gpus_per_task(per_node: int | None, per_task: int | None, tasks_per_n
     if per_node is not None and per_task * tasks_per_node > per_node:
         raise ClusterError(
             f"{tasks_per_node} tasks on a host with {per_task} GPUs each need "
-            f"{per_task * tasks_per_node} GPUs, but a host has {per_node}."
+            f"{per_task * tasks_per_node} GPUs, but a host has {per_node}. Use fewer tasks or fewer GPUs "
+            "per task."
         )
     return int(per_task)
 

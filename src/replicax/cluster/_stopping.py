@@ -87,7 +87,7 @@ class Stopper:
             self._known.wait(_CAUSE_SECONDS)  # the signal from `interrupt` ends the wait
 
     def tick(self) -> None:
-        """Exit if the program takes too long to; called periodically from the watchdog's thread."""
+        """Exit if the program takes too long to stop; called periodically from the watchdog's thread."""
         if self._end_at is not None and time.monotonic() > self._end_at:
             self._end(1)
 

@@ -32,7 +32,7 @@ from replicax.topology import ReplicaMesh
 
 __all__ = ["Order", "in_order", "order_of", "order_of_all", "shapes_of"]
 
-# How long a process waits for the others' collective: one may be compiling, or evaluating by itself.
+# How long a process waits for the others to reach a collective: one may be compiling, or evaluating.
 _PATIENCE_SECONDS = 3600.0
 _LOCK_SECONDS = 600.0
 _MOST_SHOWN = 8

@@ -48,7 +48,7 @@ def _wrap(name: str, original: _Collective) -> _Collective:
 
 
 def _mapped_collective(name: str, original: _Collective, axes: Any, args: Any, kwargs: Any) -> Any:
-    """Call JAX's own function, with constants that may differ between replicas made tracers.
+    """Call JAX's own function, after turning constants that may differ between replicas into tracers.
 
     JAX assumes that constants are equal on all devices, but one may be a replica's number of rows.
     """

@@ -13,7 +13,9 @@ Losses and metrics take rows of the batch by definition. So where the extra call
 eager replicas, where it would repeat side effects, an array that they get counts as rows of the only padded
 batch if the sizes match.
 
-`Origins` compares the calls. `Padding` belongs to one `strategy.run`, `Examples` to one of its replicas.
+Each loss, metric and merge_call in the function, and its end, asks a *question*: the origin of some values.
+Questions are numbered, so that the answers of both calls can be compared; `Origins` does that. `Padding`
+belongs to one `strategy.run`, `Examples` to one of its replicas.
 """
 
 from __future__ import annotations
@@ -163,7 +165,7 @@ def _unknown(size: int, rows: int, failure: str) -> str:
 def _different_calls(size: int) -> str:
     return _Unknown(
         f"Replicax can't tell whether its first axis, {size}, is that of a padded batch: with twice as "
-        "many rows the replica function makes different calls"
+        "many rows, the replica function makes different calls to losses, metrics or merge_call"
     )
 
 

@@ -46,7 +46,7 @@ class StrategyProtocol(Protocol):
 
     @property
     def find_shards(self) -> Callable[[Any], Any] | None:
-        """Returns how the update of a variable is sharded over the replicas; None if none is."""
+        """A function that returns how a variable's update is sharded; None if no update is sharded."""
         ...
 
     @property

@@ -1,6 +1,6 @@
 """The stack of contexts, one for each thread and each replica.
 
-    nowhere            default replica context     get_replica_context() -> replica 0 of 1
+    no strategy        default replica context     get_replica_context() -> replica 0 of 1
     strategy.scope()   cross-replica context       get_replica_context() -> None
     strategy.run(fn)   replica context             get_replica_context() -> this replica
     merge_call(fn)     cross-replica again, inside the replicas' step
@@ -266,5 +266,8 @@ def set_strategy(strategy: StrategyProtocol | None) -> None:
         raise TypeError(f"set_strategy() takes a strategy or None, got {strategy!r}.")
     stack = _stack.get()
     if len(stack) > 1 or (stack and stack[0].owner is not set_strategy):
-        raise ContextError("set_strategy() must not be called inside a strategy's scope.")
+        raise ContextError(
+            "set_strategy() was called inside a strategy's scope. Call it outside of all scopes, or use "
+            "`with strategy.scope():` instead."
+        )
     _stack.set(() if strategy is None else (Context(strategy, owner=set_strategy, frame=_default.frame),))

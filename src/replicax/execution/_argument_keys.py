@@ -42,16 +42,16 @@ def unusable_argument(function: Any, leaves: list[Any]) -> str:
     return (
         f"{function!r} got an argument of type {type(odd).__name__}: {_short(odd)}. Arguments of a "
         "compiled step are arrays of numbers, per-replica values, structures of them, or hashable "
-        "constants. Text can't be on a device, so remove it from a batch first."
+        "constants. Devices can't hold text, so remove it from the batch first."
     )
 
 
 def retrace_warning(function: Any, last: Any, new: Any) -> str:
     """The warning that a call needs another program than the `last` one, with what has changed."""
     return (
-        f"{function!r} is traced and compiled again: {cause_of_retrace(last, new)}. Compiling takes long "
-        "compared to a step. Pass Python numbers that change as arrays (`jnp.asarray(x)`), and keep shapes "
-        "the same."
+        f"{function!r} is traced and compiled again: {cause_of_retrace(last, new)}. Compiling takes "
+        "much longer than running a step. Pass Python numbers that change as arrays (`jnp.asarray(x)`), "
+        "and keep shapes the same."
     )
 
 
@@ -61,7 +61,7 @@ def cause_of_retrace(last: Any, new: Any) -> str:
     if last[0] is not new[0] or last[1][0] != new[1][0]:
         changes.append("it is called under another strategy or in another context")
     if last[2] == new[2] and last[1][1] != new[1][1]:
-        changes.append("its arguments are of one padded batch rather than several, or the other way round")
+        changes.append("its arguments come from one padded batch rather than several, or vice versa")
     before, after = (dict(zip(_leaf_names(key[2]), key[3:], strict=True)) for key in (last, new))
     changes += [f"{name} is new" for name in after if name not in before]
     changes += [f"{name} is gone" for name in before if name not in after]

@@ -27,7 +27,7 @@ _logger = logging.getLogger("replicax")
 
 @final
 class Lookups:
-    """The variables of which a step gets only some rows.
+    """The variables that a step only looks up by row, so that it gets those rows instead of all.
 
     Args:
         variables: the variables.

@@ -106,7 +106,7 @@ class Call:
 
 @final
 class _Argument:
-    """An argument without its arrays, which are given when it is rebuilt."""
+    """An argument without its arrays; `rebuilt` takes others in their place."""
 
     def __init__(self, leaf: Any, strategy: StrategyProtocol) -> None:
         self._shapes: list[jax.ShapeDtypeStruct] = []

@@ -69,7 +69,7 @@ class ProgramFrame(Frame):
     ) -> None:
         """Trace with `inputs`, the tracers of the variables; None to find the variables first.
 
-        `tables` has the variables of which the step needs only rows; None for those whose rows are not
+        `tables` has the rows of each variable that the step only looks up by row, or None if they are not
         known yet.
 
         `origins` is what earlier traces of the step found out about padded batches. A scratch frame is for
@@ -175,7 +175,7 @@ class ProgramFrame(Frame):
     def _input(self, variable: Variable) -> Any:
         if self._inputs is None:
             self.use_mesh(variable.mesh)
-            with at_trace(self._trace):  # code outside of the replica that reads it first may use it
+            with at_trace(self._trace):  # the step's trace: code outside of this replica may use it
                 shape = variable.layout.array_shape(variable._spec)
                 self.placeholders.append(variable.ref())
                 return unknown(shape, variable.dtype, len(self.placeholders) - 1)

@@ -39,7 +39,7 @@ def run_uneven(
     """
     run = ReplicaRun(strategy, fn, args, kwargs, frame)
     if run.mesh.num_logical_devices > 1:
-        raise CannotWeave("each of them has several devices")
+        raise CannotWeave("each replica has several devices")
     arrays = [_joined(value, run) for value in run.per_replica]
     of_replicas: list[_Shapes] = list(zip(*map(_shapes, run.per_replica), strict=True))
     kinds = list(dict.fromkeys(of_replicas))

@@ -1,9 +1,9 @@
-"""Weaves programs for different shapes into one, in which each device takes the branch of its own shapes.
+"""Weaves programs for different shapes into one, in which each device takes the branch for its shapes.
 
 All devices must take part in every collective, so the program can't be a single `lax.switch`. It is a
 sequence of sections, separated by collectives:
 
-* what all programs compute alike, such as an optimizer's update, is computed once, for all devices;
+* what all programs have in common, such as an optimizer's update, is computed once, for all devices;
 * the rest of a section is a `lax.switch` with one branch per program;
 * collectives come between the switches. Their operands have the same shapes in all programs.
 

@@ -3,7 +3,7 @@
 The thread holds no reference to the iterator that it feeds, so dropping the iterator is enough to end it.
 `wake` tells the thread how many items to make in total; `ready` carries the items. If any thread may read
 the dataset, the consumer makes an item itself when none is ready and the thread is idle. Making a small
-batch takes less time than handing it from thread to thread, so the thread is not used for those at all.
+batch takes less time than handing it from thread to thread, so small batches do not use the thread at all.
 
 Python runs signal handlers in the main thread, and an exception that one of them raises (such as
 KeyboardInterrupt) can arrive after a call has returned and before its result is stored. To lose no item

@@ -216,7 +216,8 @@ class _FileReader(Reader):
         self._file, self._index, self._examples = int(position["file"]), int(position["index"]), None
         if not 0 <= self._file <= len(self._dataset.paths) or self._index < 0:
             raise InputError(
-                f"The position is in file {self._file}, but the dataset has {len(self._dataset.paths)}."
+                f"The position is in file {self._file}, but the dataset has {len(self._dataset.paths)} "
+                "files. Restore a position with the same files that it was saved with."
             )
         if self._file < len(self._dataset.paths):
             self._examples = self._open(self._index)

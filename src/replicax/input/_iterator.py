@@ -28,7 +28,7 @@ _FORMAT = 1
 
 
 def _offer(order: Order, made: Made) -> None:
-    """Tell the log of collectives which batch is used next, so that a skipped one is noticed."""
+    """Tell the log of collectives which batch comes next, so that it notices if a worker skips a batch."""
     arrays = jax.tree.leaves(made.batch)
     if arrays:
         order.log.offer(made.number, arrays[0])

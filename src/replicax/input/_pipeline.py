@@ -97,7 +97,7 @@ class Pipeline:
 
     def new_topic(self) -> str:
         """A name for messages about a dataset, the same in all processes that make the same datasets."""
-        # One process may read datasets by itself, so those are not counted.
+        # A process may read a dataset alone, so datasets with a single pipeline are not counted.
         return f"replicax/input/{next(self._topics)}" if self.num_pipelines > 1 else "replicax/input"
 
     def tell(self, topic: str, number: int, message: Any, cancelled: Callable[[], bool]) -> list[Any]:

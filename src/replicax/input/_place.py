@@ -36,7 +36,7 @@ class Placer:
         self.mesh = self._mesh = mesh
         self._on_device, self._committed = on_device, committed
         self._single = mesh.num_replicas == 1
-        # CPU devices alias the copy. In host memory, the user may change the rows.
+        # Copy what a CPU device aliases, and what stays in host memory, where the user may change it.
         self._copied = not on_device or mesh.platform == "cpu"
 
     def place(self, step: Step, padded_size: int | None) -> Any:

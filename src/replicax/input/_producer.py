@@ -54,7 +54,7 @@ class Mark:
         number: how many batches this iterator has returned.
         examples: how many examples the pass has returned, including those before a restore.
         position: the stream's position; None at the beginning.
-        batch_size: the size of a full batch, if known by now.
+        batch_size: the size of a full batch; None if it is not known yet.
     """
 
     number: int

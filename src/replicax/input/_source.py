@@ -56,7 +56,8 @@ class Reader(abc.ABC):
             if isinstance(error, InputError):
                 raise
             raise InputError(
-                f"The position {position!r} does not match this dataset: {error!r}."
+                f"The position {position!r} does not match this dataset: {error!r}. Restore a position "
+                "that `iterator.state()` returned for a dataset of the same kind."
             ) from error
 
     @abc.abstractmethod
@@ -94,7 +95,7 @@ class Source(abc.ABC):
     batch_size: int | None = None
     """The number of rows in a full batch, if known without reading."""
     kind: str = "batches"
-    """A position can be restored by a source of the same kind."""
+    """The kind of source; a position can be restored only by a source of the same kind."""
     any_thread: bool = False
     """Whether several threads may take turns reading a pass; then it must be able to seek quickly."""
     numbered: bool = False

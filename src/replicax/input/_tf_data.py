@@ -48,7 +48,7 @@ class TfDataSource(Source):
 
     @property
     def cardinality(self) -> int:
-        """TensorFlow's own number, which uses the same values for endless and unknown."""
+        """TensorFlow's own cardinality, which uses the same values for endless (-1) and unknown (-2)."""
         return int(self._dataset.cardinality())
 
     def open(self, number: int) -> Reader:

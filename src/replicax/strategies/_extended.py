@@ -64,7 +64,7 @@ class StrategyExtended:
 
     @property
     def experimental_between_graph(self) -> bool:
-        """Whether each process builds its own program and variables are shared between them."""
+        """Whether each process builds its own program, with variables shared between the processes."""
         self._require_devices("experimental_between_graph")
         return self._strategy.parameter_device is not None and self._strategy.num_replicas_in_sync > 1
 
@@ -379,7 +379,7 @@ class StrategyExtended:
         variable = self.value_container(v)
         if not isinstance(variable, Variable):
             raise AttributeError(
-                f"variable_created_in_scope takes a variable, but a {type(v).__name__} has no strategy."
+                f"variable_created_in_scope takes a variable, got {v!r} of type {type(v).__name__}."
             )
         return variable.distribute_strategy is self._strategy
 

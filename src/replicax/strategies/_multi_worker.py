@@ -54,9 +54,9 @@ class MultiWorkerMirroredStrategy(Strategy):
     """One replica on each device of each worker, each with a copy of every variable; copies are kept equal.
 
     Every worker runs the same program and creates this strategy first, before anything uses JAX: this is
-    where the workers connect to each other, at the address of the first one. A cluster of one worker, or an
-    evaluator, is this process alone. Without a cluster, the strategy runs on all processes that JAX has:
-    this one, unless you called `jax.distributed.initialize`.
+    where the workers connect to each other, at the address of the first one. In a cluster of one worker, or
+    in an evaluator, the strategy runs on this process alone. Without a cluster, it runs on all processes
+    that JAX has: this one, unless you called `jax.distributed.initialize`.
 
     A worker's devices are its GPUs or TPUs, or its first CPU device if it has none. A resolver's
     `num_accelerators` can set another number (`{"CPU": 2}` for two virtual CPU devices).

@@ -76,7 +76,7 @@ class StrategyBase(abc.ABC):
             raise refuse(self, name)
 
     def _give(self, answers: Answers) -> None:
-        """Give these answers from now on. Later, only `rx.explain` calls it, during a trace."""
+        """Use these answers from now on. After construction, only `rx.explain` calls this, in a trace."""
         self.answers = answers
         self.communicator = answers.communicator
         self.mesh = answers.communicator.mesh
@@ -203,7 +203,7 @@ class StrategyBase(abc.ABC):
         Args:
             fn: the replica function. In it, `rx.get_replica_context()` returns the replica's id and the
                 collectives.
-            args: positional arguments. Each replica gets its part of per-replica values, also inside
+            args: positional arguments. Each replica gets its part of per-replica values, even inside
                 structures, and the whole of everything else.
             kwargs: keyword arguments, treated in the same way.
             options: a `RunOptions`.
@@ -240,7 +240,8 @@ class StrategyBase(abc.ABC):
         has, needs = value.num_components, len(self.mesh.local_replica_ids)
         if has is not None and has < needs and value.mesh in (None, self.mesh):
             raise IndexError(
-                f"strategy.run got a PerReplica value with {has} components for {needs} replicas."
+                f"strategy.run got a PerReplica value with {has} components for {needs} replicas. Make it "
+                "with this strategy, for example with `strategy.distribute_values_from_function`."
             )
         value.on(self.mesh)
         dynamic = options is None or options.experimental_enable_dynamic_batch_size

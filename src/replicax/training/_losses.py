@@ -112,7 +112,7 @@ def compute_weighted_loss(losses: Any, weights: Any = None, *, example_mask: Any
 
 
 def _widened(losses: Any) -> Any:
-    """Small floats as float32, which can hold their sum and their number."""
+    """Convert small floats to float32, which can hold their sum and their count."""
     return losses.astype(jnp.promote_types(losses.dtype, jnp.float32))
 
 
@@ -143,7 +143,8 @@ def matched(value: Any, like: Any, what: str) -> Any:
     )
     if not fits:
         raise CollectiveError(
-            f"{what} has shape {jnp.shape(value)}, which does not broadcast to {like.shape}."
+            f"{what} has shape {jnp.shape(value)}, which does not broadcast to {like.shape}. Pass one "
+            "value for each row, or an array of that shape."
         )
     return array
 

@@ -44,7 +44,7 @@ class ExponentialMovingAverage:
         variables: the variables to average, in any structure.
         decay: how slowly the averages change, between 0 and 1: they cover about `1 / (1 - decay)` updates.
         warmup: use the smaller decay `(1 + n) / (10 + n)` in the first updates, so that the initial values
-            are forgotten soon.
+            are forgotten quickly.
         name: the last part of the averages' names.
 
     Raises:
@@ -197,13 +197,13 @@ def check_followable(variables: Sequence[Any]) -> None:
 
 def _problem(variable: Variable) -> str:
     if not jnp.issubdtype(variable.dtype, jnp.inexact):
-        return f"it has dtype {variable.dtype}, which has no averages"
+        return f"it has dtype {variable.dtype}, which can't hold an average"
     if variable.layout.differs:
         return "it is ON_READ, so each replica has its own value"
     return "it is on parameter servers" if variable.layout.servers is not None else ""
 
 
-# These are also what `replicax.tf` uses.
+# `replicax.tf` uses the following functions, too.
 
 
 def once_for_all_replicas(fn: Callable[[], None]) -> None:

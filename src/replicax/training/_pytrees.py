@@ -125,7 +125,7 @@ def flatten_variables(structure: Any) -> tuple[list[tuple[Any, ...]], list[Any],
 
 
 def as_variable(thing: Any) -> Any:
-    """The variable of ours that backs another library's (`thing.replicax_variable`), else `thing`."""
+    """Our variable behind another library's variable (`thing.replicax_variable`); else `thing` itself."""
     return thing if isinstance(thing, Variable) else getattr(thing, "replicax_variable", thing)
 
 

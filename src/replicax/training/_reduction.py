@@ -41,7 +41,7 @@ class GradientReduction:
         return gradient.astype(self.dtype or (jnp.float32 if small else gradient.dtype))
 
     def reduce_all(self, strategy: StrategyProtocol, gradients: list[Any]) -> list[Any]:
-        """Reduce every gradient; each replica contributes gradients that all replicas share."""
+        """Reduce every gradient; one that is the same on all replicas counts once per replica."""
         return reduce_leaves(strategy.communicator, self.op, gradients, self.options)
 
     def reduce_to_shards(

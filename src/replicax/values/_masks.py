@@ -124,7 +124,10 @@ def intersection(masks: Sequence[PerReplica]) -> PerReplica:
 def _both(one: PerReplica, other: PerReplica) -> PerReplica:
     mesh = one.mesh
     if mesh is None or other.mesh is not mesh:
-        raise CollectiveError("Padded batches of different strategies can't be used together.")
+        raise CollectiveError(
+            "Padded batches of different strategies can't be used together. Distribute all of them with "
+            "the strategy that runs the step."
+        )
     if one.is_local:
         return PerReplica.from_local(one.select(0) & other.select(0), mesh)
     array = one.to_global(mesh)[0] & other.to_global(mesh)[0]

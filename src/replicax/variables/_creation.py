@@ -70,8 +70,8 @@ def prepare_variable(
     * `beside`: the variable's position in a checkpoint, if known, for which a pending restore may have a
       value (see `NewVariable`);
     * `is_slot`: whether it is optimizer state, and `slot_of`, the variables that the state belongs to;
-    * `in_parts`: trace an initial value that is a function and comes with a shape, so that each device can
-      compute its own part of the value.
+    * `in_parts`: if `initial_value` is a function and `shape` is given, trace the function, so that each
+      device can compute its own part of the value.
     """
     synchronization = _member(VariableSynchronization, synchronization, "synchronization")
     aggregation = _member(VariableAggregation, aggregation or "NONE", "aggregation")

@@ -1,7 +1,7 @@
 """The base of layouts that shard a variable's array: reading the variable gathers its value.
 
-Across processes the gather is a collective that all processes take part in. So the view of an array is the
-array itself, still sharded, and every eager read gathers it, as a turn in the order of collectives.
+Across processes the gather is a collective that all processes take part in. So the view of an array stays
+sharded, and every eager read gathers it, in its turn in the order of collectives (`collectives/_order.py`).
 """
 
 from __future__ import annotations

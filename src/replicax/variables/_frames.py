@@ -240,7 +240,7 @@ def use_frame(frame: Frame) -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def journal(*, keep: bool) -> Iterator[None]:
-    """Undo the eager writes made during a `with` block: if it fails, or always unless `keep`.
+    """Undo the eager writes of a `with` block if it fails or, without `keep`, in any case.
 
     While a step is traced there is nothing to undo: a failed trace is discarded.
     """

@@ -2,7 +2,7 @@
 
 This process has a copy on all of its devices, which it fetches before each use. A compiled step fetches all
 of its variables together before it runs; if it only looks up rows of a variable, it fetches only those
-rows. Writes are sent to the servers, which apply them to the value that they have by then. Until the next
+rows. Writes are sent to the servers, which apply them to whatever value they then hold. Until the next
 fetch, this process sees its own writes applied to its own copy.
 """
 

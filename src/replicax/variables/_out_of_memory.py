@@ -36,7 +36,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 class _Placement(Protocol):
-    """What the advice depends on; a strategy has it."""
+    """The properties of a strategy that the advice depends on."""
 
     @property
     def num_replicas_in_sync(self) -> int: ...

@@ -119,7 +119,7 @@ class MaxSizePartitioner(_AlongOneAxis):
     Args:
         max_shard_bytes: the largest size of a part. A single entry of the axis is never split, even if it
             is larger.
-        max_shards: the largest number of parts, even if they are then too large. None for no limit.
+        max_shards: the largest number of parts; it takes precedence over `max_shard_bytes`. None: no limit.
         bytes_per_string: the size to assume for each string, if the variable holds strings.
 
     >>> rx.MaxSizePartitioner(max_shard_bytes=4)((6, 1), jnp.float32)

@@ -28,7 +28,7 @@ def seen_by_jax(cls: _T) -> _T:
 class Readable(ArrayOperators, Leaf, abc.ABC):
     """A variable or one of its copies.
 
-    `jnp.sum`, `jax.jit`, `jax.grad` and other JAX functions see its current value as an array, also inside
+    `jnp.sum`, `jax.jit`, `jax.grad` and other JAX functions see its current value as an array, even inside
     a pytree.
     """
 

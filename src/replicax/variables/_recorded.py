@@ -27,14 +27,14 @@ def read_recorded(variable: Variable, here: Context) -> Any:
 
 
 def watched_by(tapes: tuple[Any, ...], variable: Any, value: Any) -> Any:
-    """`value`, which was read from `variable`, as watched by the tapes."""
+    """Let each tape watch `value`, which was read from `variable`; returns the watched value."""
     for tape in tapes:
         value = tape.on_read(variable, value)
     return value
 
 
 def write_unrecorded(variable: Variable, here: Context, write: Any) -> Any:
-    """Call `write`, which writes `variable` and returns the new value; no tape records how."""
+    """Call `write` without recording it on the tapes: it writes `variable` and returns the new value."""
     with at_trace(innermost_but_recordings()):
         value = write()
     for tape in here.tapes:

@@ -79,7 +79,8 @@ class VariableSpec:
         """Raise unless the values of `rows` can be written into rows of the variable."""
         if not self.shape:
             raise VariableError(
-                f"{what} of the variable '{self.name}:0', which is a scalar and has no rows."
+                f"{what} got rows for the variable '{self.name}:0', which is a scalar. Use `assign` with a "
+                "number."
             )
         values, indices = (_described(part) for part in (rows.values, rows.indices))
         if values is None or indices is None:

@@ -1,7 +1,7 @@
 """Initial values in the form of a jaxpr, computed where the variable is placed.
 
 An array has to exist before it can be sharded. A jaxpr can be compiled so that each device computes only
-its own part. So variables can be created that would not fit on one device.
+its own part. That makes it possible to create variables that would not fit on one device.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from replicax.variables._replicated import Replicated
 __all__ = ["TracedValue", "trace_value", "traced_results"]
 
 _programs: weakref.WeakKeyDictionary[Layout, dict[str, Any]] = weakref.WeakKeyDictionary()
-"""Compiled programs. Layers with the same shapes share one and differ only in its arguments."""
+"""Compiled programs. Layers with the same shapes share a program, and call it with different arguments."""
 
 _MAX_COPIED_BYTES = 1 << 26
 

@@ -82,7 +82,7 @@ class Variable(HasRows):
     Args:
         initial_value: an array, anything that converts to one, or a function without arguments that
             returns one and is called once.
-        trainable: whether optimizers should update it; by default True, except ON_READ.
+        trainable: whether optimizers should update it; by default True, or False for ON_READ.
         name: shown in messages and checkpoints.
         dtype: the dtype; by default that of the initial value.
         synchronization: when the copies are synchronized. AUTO and ON_WRITE: at every write, so that they
@@ -203,8 +203,8 @@ class Variable(HasRows):
         replicax.errors.ContextError: v.initial_value of the variable ...
         """
         raise ContextError(
-            f"v.initial_value of the variable {self.name!r} is not available: it is not kept. Keep it "
-            "yourself, as in `start = v.read_value()`."
+            f"v.initial_value of the variable {self.name!r} is not available: variables do not keep it. "
+            "Read it before the first write, `start = v.read_value()`."
         )
 
     @property
@@ -496,7 +496,7 @@ class Variable(HasRows):
         return result if read_value else None
 
     def _write_merged(self, strategy: StrategyProtocol, method: Any, value: Any) -> Any:
-        """The merged write of all replicas; `value` is what each of them writes."""
+        """The merge function of the replicas' writes; `value` has what each replica writes."""
         check_same_method(self, method)
         combined = aggregate(self.aggregation, value, strategy.communicator)
         return strategy.communicator.mirrored(self._layout.write(self, Write(method, combined)))

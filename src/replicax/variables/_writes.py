@@ -123,7 +123,7 @@ def sliced(method: str, index: Any) -> Method:
 
 @functools.lru_cache(maxsize=1024)
 def _sliced(method: str, index: Any) -> Method:
-    """Cached: the same part is one object, so that the replicas' writes can be compared."""
+    """Cached, so that equal slices give the same object and the replicas' writes can be compared."""
     place = tuple(map(_index, index)) if isinstance(index, tuple) else _index(index)
     update = {"assign": "set", "assign_add": "add", "assign_sub": "subtract"}[method]
     return Method(
