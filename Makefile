@@ -1,5 +1,6 @@
 # Everything that a developer runs. A fresh machine needs only Python (3.11 or newer) and make: the first target
-# creates .venv, and later ones update it when pyproject.toml or constraints.txt change.
+# creates .venv, and later ones update it when pyproject.toml, constraints.txt or the C module change. Without a C
+# compiler everything works as well, but short steps take a few microseconds longer.
 # Another Python: `make clean && make test PYTHON=python3.12`. One test: `.venv/bin/pytest tests/test_types.py`.
 
 PYTHON ?= python3
@@ -36,7 +37,10 @@ help:
 	@echo "make doctor  check this machine: packages, devices, cluster, collectives, training"
 	@echo "make clean   remove .venv and caches"
 
-$(INSTALLED): pyproject.toml constraints.txt
+# What an installation is made from, besides the Python files: the C module is compiled.
+SOURCES := pyproject.toml constraints.txt hatch_build.py src/replicax/_native/_warm.c
+
+$(INSTALLED): $(SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	$(BIN)/python -m compileall -q src
@@ -52,7 +56,7 @@ OLDEST_JAX = $(shell sed -n 's/.*"jax>=\([0-9.]*\)".*/\1/p' pyproject.toml)
 test-oldest: build/oldest/.installed
 	$(call QUICK,build/oldest/bin) build/oldest/bin/python -m pytest -n $(WORKERS) --dist worksteal $(CORE_TESTS)
 
-build/oldest/.installed: pyproject.toml constraints.txt
+build/oldest/.installed: $(SOURCES)
 	test -x build/oldest/bin/python || $(PYTHON) -m venv build/oldest
 	grep -v '^jax' constraints.txt > build/oldest/constraints.txt
 	build/oldest/bin/python -m pip install --quiet --constraint build/oldest/constraints.txt \
@@ -138,7 +142,7 @@ demo: .venv/.demo_installed
 doctor: .venv/.demo_installed
 	$(BIN)/python -m replicax doctor
 
-.venv/.demo_installed: pyproject.toml constraints.txt
+.venv/.demo_installed: $(SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[demo]'
 	$(BIN)/python -m compileall -q src
@@ -146,4 +150,5 @@ doctor: .venv/.demo_installed
 
 clean:
 	rm -rf .venv .coverage .pytest_cache .ruff_cache .hypothesis .import_linter_cache .mypy_cache build dist
+	rm -f src/replicax/_native/*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

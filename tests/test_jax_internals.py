@@ -142,10 +142,10 @@ def test_whether_operations_are_run_or_traced():
 
     def look(x):
         seen.append(is_transforming())
-        assert _jax.current_trace() is _jax.trace_state.trace
+        assert _jax.current_trace() is _jax.trace_state.value
         return x
 
-    assert _jax.trace_state.trace is _jax.eval_trace
+    assert _jax.trace_state.value is _jax.eval_trace
     for transform in (lambda f: f, jax.jit, jax.grad, lambda f: lambda x: jax.vmap(f)(x * jnp.ones(2))):
         transform(look)(1.0)
     assert seen == [False, True, True, True]
@@ -230,7 +230,7 @@ def test_the_axes_that_jax_maps_over(mesh):
 
 
 def test_axes_without_an_environment_are_an_error(monkeypatch):
-    monkeypatch.setattr(_jax._traces, "trace_state", object())
+    monkeypatch.setattr(_jax._traces, "_tracing_context", object())
     with pytest.raises(UnsupportedJaxError, match=r"axis_env\.axis_exists"):
         _jax.is_axis_bound("rows")
 
@@ -600,7 +600,7 @@ class _UnknownTrace:
 
 def test_a_trace_without_a_parent_is_an_error(monkeypatch):
     """It must never pass for the outermost trace: a variable would become a constant."""
-    monkeypatch.setattr(_jax._traces, "trace_state", type("State", (), {"trace": _UnknownTrace()}))
+    monkeypatch.setattr(_jax._traces, "trace_state", type("State", (), {"value": _UnknownTrace()}))
     for ask in (_jax.current_program, _jax.is_staging, lambda: _jax.is_mapped_over("rows")):
         with pytest.raises(UnsupportedJaxError, match=rf"_UnknownTrace\.parent_trace.*{jax.__version__}"):
             ask()
@@ -608,14 +608,14 @@ def test_a_trace_without_a_parent_is_an_error(monkeypatch):
 
 def test_a_variable_in_an_unknown_trace_is_an_error(monkeypatch):
     variable = rx.Variable(1.0)
-    monkeypatch.setattr(_jax._traces, "trace_state", type("State", (), {"trace": _UnknownTrace()}))
+    monkeypatch.setattr(_jax._traces, "trace_state", type("State", (), {"value": _UnknownTrace()}))
     with pytest.raises(UnsupportedJaxError, match="parent_trace"):
         variable.read_value()
 
 
 def test_a_vmap_without_the_name_of_its_axis_is_an_error(monkeypatch):
     monkeypatch.setattr(_jax._traces, "_BatchTrace", _UnknownTrace)
-    monkeypatch.setattr(_jax._traces, "trace_state", type("State", (), {"trace": _UnknownTrace()}))
+    monkeypatch.setattr(_jax._traces, "trace_state", type("State", (), {"value": _UnknownTrace()}))
     with pytest.raises(UnsupportedJaxError, match=r"BatchTrace\.axis_data\.name"):
         _jax.is_mapped_over("rows")
 
@@ -906,9 +906,9 @@ def test_a_trace_that_an_interrupt_took_is_restored():
     strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
     step = rx.function(lambda: strategy.run(lambda: jnp.ones(())))
     for use in (strategy.scope, step, lambda: strategy.run(lambda: jnp.ones(()))):
-        _jax.trace_state.set_trace(None)
+        _jax._traces.set_trace(None)
         try:
             use()
             assert _jax.current_trace() is _jax.eval_trace
         finally:
-            _jax.trace_state.set_trace(_jax.eval_trace)
+            _jax._traces.set_trace(_jax.eval_trace)

@@ -1,8 +1,8 @@
-"""The private parts of JAX that Replicax uses, all in this package, `_recording.py` and `_transposing.py`.
+"""The private parts of JAX that Replicax uses.
 
-Everything else in Replicax uses JAX's public API. There are no silent fallbacks: if JAX renames a part,
-importing or first using it raises `UnsupportedJaxError`. `tests/test_jax_internals.py` has a test for each
-part.
+Only this package, `_recording.py` and `_transposing.py` use them; everything else uses JAX's public API.
+There are no silent fallbacks: if JAX renames a part, importing or first using it raises
+`UnsupportedJaxError`. `tests/test_jax_internals.py` has a test for each part.
 """
 
 from replicax._jax._access import private, unsupported
@@ -61,6 +61,7 @@ from replicax._jax._traces import (
     is_mapped_over,
     is_staging,
     is_tracer,
+    number_check,
     staged_for,
     trace_of,
     trace_state,
@@ -100,6 +101,7 @@ __all__ = [
     "is_staging",
     "is_tracer",
     "num_consts_and_carry",
+    "number_check",
     "open_mpi_coordinator",
     "operations_of",
     "outside_of_traces",

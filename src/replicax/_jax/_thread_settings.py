@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any, final
 
 from replicax._jax._access import private, unsupported
-from replicax._jax._traces import at_trace, eval_trace, trace_state, trace_token
+from replicax._jax._traces import at_trace, eval_trace, set_trace, trace_state, trace_token
 
 __all__ = ["ThreadSettings", "outside_of_traces", "restore_trace", "thread_settings"]
 
@@ -29,15 +29,15 @@ def restore_trace() -> None:
     While an operation runs, JAX clears the thread's current trace. If it is interrupted at the wrong
     instant, JAX does not set it again, and every later operation of the thread fails.
     """
-    if trace_state.trace is None:
-        trace_state.set_trace(eval_trace)
+    if trace_state.value is None:
+        set_trace(eval_trace)
 
 
 def _find_settings() -> tuple[Any, ...]:
     """Every thread-local setting of JAX."""
     kind = private("config", "config_ext.Config")
     candidates = [*private("config", "config_states").values(), private("core", "axis_env_state")]
-    for module in ("config", "mesh", "layout"):  # since JAX 0.12 `mesh` and `layout` define their own
+    for module in ("config", "mesh", "layout"):  # since JAX 0.12, `mesh` and `layout` define settings, too
         candidates += vars(importlib.import_module(f"jax._src.{module}")).values()
     try:
         candidates.append(trace_token._obj)

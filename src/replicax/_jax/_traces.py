@@ -28,6 +28,8 @@ __all__ = [
     "is_mapped_over",
     "is_staging",
     "is_tracer",
+    "number_check",
+    "set_trace",
     "staged_for",
     "trace_of",
     "trace_state",
@@ -35,8 +37,11 @@ __all__ = [
     "traces_of",
 ]
 
-trace_state, eval_trace = private("core", "trace_ctx"), private("core", "eval_trace")
-"""`trace_state.trace is eval_trace` where operations are executed rather than traced."""
+trace_state, eval_trace = private("core", "trace_state_strong_ref"), private("core", "eval_trace")
+"""`trace_state.value is eval_trace` where operations are executed rather than traced."""
+
+set_trace = private("core", "trace_ctx.set_trace")
+_tracing_context = private("core", "trace_ctx")
 
 _set_current_trace = private("core", "set_current_trace")
 _Tracer = private("core", "Tracer")
@@ -50,15 +55,18 @@ debug_infs = private("config", "debug_infs")
 disable_jit = private("config", "disable_jit")
 """JAX's config options of these names; `.value` is the value in this thread."""
 
+number_check = private("api", "_post_hook_state")
+"""`number_check.value is None` unless `debug_nans` or `debug_infs` is set."""
+
 
 def current_trace() -> Any:
     """The trace that the next JAX operation goes to; compare with `is`."""
-    return trace_state.trace
+    return trace_state.value
 
 
 def _enclosing_traces() -> Iterator[Any]:
     """The current trace and its enclosing ones, innermost first."""
-    trace = trace_state.trace
+    trace = trace_state.value
     while trace is not None:
         yield trace
         trace = _parent(trace)
@@ -129,7 +137,7 @@ def _axis_name(trace: Any) -> Any:
 def is_axis_bound(axis_name: str) -> bool:
     """Whether JAX maps over an axis of this name here (`shard_map`, `vmap`, ...)."""
     try:
-        return trace_state.axis_env.axis_exists(axis_name)
+        return _tracing_context.axis_env.axis_exists(axis_name)
     except AttributeError as error:
         raise unsupported("jax._src.core.trace_ctx.axis_env.axis_exists") from error
 

@@ -17,7 +17,8 @@ from typing import Any, final
 import jax
 import jax.numpy as jnp
 
-from replicax._jax import debug_infs, debug_nans, fresh_traces, plain, traces_of, uncommit_outputs
+from replicax._jax import fresh_traces, number_check, plain, traces_of, uncommit_outputs
+from replicax._native import Program, is_built
 from replicax.collectives import await_result, collect_step_timeouts
 from replicax.contexts import Origins
 from replicax.errors import OutOfMemoryError, TracingError, VariableError
@@ -34,15 +35,15 @@ from replicax.execution._state import StepState, in_store_order
 from replicax.execution._traced_values import explain_leaks, explain_traced_values
 from replicax.topology import ReplicaMesh
 from replicax.values import PerReplica, free, is_array
-from replicax.variables import Variable, journal, use_frame
+from replicax.variables import Store, Variable, journal, use_frame
 
 __all__ = ["CompiledStep"]
 
 _NO_VALUES = (
     "A compiled step used a traced value as a Python number or a NumPy array (in `if`, `while`, "
-    "`float()`, `range()`, `np.asarray()`, ...). While it is traced, its arguments and variables and what "
-    "is computed from them have no values yet. Choose with `jnp.where` or `jax.lax.cond`, show with "
-    "`jax.debug.print`, do it to what the step returns, or leave out `rx.function` to run eagerly."
+    "`float()`, `range()`, `np.asarray()`, ...). While a step is traced, its arguments, its variables and "
+    "everything computed from them have no values. Branch with `jnp.where` or `jax.lax.cond`, print with "
+    "`jax.debug.print`, convert what the step returns instead, or leave out `rx.function` to run eagerly."
 )
 
 
@@ -106,9 +107,8 @@ class CompiledStep:
                 "step.many() of a step with variables on parameter servers: every step fetches them, which "
                 "one program can't do. Call the step, or schedule it, as often as needed."
             )
-        run = self._make_run() if self._between is None else self._between.ordered(self._make_run())
-        self.run = run if self._fetch is None else lambda leaves: run(self._with_fetched(leaves))
-        """Runs the step with the leaves of its arguments."""
+        self.run: Callable[[list[Any]], Any] = self._run_in_python
+        """Runs the step, once it has been compiled, with the leaves of its arguments."""
 
     # Tracing.
 
@@ -278,10 +278,11 @@ class CompiledStep:
         self._memory.refuse_too_large()
         for variable in self._state.written:
             variable.was_written = True
+        self.run = self._make_run()
         self._is_compiled = True
 
     def _plain_outputs(self) -> list[int]:
-        """The program's outputs of which a call returns the first copy."""
+        """The indices of the program's outputs that a call returns as their first copy."""
         if self._mesh is None:
             return []
         num_outputs = len(self._outputs.dynamic) + self._mail.num_arrays
@@ -307,7 +308,7 @@ class CompiledStep:
         jax.block_until_ready([variable._store.arrays[variable._place] for variable in self._state.written])
 
     def _explain_failure(self, error: BaseException) -> None:
-        """Note in `error` which variables lost their values; if memory ran out, raise an error about it."""
+        """Note in `error` which variables were lost; if memory ran out, raise an `OutOfMemoryError`."""
         try:
             if self._memory is not None:
                 self._memory.explain(error)
@@ -321,7 +322,7 @@ class CompiledStep:
         arguments = self._arguments(self._with_fetched(leaves))
         with self._state.lock:
             read, written = self._state.take()
-        with explain_leaks():  # since JAX 0.12 those of `jax.custom_vjp` are first noticed here
+        with explain_leaks():  # since JAX 0.12, leaks through `jax.custom_vjp` are noticed only here
             return self._jitted.lower(read, written, arguments)
 
     def lower_shapes(self, leaves: list[Any]) -> jax.stages.Lowered:
@@ -365,46 +366,33 @@ class CompiledStep:
         return leaves if len(self._dynamic) == len(self._static) else [leaves[i] for i in self._dynamic]
 
     def _make_run(self) -> Callable[[list[Any]], Any]:
-        """The function that runs the step.
-
-        The arrays are nearly always two slices of one store. Then a single function does everything,
-        because each extra call would add measurable time. `for results, arrays[...] in starmap(...)` calls
-        the program and stores the new arrays, and the interpreter does not run signal handlers in between.
-        So after an interrupt the store has either the old arrays or the new ones.
-        """
-        state, jitted, outputs, only = self._state, self._jitted, self._outputs, self._state.only
-        prepares = bool(self._apart or self._plain or len(self._dynamic) != len(self._static))
-        if self._repeats > 1:
-            return self._run_generally
+        """The function that runs the step: in C, if its variables are nothing but two slices of one store."""
+        only = self._state.only
         waits = self._timeout is not None or (self._mesh is not None and self._mesh.must_wait)
-        if only is None or waits:
-            return self._run_generally
-        store, to_read, to_write = only
-        arrays, places, lock, prepare = store.arrays, state.places_written, store.lock, self._arguments
+        run = self._run_in_python
+        if is_built and only is not None and not waits and self._repeats == 1:
+            run = self._run_in_c(*only)
+        if self._between is not None:
+            run = self._between.ordered(run)
+        return run if self._fetch is None else lambda leaves: run(self._with_fetched(leaves))
 
-        def run(leaves: list[Any]) -> Any:
-            if prepares:
-                leaves = prepare(leaves)
-            if debug_nans.value or debug_infs.value:
-                return self._run_checked(leaves)
-            with lock:
-                if store.unfinished is not None:
-                    store.unfinished()
-                if store.views:
-                    store.detach_views(places)
-                call = (arrays[to_read], arrays[to_write], leaves)
-                try:
-                    for results, arrays[to_write] in starmap(jitted, (call,)):  # noqa: B007
-                        pass
-                except BaseException as error:
-                    self._explain_failure(error)
-                    raise
-            return outputs.rebuild(results)  # pyright: ignore[reportPossiblyUnboundVariable]
+    def _run_in_c(self, store: Store, read: slice, written: slice) -> Callable[[list[Any]], Any]:
+        outputs = self._outputs
+        program = Program(
+            jitted=self._jitted,
+            checked=self._run_checked,
+            make_ready=self._state.make_ready,
+            explain=self._explain_failure,
+            result=outputs.rebuild if self._mail.num_arrays else outputs.only_result(self._mesh),
+            store=store,
+            read=(read.start or 0, read.stop),
+            written=(written.start or 0, written.stop),
+        )
+        prepares = self._apart or self._plain or len(self._dynamic) != len(self._static)
+        return (lambda leaves: program(self._arguments(leaves))) if prepares else program
 
-        return run
-
-    def _run_generally(self, leaves: list[Any]) -> Any:
-        """Run the step in the general case: the arrays are not just two slices of one store."""
+    def _run_in_python(self, leaves: list[Any]) -> Any:
+        """Run the step, whatever its variables and results are."""
         state = self._state
         box: list[Any] = []
 
@@ -414,7 +402,7 @@ class CompiledStep:
             state.announce(None)
 
         leaves = self._arguments(leaves)
-        if debug_nans.value or debug_infs.value:
+        if number_check.value is not None:
             return self._run_checked(leaves)
         with state.lock:
             call = (*state.take(), leaves)

@@ -157,7 +157,7 @@ class _Base:
     def __init__(self, padding: Padding | None, traced: bool) -> None:
         self.padding, self.traced = padding, traced
         self.settings = ThreadSettings()
-        self.trace = trace_state.trace
+        self.trace = trace_state.value
         self.created: list[Any] = []
 
 

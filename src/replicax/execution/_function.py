@@ -15,11 +15,20 @@ import threading
 import uuid
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, final, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar, final, overload
 
 import jax
 
-from replicax._jax import ArrayImpl, disable_jit, eval_trace, restore_trace, trace_state
+from replicax._jax import (
+    ArrayImpl,
+    disable_jit,
+    eval_trace,
+    first_copy,
+    number_check,
+    restore_trace,
+    trace_state,
+)
+from replicax._native import Caller, configure
 from replicax._recording import is_transforming, settled
 from replicax.contexts import StrategyProtocol, context_stack, current
 from replicax.execution._argument_keys import (
@@ -104,7 +113,7 @@ def function(fn: Any = None, *, input_signature: Sequence[Any] | None = None) ->
 
 
 @final
-class Function(Generic[_P, _R]):
+class Function(Caller, Generic[_P, _R]):
     """A compiled step, created by `rx.function`.
 
     A decorated method is compiled for each instance.
@@ -135,7 +144,7 @@ class Function(Generic[_P, _R]):
         self._programs: dict[Any, CompiledStep] = {}
         self._loops: dict[Any, CompiledStep] = {}  # by the number of steps and the kind of arguments
         # The programs' `run` functions by the key that a call computes; several keys may share a program.
-        self._known: dict[Any, Callable[[list[Any]], Any]] = {}
+        self._known = {}
         self._compiling = threading.RLock()
         self._bound: dict[int, Function[..., Any]] = {}
         self._loop: Loop | None = None
@@ -157,10 +166,15 @@ class Function(Generic[_P, _R]):
         key = id(instance)
         if key not in self._bound:
             self._bound[key] = self._bind(instance)
-        method: Function[..., _R] = object.__new__(Function)
-        method.__dict__ = self._bound[key].__dict__
+        method = self._bound[key]._alias()
         method._instance = instance
         return method
+
+    def _alias(self) -> Function[_P, _R]:
+        """Another object that stands for the same compiled step."""
+        alias: Function[_P, _R] = Function.__new__(Function)
+        alias.__dict__, alias._known = self.__dict__, self._known
+        return alias
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Function) and other.__dict__ is self.__dict__
@@ -169,7 +183,7 @@ class Function(Generic[_P, _R]):
         return hash((Function, id(self.python_function)))
 
     def __reduce__(self) -> Any:
-        """Pickle it such that another process has one object per function, however often it is sent."""
+        """Pickle it so that another process makes one object of it, however often it is sent."""
         instance = getattr(self, "_instance", None)
         if instance is not None:
             return getattr, (instance, self.python_function.__name__)
@@ -220,7 +234,7 @@ class Function(Generic[_P, _R]):
         """
         calls = list(itertools.starmap(cause_of_retrace, itertools.pairwise(self._programs)))
         loops = [
-            f"many() with {count} steps, and before with {last}"
+            f"many() was called with {last} steps and is now called with {count}"
             for (last, _), (count, _) in itertools.pairwise(self._loops)
         ]
         return [*calls, *loops]
@@ -294,10 +308,19 @@ class Function(Generic[_P, _R]):
         with explain_leaks(), signals_deferred():
             return step.run(leaves)
 
-    def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R:
-        """Run the step; compile it first if its arguments are of a new kind."""
+    if TYPE_CHECKING:
+
+        def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+            """Run the step; compile it first if its arguments are of a new kind."""
+            ...
+
+    def _call(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the step; compile it first if its arguments are of a new kind.
+
+        `Caller.__call__` does the same, and calls this unless the arguments are arrays of a known kind.
+        """
         stack = context_stack.get()
-        if trace_state.trace is not eval_trace or disable_jit.value or (stack and not stack[-1].is_outside):
+        if trace_state.value is not eval_trace or disable_jit.value or (stack and not stack[-1].is_outside):
             return self._call_inside(args, kwargs)
         # In the default replica context, the key is that of an empty stack: both use the same programs.
         key: list[Any] = [stack[-1].strategy] if stack and stack[-1].replica is None else []
@@ -419,8 +442,7 @@ class _PaddedRuns:
 
     def __init__(self, function: Function[..., Any], key: Any, masks: list[int], treedef: Any) -> None:
         self.runs: dict[tuple[int, ...], Callable[[list[Any]], Any]] = {}
-        self._function: Function[..., Any] = object.__new__(Function)
-        self._function.__dict__ = function.__dict__  # not `function`, which may keep an instance alive
+        self._function = function._alias()  # not `function`, which may keep an instance alive
         self._key, self._masks, self._treedef = key, masks, treedef
 
     def __call__(self, leaves: list[Any]) -> Any:
@@ -462,3 +484,15 @@ def in_replicas(strategy: StrategyProtocol, fn: Function[..., Any]) -> Function[
 
         steps[fn.token] = Function(functools.wraps(python_function)(step), fn._signature)
     return steps[fn.token]
+
+
+configure(
+    per_replica=PerReplica,
+    array=ArrayImpl,
+    context_stack=context_stack,
+    trace_state=trace_state,
+    eval_trace=eval_trace,
+    disable_jit=disable_jit,
+    number_check=number_check,
+    first_copy=first_copy,
+)

@@ -55,7 +55,7 @@ def _is_per_replica(value: Any) -> bool:
 
 
 def _own_components(value: Any) -> Any:
-    """A program's per-replica value, which has the components of all processes, reduced to our own."""
+    """A program's per-replica value with only this process's components, instead of those of all."""
     if not isinstance(value, PerReplica) or value.num_components is None or value.mesh is None:
         return value
     mesh, components = value.mesh, value.components
@@ -83,7 +83,7 @@ class Outputs:
     apart: list[tuple[int, int]] = dataclasses.field(default_factory=list)
     plain: list[int] = dataclasses.field(default_factory=list)
     same: dict[int, int] = dataclasses.field(default_factory=dict)
-    """For masks that are one array in the program, the first of them: their values share a batch."""
+    """For each mask, the first mask that is the same array in the program: their values share a batch."""
     rebuild: Callable[[list[Any]], Any] = lambda arrays: arrays
     """Builds the result of a run from its arrays."""
 
@@ -137,13 +137,8 @@ class Outputs:
             convert = None
         else:
             convert = functools.partial(self._convert, mesh)
-        whole = treedef.unflatten(range(len(static))) if len(static) == 1 else None
-        if isinstance(whole, PerReplica) and whole.is_global:
-            return PerReplica.maker(whole.layout)
         if len(dynamic) == len(static) and convert is None:
             return treedef.unflatten
-        if mesh is not None and type(whole) is int and self.plain == [0] and not self.apart:
-            return lambda arrays: first_copy(arrays[0])  # one plain array, such as a loss
 
         def rebuild(arrays: list[Any]) -> Any:
             if convert is not None:
@@ -158,6 +153,16 @@ class Outputs:
         if mesh is not None and not mesh.is_local and self.apart:
             return lambda arrays: jax.tree.map(_own_components, rebuild(arrays), is_leaf=_is_per_replica)
         return rebuild
+
+    def only_result(self, mesh: ReplicaMesh | None) -> Any:
+        """The layout of the result if it is one `PerReplica`; None if it is one plain array; else `rebuild`."""
+        if len(self.leaves) == 1 and self.dynamic:
+            whole = self.treedef.unflatten([0])
+            if isinstance(whole, PerReplica) and whole.is_global:
+                return whole.layout
+            if type(whole) is int and mesh is not None and self.plain:
+                return None
+        return self.rebuild
 
     def _convert(self, mesh: ReplicaMesh, arrays: list[Any]) -> None:
         """Return plain arrays as the first replica's copy, and place components on their replicas."""

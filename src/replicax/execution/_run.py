@@ -39,7 +39,7 @@ def run(
     if isinstance(frame, ProgramFrame):
         if strategy.places_values:
             frame.use_mesh(strategy.mesh)
-    elif isinstance(frame, EagerFrame) and frame.loop is not None and trace_state.trace is eval_trace:
+    elif isinstance(frame, EagerFrame) and frame.loop is not None and trace_state.value is eval_trace:
         with frame.loop.compiling(fn) as compiled:
             if compiled is not None:
                 return in_replicas(strategy, compiled)(*args, **kwargs)
@@ -101,7 +101,7 @@ def _run(
             "strategy.run was called in a function that rx.value_and_grad differentiates. Call "
             "rx.value_and_grad inside the replica function instead, and reduce its gradients."
         )
-    if trace_state.trace is not eval_trace:
+    if trace_state.value is not eval_trace:
         raise TracingError(
             "strategy.run was called inside jax.jit, jax.grad or another JAX transformation, or in the "
             "block of a GradientTape. Compile the step with `rx.function` instead of `jax.jit`, and "
@@ -115,8 +115,8 @@ def _run(
 def _warn_once(reason: str) -> None:
     _logger.warning(
         "A compiled step got different numbers of rows on the replicas, and every device computes the rows "
-        "of all replicas, because %s. That is slow if most batches are like that: use a batch size that "
-        "the number of replicas divides, or partial_batch='pad'.",
+        "of all replicas, because %s. That is slow if it happens for most batches: use a batch size "
+        "that the number of replicas divides, or partial_batch='pad'.",
         reason,
     )
 

@@ -80,18 +80,17 @@ class StepState:
         written = self._written[0][1].only if self._written else slice(0)
         return None if read is None or written is None else (self.stores[0], read, written)
 
-    @property
-    def places_written(self) -> frozenset[int]:
-        """The indices in the `only` store whose arrays are donated."""
-        return self._written[0][1].indices if self._written else frozenset()
-
-    def take(self) -> tuple[list[Any], list[Any]]:
-        """The arrays to read, and those to write, which may be donated. The caller holds the lock."""
+    def make_ready(self) -> None:
+        """Complete interrupted calls, and copy the arrays that have views. The caller holds the lock."""
         for store in self.stores:
             if store.unfinished is not None:
                 store.unfinished()
         for store, places in self._written:
             store.detach_views(places.indices)
+
+    def take(self) -> tuple[list[Any], list[Any]]:
+        """The arrays to read, and those to write, which may be donated. The caller holds the lock."""
+        self.make_ready()
         read = [array for store, places in self._read for array in places.take(store.arrays)]
         written = [array for store, places in self._written for array in places.take(store.arrays)]
         return self._on_mesh(read, self._read_copied), self._on_mesh(written, self._written_copied)

@@ -144,20 +144,6 @@ class PerReplica(DistributedValues, Generic[T]):
         return self
 
     @classmethod
-    def maker(cls, layout: Layout) -> Callable[[Sequence[Any]], PerReplica[Any]]:
-        """A function that wraps single arrays of one layout: `from_layout` for a hot path."""
-        new = object.__new__
-
-        def make(arrays: Sequence[Any]) -> PerReplica[Any]:
-            value = new(cls)
-            value._components = value._mask = value.known_sum = value._padded = None
-            value._layout = layout
-            (value._array,) = arrays
-            return value
-
-        return make
-
-    @classmethod
     def from_local(cls, value: Any, mesh: ReplicaMesh | None) -> PerReplica:
         """Wrap `value`, a compiled replica's own value."""
         return cls.from_layout(value, _layout("local", mesh, False))
@@ -184,7 +170,8 @@ class PerReplica(DistributedValues, Generic[T]):
         if has is not None and has != needs and not (has == mesh.num_replicas and self.is_traced_apart):
             # A program has the components of all processes.
             raise CollectiveError(
-                f"A PerReplica value with {has} components was used for {needs} replicas."
+                f"A PerReplica value with {has} components was used for {needs} replicas. Make it with the "
+                "strategy that uses it, for example with `strategy.distribute_values_from_function`."
             )
         if self.mesh is None:
             old = self._layout

@@ -1,12 +1,13 @@
 """The state of one strategy's variables: a list of arrays, in which each variable has an index, its place.
 
 A compiled step takes the arrays that it writes out of the list, donates them to its program and puts the
-new ones back, a slice at a time. No other thread may see the arrays in between, so `lock` is held for that
-time, and for every eager read-modify-write. It is not held while JAX traces or compiles.
+new ones in their places, a slice at a time. No other thread may see the list in between, so the step holds
+`lock`, as does every eager read-modify-write. It is not held while JAX traces or compiles.
 
 An exception such as Ctrl-C may arrive between any two lines of Python, even after the old arrays are
-donated and before the new ones are stored. So a step registers itself in `unfinished` before it calls its
-program, and the next access to the store completes the interrupted call.
+donated and before the new ones are stored. `Program` (`_native/_warm.c`) runs no Python in between. A step
+that runs in Python registers itself in `unfinished` before it calls its program, and the next access to the
+store completes the interrupted call.
 
 Eager code sees *views* of the arrays: a view is a `Mirrored` or a `PerReplica` that shares its array's
 memory. `views` holds the views in use. An array with a view is copied before it is donated, so that the
@@ -17,13 +18,13 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, final
 
 import jax.numpy as jnp
 
+from replicax._native import Lock
 from replicax.errors import ContextError
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class Store:
         """`reuse_places`: whether new variables get the places of deleted ones."""
         self.arrays: list[Any] = []
         self.views: dict[int, Cell] = {}
-        self.lock = threading.RLock()
+        self.lock = Lock()
         self.unfinished: Callable[[], None] | None = None
         """Stores the results of a compiled call that an exception interrupted."""
         self.may_take_long = False
