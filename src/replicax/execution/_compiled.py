@@ -366,7 +366,7 @@ class CompiledStep:
         return leaves if len(self._dynamic) == len(self._static) else [leaves[i] for i in self._dynamic]
 
     def _make_run(self) -> Callable[[list[Any]], Any]:
-        """The function that runs the step: in C, if its variables are nothing but two slices of one store."""
+        """The function that runs the step: in C if its variables are two slices of one store."""
         only = self._state.only
         waits = self._timeout is not None or (self._mesh is not None and self._mesh.must_wait)
         run = self._run_in_python

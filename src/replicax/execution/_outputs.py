@@ -155,7 +155,7 @@ class Outputs:
         return rebuild
 
     def only_result(self, mesh: ReplicaMesh | None) -> Any:
-        """The layout of the result if it is one `PerReplica`; None if it is one plain array; else `rebuild`."""
+        """What `Program` makes a result with: its layout if it is one `PerReplica`, None if it is one array."""
         if len(self.leaves) == 1 and self.dynamic:
             whole = self.treedef.unflatten([0])
             if isinstance(whole, PerReplica) and whole.is_global:

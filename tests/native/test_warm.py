@@ -1,0 +1,395 @@
+"""The C module: its lock, which calls it handles, and that it neither leaks nor keeps anything alive."""
+
+import gc
+import signal
+import sys
+import threading
+import time
+import weakref
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import replicax as rx
+from replicax import _native
+from replicax.variables import Store
+
+native = pytest.mark.skipif(not _native.is_built, reason="there was no C compiler at the installation")
+locks = pytest.mark.parametrize("make", [_native.Lock, threading.RLock], ids=["Lock", "RLock"])
+
+
+def in_thread(fn):
+    """What `fn` returns in another thread."""
+    results = []
+    thread = threading.Thread(target=lambda: results.append(fn()))
+    thread.start()
+    thread.join(30)
+    return results[0]
+
+
+@locks
+def test_a_lock_can_be_acquired_again_by_its_owner_only(make):
+    lock = make()
+    with lock:
+        assert lock.acquire()
+        assert not in_thread(lambda: lock.acquire(blocking=False))
+        lock.release()
+        assert not in_thread(lambda: lock.acquire(timeout=0.01))
+    assert in_thread(lambda: lock.acquire(timeout=10) and (lock.release() or True))
+
+
+@locks
+def test_a_timeout_is_kept(make):
+    lock = make()
+    with lock:
+        start = time.monotonic()
+        assert not in_thread(lambda: lock.acquire(timeout=0.2))
+        assert 0.15 < time.monotonic() - start < 5
+
+
+@locks
+def test_only_the_owner_releases_a_lock(make):
+    lock = make()
+    with pytest.raises(RuntimeError):
+        lock.release()
+
+    def release():
+        with pytest.raises(RuntimeError):
+            lock.release()
+        return True
+
+    with lock:
+        assert in_thread(release)
+
+
+@locks
+def test_an_exception_releases_the_lock(make):
+    lock = make()
+    with pytest.raises(KeyError), lock:
+        raise KeyError
+    assert in_thread(lambda: lock.acquire(timeout=1) and (lock.release() or True))
+
+
+@locks
+def test_threads_take_turns(make):
+    lock, total = make(), [0]
+
+    def count():
+        for _ in range(2000):
+            with lock:
+                before = total[0]
+                time.sleep(0)  # another thread may run here
+                total[0] = before + 1
+
+    threads = [threading.Thread(target=count) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert total == [8000]
+
+
+@locks
+def test_an_interrupt_ends_the_wait_for_a_lock(make):
+    lock, held, done = make(), threading.Event(), threading.Event()
+
+    def hold():
+        with lock:
+            held.set()
+            done.wait(30)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait(30)
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        with pytest.raises(KeyboardInterrupt):
+            lock.acquire()
+        # A handler that returns does not end it.
+        signal.signal(signal.SIGALRM, lambda *_: None)
+        signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
+        assert not lock.acquire(timeout=0.3)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        done.set()
+        thread.join(30)
+    assert lock.acquire(timeout=10)
+
+
+@native
+@pytest.mark.parametrize("arguments", [("timeout", 1, 2), (1, 2, 3)])
+def test_a_lock_refuses_other_arguments(arguments):
+    with pytest.raises(TypeError):
+        _native.Lock().acquire(*arguments)
+    with pytest.raises(TypeError):
+        _native.Lock(1)
+
+
+@pytest.fixture
+def strategy():
+    return rx.MirroredStrategy(["CPU:0", "CPU:1"])
+
+
+@pytest.fixture
+def counter(strategy):
+    with strategy.scope():
+        return rx.Variable(0.0, aggregation="SUM")
+
+
+def per_replica(strategy, value=1.0):
+    return strategy.distribute_values_from_function(lambda _: jnp.full(2, value))
+
+
+@pytest.fixture
+def python_calls(monkeypatch):
+    """The arguments of all calls that are left to Python."""
+    calls, call = [], rx.Function._call
+
+    def recorded(self, *args, **kwargs):
+        calls.append((args, kwargs))
+        return call(self, *args, **kwargs)
+
+    monkeypatch.setattr(rx.Function, "_call", recorded)
+    return calls
+
+
+@native
+def test_warm_calls_do_not_call_python(strategy, counter, python_calls):
+    @rx.function
+    def step(x, y):
+        strategy.run(lambda x: counter.assign_add(x.sum()), args=(x,))
+        return strategy.run(lambda x, y: x + y, args=(x, y))
+
+    x, y = per_replica(strategy), per_replica(strategy, 2.0)
+    step(x, y)
+    step(x, y)
+    with strategy.scope():
+        step(x, y)  # another program
+        del python_calls[:]
+        step(x, y)
+    result = step(x, y)
+    assert not python_calls
+    assert float(counter) == 20
+    np.testing.assert_array_equal(strategy.gather(result, axis=0), [3, 3, 3, 3])
+
+
+@native
+def test_what_is_unusual_is_left_to_python(strategy, counter, python_calls):
+    @rx.function
+    def step(x, *more, **named):
+        strategy.run(lambda: counter.assign_add(1.0))
+        return x
+
+    x = jnp.ones(2)
+    step(x)
+    step(x)
+    calls = [
+        lambda: step(2.0),
+        lambda: step({"x": x}),
+        lambda: step(x=x),
+        lambda: step(np.ones(2)),
+        lambda: step(x, *[x] * 16),
+        lambda: step(jnp.ones(3)),
+    ]
+    for number, call in enumerate([*calls, *calls]):
+        del python_calls[:]
+        call()
+        # An array of another shape is an unusual argument only once.
+        assert len(python_calls) == (number != 11), number
+    with jax.disable_jit():
+        del python_calls[:]
+        step(x)
+        assert python_calls
+    assert float(counter) == 2 * (2 + 12 + 1)
+
+
+@native
+def test_calls_in_replicas_and_traces_are_left_to_python(strategy, python_calls):
+    double = rx.function(lambda x: 2 * x)
+    x = jnp.ones(2)
+    double(x)
+    double(x)
+    del python_calls[:]
+    np.testing.assert_array_equal(jax.jit(double)(x), [2, 2])
+    strategy.run(lambda: double(x))
+    assert len(python_calls) == 3
+    double(x)
+    assert len(python_calls) == 3
+
+
+def test_each_strategy_has_programs_of_its_own(strategy):
+    other = rx.OneDeviceStrategy("CPU:1")
+    replicas = rx.function(lambda x: x * rx.get_strategy().num_replicas_in_sync)
+    x, found = jnp.ones(()), []
+    for _ in range(3):
+        with strategy.scope():
+            found.append(float(replicas(x)))
+            with strategy.scope():
+                found.append(float(replicas(x)))
+        with other.scope():
+            found.append(float(replicas(x)))
+        found.append(float(replicas(x)))
+    assert found == [2, 2, 1, 1] * 3
+
+
+def test_methods_find_their_own_programs():
+    class Scale:
+        def __init__(self, factor):
+            self.factor = factor
+
+        @rx.function
+        def __call__(self, x):
+            return self.factor * x
+
+    two, three = Scale(2.0), Scale(3.0)
+    x = jnp.ones(())
+    assert [float(call(x)) for call in (two, three, two, three)] == [2, 3, 2, 3]
+
+
+def program(store, jitted, **changes):
+    """A `Program` that reads the first array of `store` and writes the second."""
+    given = {"checked": None, "make_ready": None, "explain": lambda error: None, "result": list}
+    return _native.Program(jitted=jitted, store=store, read=(0, 1), written=(1, 2), **(given | changes))
+
+
+@pytest.fixture
+def store():
+    store = Store()
+    store.arrays += ["read", "old", "another"]
+    return store
+
+
+@native
+def test_a_program_gets_its_arrays_and_the_store_gets_new_ones(store):
+    run = program(store, lambda *operands: (operands, ["new"]))
+    assert run(["argument"]) == [["read"], ["old"], ["argument"]]
+    assert store.arrays == ["read", "new", "another"]
+
+
+@native
+def test_the_store_is_locked_while_a_program_runs(store):
+    free = []
+
+    def jitted(*_):
+        free.append(in_thread(lambda: store.lock.acquire(blocking=False)))
+        return [], ["new"]
+
+    program(store, jitted)([])
+    assert free == [False]
+    assert in_thread(lambda: store.lock.acquire(blocking=False) and (store.lock.release() or True))
+
+
+@native
+def test_an_error_is_explained_and_changes_nothing(store):
+    def fail(*_):
+        raise KeyError("no")
+
+    def explain(error):
+        error.add_note("explained")
+
+    with pytest.raises(KeyError, match="no") as caught:
+        program(store, fail, explain=explain)([])
+    assert caught.value.__notes__ == ["explained"]
+    assert [entry.name for entry in caught.traceback][-1] == "fail"
+    assert store.arrays == ["read", "old", "another"]
+    assert in_thread(lambda: store.lock.acquire(blocking=False) and (store.lock.release() or True))
+
+
+@native
+def test_an_explanation_may_be_another_error(store):
+    def fail(*_):
+        raise KeyError("no")
+
+    def explain(error):
+        raise rx.errors.OutOfMemoryError("too large")
+
+    with pytest.raises(rx.errors.OutOfMemoryError, match="too large") as caught:
+        program(store, fail, explain=explain)([])
+    assert isinstance(caught.value.__context__, KeyError)
+
+
+@native
+def test_a_store_with_views_is_made_ready(store):
+    ready = []
+
+    def make_ready():
+        ready.append(store.arrays[1])
+        store.views.clear()
+
+    run = program(store, lambda *_: ([], ["new"]), make_ready=make_ready)
+    run([])
+    store.views[1] = "a view"
+    run([])
+    store.unfinished = lambda: None
+    run([])
+    assert ready == ["new", "new"]
+
+    def fail():
+        raise KeyError
+
+    store.unfinished = fail
+    with pytest.raises(KeyError):
+        program(store, lambda *_: ([], ["newer"]), make_ready=fail)([])
+    assert store.arrays[1] == "new"
+
+
+@native
+@pytest.mark.parametrize("returned", [None, (), ([], ["new"], []), ([], 1)])
+def test_a_program_must_return_results_and_arrays(store, returned):
+    with pytest.raises(TypeError):
+        program(store, lambda *_: returned)([])
+    assert in_thread(lambda: store.lock.acquire(blocking=False) and (store.lock.release() or True))
+
+
+@native
+@pytest.mark.parametrize("reduced", [False, True])
+def test_warm_calls_leak_nothing(strategy, counter, reduced):
+    @rx.function
+    def step(x):
+        result = strategy.run(lambda x: x + counter.assign_add(x.sum()), args=(x,))
+        return strategy.reduce("SUM", result, axis=None) if reduced else result
+
+    x = per_replica(strategy)
+    with strategy.scope():
+        for _ in range(10):
+            step(x)
+        gc.collect()
+        watched = [None, x._layout, x._array.aval, strategy, *step._known.values(), counter._store.arrays]
+        arrays, counts = len(jax.live_arrays()), list(map(sys.getrefcount, watched))
+        for _ in range(1000):
+            step(x)
+        gc.collect()
+        after = list(map(sys.getrefcount, watched))
+    assert len(jax.live_arrays()) == arrays
+    assert [b - a for a, b in zip(counts[1:], after[1:], strict=True)] == [0] * len(watched[1:])
+    assert abs(after[0] - counts[0]) < 500
+
+
+def test_a_function_in_a_cycle_is_freed(strategy):
+    def step(x):
+        return 2 * x
+
+    step.compiled = rx.function(step)
+    x = jnp.ones(2)
+    for _ in range(3):
+        step.compiled(x)
+    freed = weakref.ref(step.compiled)
+    del step
+    gc.collect()
+    assert freed() is None
+
+
+@native
+def test_types_that_it_was_not_made_for_are_refused():
+    settings = dict.fromkeys(("trace_state", "eval_trace", "disable_jit", "number_check", "first_copy"))
+    given = {"per_replica": int, "array": int, "context_stack": rx.contexts.context_stack, **settings}
+    with pytest.raises(AttributeError, match="__slots__"):
+        _native.configure(**given)
+    with pytest.raises(TypeError):
+        _native.configure(**{**given, "array": 1})
+    with pytest.raises(AttributeError, match="int"):
+        program(1, None)
