@@ -5,6 +5,7 @@ It uses nothing but what `pip install` has put there.
 
 import importlib.metadata
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 import optax
 
 import replicax as rx
+from replicax import _native
 
 
 def check_files() -> None:
@@ -21,6 +23,7 @@ def check_files() -> None:
     assert folder.is_relative_to(sys.prefix), f"{folder} is not in this environment"
     assert (folder / "py.typed").exists()
     assert rx.__version__ == importlib.metadata.version("replicax")
+    assert _native.is_built or shutil.which("cc") is None, "the C module is missing"
 
 
 def check_description() -> None:

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 
+from replicax import _native
 from replicax.cli import _check_computing, _check_devices, _check_packages, _doctor, main
 from replicax.cli._check import Check, failed, passed, run_check, skipped
 from replicax.cli._checks import all_checks
@@ -237,6 +238,14 @@ def test_a_tpu_that_jax_does_not_see_is_found(monkeypatch):
     assert check_named("TPU").find().status == "skipped"
     monkeypatch.setenv("TPU_NAME", "local")
     assert check_named("TPU").find().status == "fail"
+
+
+def test_calls_in_python_are_reported(monkeypatch):
+    monkeypatch.setattr(_native, "is_built", False)
+    finding = check_named("calls of compiled steps").find()
+    assert finding.status == "skipped" and "C compiler" in finding.advice
+    monkeypatch.setattr(_native, "is_built", True)
+    assert check_named("calls of compiled steps").find().status == "pass"
 
 
 def test_versions_and_extras(monkeypatch):

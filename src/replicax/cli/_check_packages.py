@@ -19,12 +19,13 @@ _FOR_DEVELOPERS = ("dev", "docs")
 
 
 def package_checks() -> list[Check]:
-    """Python, JAX, the other required packages, and those of each extra."""
+    """Python, JAX, the other required packages, our C module, and the packages of each extra."""
     needed = _requirements()
     checks = [
         Check("Python", _check_python),
         Check("JAX", _check_jax, advice="pip install --upgrade jax"),
         Check("required packages", functools.partial(_check_needed, needed.pop("", {}))),
+        Check("calls of compiled steps", _check_calls),
     ]
     for extra, packages in sorted(needed.items()):
         if extra not in _FOR_DEVELOPERS:
@@ -65,6 +66,17 @@ def _check_needed(packages: dict[str, str]) -> Finding:
     if wrong:
         return failed(", ".join(wrong), "pip install --upgrade replicax")
     return passed(_versions(packages))
+
+
+def _check_calls() -> Finding:
+    from replicax import _native
+
+    if _native.is_built:
+        return passed("in C")
+    return skipped(
+        "in Python, which takes a few microseconds longer",
+        "Install a C compiler, then reinstall Replicax; unset REPLICAX_PURE_PYTHON.",
+    )
 
 
 def _check_extra(extra: str, packages: dict[str, str]) -> Finding:

@@ -155,7 +155,7 @@ class Outputs:
         return rebuild
 
     def only_result(self, mesh: ReplicaMesh | None) -> Any:
-        """What `Program` makes a result with: its layout if it is one `PerReplica`, None if it is one array."""
+        """What `Program` needs for a result: its layout if it is one `PerReplica`, None for one array."""
         if len(self.leaves) == 1 and self.dynamic:
             whole = self.treedef.unflatten([0])
             if isinstance(whole, PerReplica) and whole.is_global:
