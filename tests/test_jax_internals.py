@@ -344,6 +344,28 @@ def test_the_settings_of_a_thread_are_saved_and_restored(name):
     assert read() == before
 
 
+def test_traces_depend_on_settings():
+    """trace_context: a tuple that differs if and only if `jax.jit` would trace again."""
+    before, number = _jax.trace_settings(), _jax.settings_number()
+    assert isinstance(before, tuple)
+    with jax.default_matmul_precision("highest"):
+        assert _jax.trace_settings() != before
+        assert _jax.settings_number() != number
+    with jax.disable_jit():
+        assert _jax.trace_settings() != before
+    assert _jax.trace_settings() == before
+    assert _jax.settings_number() == number
+
+
+def test_it_is_known_whether_numbers_are_checked():
+    """_post_hook_state: JAX calls it with the results of a program."""
+    assert _jax.number_check.value is None
+    for check in (jax.debug_nans, jax.debug_infs):
+        with check(True):
+            assert _jax.number_check.value is not None
+        assert _jax.number_check.value is None
+
+
 # State of traces and of the compiler, which JAX sets and resets itself.
 NOT_SETTINGS = {
     "trace_state",

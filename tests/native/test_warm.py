@@ -385,7 +385,10 @@ def test_a_function_in_a_cycle_is_freed(strategy):
 
 @native
 def test_types_that_it_was_not_made_for_are_refused():
-    settings = dict.fromkeys(("trace_state", "eval_trace", "disable_jit", "number_check", "first_copy"))
+    others = ("trace_settings", "settings_number")
+    settings = dict.fromkeys(
+        ("trace_state", "eval_trace", "disable_jit", "number_check", "first_copy", *others)
+    )
     given = {"per_replica": int, "array": int, "context_stack": rx.contexts.context_stack, **settings}
     with pytest.raises(AttributeError, match="__slots__"):
         _native.configure(**given)

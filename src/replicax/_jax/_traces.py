@@ -30,8 +30,10 @@ __all__ = [
     "is_tracer",
     "number_check",
     "set_trace",
+    "settings_number",
     "staged_for",
     "trace_of",
+    "trace_settings",
     "trace_state",
     "trace_token",
     "traces_of",
@@ -55,6 +57,11 @@ debug_infs = private("config", "debug_infs")
 disable_jit = private("config", "disable_jit")
 """JAX's config options of these names; `.value` is the value in this thread."""
 
+trace_settings = private("config", "trace_context")
+"""Returns a tuple of JAX's settings that a trace depends on: matmul precision, default device, ..."""
+
+_settings_numbers: dict[tuple[Any, ...], int] = {}
+
 number_check = private("api", "_post_hook_state")
 """`number_check.value is None` unless `debug_nans` or `debug_infs` is set."""
 
@@ -62,6 +69,11 @@ number_check = private("api", "_post_hook_state")
 def current_trace() -> Any:
     """The trace that the next JAX operation goes to; compare with `is`."""
     return trace_state.value
+
+
+def settings_number() -> int:
+    """A number for the current `trace_settings`: equal settings have the same number."""
+    return _settings_numbers.setdefault(trace_settings(), len(_settings_numbers))
 
 
 def _enclosing_traces() -> Iterator[Any]:

@@ -30,6 +30,7 @@ static Py_ssize_t per_replica_slots[MOST_SLOTS];
 static Py_ssize_t num_per_replica_slots;
 static Py_ssize_t array_slot, layout_slot, mask_slot;
 static PyObject *context_stack, *trace_state, *eval_trace, *disable_jit, *number_check, *first_copy;
+static PyObject *trace_settings, *settings_number;
 
 static PyObject *name_aval, *name_call, *name_committed, *name_is_outside, *name_replica, *name_strategy;
 static PyObject *name_shard, *name_value;
@@ -471,6 +472,46 @@ static void caller_dealloc(Caller *self)
     Py_TYPE(self)->tp_free(self);
 }
 
+/* JAX's settings in the last call in any thread, their number, and whether they disable `jax.jit`. */
+static PyObject *last_settings, *last_number;
+static int last_disables_jit;
+
+static int are_last_settings(PyObject *settings)
+{
+    if (last_settings == NULL || PyTuple_GET_SIZE(settings) != PyTuple_GET_SIZE(last_settings))
+        return 0;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(settings); i++)
+        if (PyTuple_GET_ITEM(settings, i) != PyTuple_GET_ITEM(last_settings, i))
+            return 0;
+    return 1;
+}
+
+/* The number of JAX's current settings, as a new reference, or None if they disable `jax.jit`. */
+static PyObject *number_of_settings(void)
+{
+    PyObject *settings = PyObject_CallNoArgs(trace_settings);
+    if (settings == NULL)
+        return NULL;
+    if (!PyTuple_CheckExact(settings)) {
+        Py_DECREF(settings);
+        PyErr_SetString(PyExc_TypeError, "JAX's settings are not a tuple");
+        return NULL;
+    }
+    if (!are_last_settings(settings)) {
+        int disables_jit = setting_is(disable_jit, Py_True);
+        PyObject *number = disables_jit < 0 ? NULL : PyObject_CallNoArgs(settings_number);
+        if (number == NULL) {
+            Py_DECREF(settings);
+            return NULL;
+        }
+        Py_XSETREF(last_settings, Py_NewRef(settings));
+        Py_XSETREF(last_number, number);
+        last_disables_jit = disables_jit;
+    }
+    Py_DECREF(settings);
+    return Py_NewRef(last_disables_jit ? Py_None : last_number);
+}
+
 /* Note what a stack of contexts contributes to a key: 1 if a program can be called in it, 0 if `_call` has to
    find out what to do, -1 with an exception. */
 static int caller_note_stack(Caller *self, PyObject *stack)
@@ -494,12 +535,12 @@ static int caller_note_stack(Caller *self, PyObject *stack)
     return 1;
 }
 
+/* Whether a program can be called here: 1, 0 or -1, as for `caller_note_stack`. */
 static int caller_check_context(Caller *self)
 {
     int executes = setting_is(trace_state, eval_trace);
-    int compiles = executes > 0 ? setting_is(disable_jit, Py_False) : executes;
-    if (compiles <= 0)
-        return compiles;
+    if (executes <= 0)
+        return executes;
     PyObject *stack;
     if (PyContextVar_Get(context_stack, NULL, &stack) < 0)
         return -1;
@@ -547,6 +588,33 @@ static PyObject *caller_call_python(Caller *self, PyObject *args, PyObject *kwar
     return result;
 }
 
+/* The function for a call with these arguments, and the arrays among them, which are borrowed. NULL, perhaps
+   with an exception, if there is none. */
+static PyObject *caller_find_for(Caller *self, PyObject *args, PyObject *number, PyObject **arrays)
+{
+    PyObject *key[2 + 2 * MOST_ARGUMENTS]; /* borrowed as well */
+    Py_ssize_t size = 0;
+    key[size++] = number;
+    if (self->last_strategy != NULL)
+        key[size++] = self->last_strategy;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args); i++) {
+        PyObject *array = PyTuple_GET_ITEM(args, i);
+        if (Py_IS_TYPE(array, per_replica_type) && SLOT(array, mask_slot) == Py_None) {
+            key[size++] = SLOT(array, layout_slot);
+            array = SLOT(array, array_slot);
+        }
+        if (!Py_IS_TYPE(array, array_type))
+            return NULL;
+        PyObject *aval = PyObject_GetAttr(array, name_aval);
+        if (aval == NULL)
+            return NULL;
+        Py_DECREF(aval); /* the array keeps it */
+        key[size++] = aval;
+        arrays[i] = array;
+    }
+    return caller_find(self, key, size);
+}
+
 static PyObject *caller_call(Caller *self, PyObject *args, PyObject *kwargs)
 {
     Py_ssize_t num_arguments = PyTuple_GET_SIZE(args);
@@ -555,26 +623,12 @@ static PyObject *caller_call(Caller *self, PyObject *args, PyObject *kwargs)
         is_usual = caller_check_context(self);
     if (is_usual <= 0)
         return is_usual < 0 ? NULL : caller_call_python(self, args, kwargs);
-    PyObject *key[1 + 2 * MOST_ARGUMENTS], *arrays[MOST_ARGUMENTS]; /* borrowed from the arguments */
-    Py_ssize_t size = 0;
-    if (self->last_strategy != NULL)
-        key[size++] = self->last_strategy;
-    for (Py_ssize_t i = 0; i < num_arguments; i++) {
-        PyObject *array = PyTuple_GET_ITEM(args, i);
-        if (Py_IS_TYPE(array, per_replica_type) && SLOT(array, mask_slot) == Py_None) {
-            key[size++] = SLOT(array, layout_slot);
-            array = SLOT(array, array_slot);
-        }
-        if (!Py_IS_TYPE(array, array_type))
-            return caller_call_python(self, args, kwargs);
-        PyObject *aval = PyObject_GetAttr(array, name_aval);
-        if (aval == NULL)
-            return NULL;
-        Py_DECREF(aval); /* the array keeps it */
-        key[size++] = aval;
-        arrays[i] = array;
-    }
-    PyObject *run = caller_find(self, key, size);
+    PyObject *number = number_of_settings();
+    if (number == NULL)
+        return NULL;
+    PyObject *arrays[MOST_ARGUMENTS];
+    PyObject *run = number == Py_None ? NULL : caller_find_for(self, args, number, arrays);
+    Py_DECREF(number); /* `run` stays */
     if (run == NULL)
         return PyErr_Occurred() ? NULL : caller_call_python(self, args, kwargs);
     PyObject *result = NULL, *leaves = PyList_New(num_arguments);
@@ -641,11 +695,12 @@ static int read_slots(PyObject *type)
 static PyObject *configure(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"per_replica", "array", "context_stack", "trace_state", "eval_trace",
-                            "disable_jit", "number_check", "first_copy", NULL};
-    PyObject *per_replica, *array, *stack, *trace, *eval, *no_jit, *check, *first;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "$O!O!O!OOOOO:configure", names, &PyType_Type,
+                            "disable_jit", "number_check", "first_copy", "trace_settings",
+                            "settings_number", NULL};
+    PyObject *per_replica, *array, *stack, *trace, *eval, *no_jit, *check, *first, *settings, *number;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "$O!O!O!OOOOOOO:configure", names, &PyType_Type,
                                      &per_replica, &PyType_Type, &array, &PyContextVar_Type, &stack, &trace,
-                                     &eval, &no_jit, &check, &first))
+                                     &eval, &no_jit, &check, &first, &settings, &number))
         return NULL;
     if (read_slots(per_replica) < 0)
         return NULL;
@@ -657,6 +712,8 @@ static PyObject *configure(PyObject *Py_UNUSED(module), PyObject *args, PyObject
     Py_XSETREF(disable_jit, Py_NewRef(no_jit));
     Py_XSETREF(number_check, Py_NewRef(check));
     Py_XSETREF(first_copy, Py_NewRef(first));
+    Py_XSETREF(trace_settings, Py_NewRef(settings));
+    Py_XSETREF(settings_number, Py_NewRef(number));
     Py_RETURN_NONE;
 }
 

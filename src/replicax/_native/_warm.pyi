@@ -38,4 +38,6 @@ def configure(
     disable_jit: Any,
     number_check: Any,
     first_copy: Callable[[Any], Any],
+    trace_settings: Callable[[], tuple[Any, ...]],
+    settings_number: Callable[[], int],
 ) -> None: ...

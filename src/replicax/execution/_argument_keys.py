@@ -60,6 +60,8 @@ def cause_of_retrace(last: Any, new: Any) -> str:
     changes: list[str] = []
     if last[0] is not new[0] or last[1][0] != new[1][0]:
         changes.append("it is called under another strategy or in another context")
+    if last[1][2] != new[1][2]:
+        changes.append("it is called with other settings of JAX (`jax.config` or a `with` block)")
     if last[2] == new[2] and last[1][1] != new[1][1]:
         changes.append("its arguments come from one padded batch rather than several, or vice versa")
     before, after = (dict(zip(_leaf_names(key[2]), key[3:], strict=True)) for key in (last, new))

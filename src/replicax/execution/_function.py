@@ -26,6 +26,8 @@ from replicax._jax import (
     first_copy,
     number_check,
     restore_trace,
+    settings_number,
+    trace_settings,
     trace_state,
 )
 from replicax._native import Caller, configure
@@ -323,7 +325,9 @@ class Function(Caller, Generic[_P, _R]):
         if trace_state.value is not eval_trace or disable_jit.value or (stack and not stack[-1].is_outside):
             return self._call_inside(args, kwargs)
         # In the default replica context, the key is that of an empty stack: both use the same programs.
-        key: list[Any] = [stack[-1].strategy] if stack and stack[-1].replica is None else []
+        key: list[Any] = [settings_number()]
+        if stack and stack[-1].replica is None:
+            key.append(stack[-1].strategy)
         leaves: list[Any] = []
         # The arguments are nearly always arrays or per-replica arrays, without a structure to flatten.
         for argument in args:
@@ -346,7 +350,8 @@ class Function(Caller, Generic[_P, _R]):
         here = current()
         strategy = here.strategy if here.replica is None else None
         try:
-            key = (strategy, treedef, *[x.aval if type(x) is ArrayImpl else leaf_key(x) for x in leaves])
+            kinds = [x.aval if type(x) is ArrayImpl else leaf_key(x) for x in leaves]
+            key = (settings_number(), strategy, treedef, *kinds)
             run = self._known.get(key)
         except TypeError as error:
             raise TypeError(unusable_argument(self, leaves)) from error
@@ -406,7 +411,8 @@ class Function(Caller, Generic[_P, _R]):
         here = current()
         try:
             batches = shared_masks(mask_leaves(treedef), leaves)
-            key = (here.strategy, (here.replica is None, batches), treedef, *map(leaf_key, leaves))
+            context = (here.replica is None, batches, settings_number())
+            key = (here.strategy, context, treedef, *map(leaf_key, leaves))
             hash(key)
         except TypeError as error:
             raise TypeError(unusable_argument(self, leaves)) from error
@@ -495,4 +501,6 @@ configure(
     disable_jit=disable_jit,
     number_check=number_check,
     first_copy=first_copy,
+    trace_settings=trace_settings,
+    settings_number=settings_number,
 )

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from replicax._recording import settled
+from replicax._recording import Recorded, settled
 from replicax.errors import StructureMismatchError
 from replicax.topology import ReplicaMesh
 from replicax.values._arrays import free, is_array, is_number
@@ -49,7 +49,12 @@ def _is_leaf(value: Any) -> bool:
 def flatten(structure: Any) -> tuple[list[Any], Any]:
     """The leaves of `structure` and its treedef."""
     leaves, treedef = jax.tree.flatten(structure, is_leaf=_is_leaf)
-    return list(map(settled, leaves)), treedef
+    return _without_records(leaves), treedef
+
+
+def _without_records(leaves: list[Any]) -> list[Any]:
+    """`leaves`, with the plain values of recordings that have ended."""
+    return [settled(leaf) if type(leaf) is Recorded else leaf for leaf in leaves]
 
 
 def map_leaves(fn: Callable[[Any], Any], structure: Any) -> Any:
@@ -135,7 +140,7 @@ def _regroup(
 
 def _flatten_like(treedef: Any, result: Any, replica: int) -> list[Any]:
     try:
-        return list(map(settled, treedef.flatten_up_to(result)))
+        return _without_records(treedef.flatten_up_to(result))
     except ValueError:
         raise StructureMismatchError(
             f"Replica 0 and replica {replica} have different structures here: {treedef} and "
