@@ -912,3 +912,33 @@ def test_a_trace_that_an_interrupt_took_is_restored():
             assert _jax.current_trace() is _jax.eval_trace
         finally:
             _jax.trace_state.set_trace(_jax.eval_trace)
+
+
+# Constants of programs.
+
+
+def test_the_constants_in_a_program():
+    """core.Jaxpr, core.ClosedJaxpr and its consts, and util.weakref_lru_cache."""
+    first, second, third = jnp.arange(3.0), jnp.ones(3), jnp.zeros(3)
+
+    def fn(x):
+        x = jax.lax.cond(x[0] > 1, jax.jit(lambda x: x * first), lambda x: x, x)
+        x = jax.lax.scan(lambda c, _: (jax.jit(lambda c: c + second)(c), None), x, length=2)[0]
+        return jax.checkpoint(jax.jit(lambda x: x - third))(x)
+
+    (call,) = jax.make_jaxpr(jax.jit(fn))(first).eqns
+    for _ in range(2):
+        found = _jax.constants_in(call.params)
+        assert {id(constant) for constant in found} == {id(first), id(second), id(third)}
+    assert _jax.constants_in({"shape": (3,), "name": "fn"}) == []
+
+
+def test_a_program_without_constants_to_ask_for_is_an_error(monkeypatch):
+    """A tape must not take it for a program that has none: gradients would be missing."""
+
+    class Renamed:
+        eqns = ()
+
+    monkeypatch.setattr(_jax._programs, "_ClosedJaxpr", Renamed)
+    with pytest.raises(UnsupportedJaxError, match=r"ClosedJaxpr\.consts.*private part"):
+        _jax.constants_in({"jaxpr": Renamed()})
