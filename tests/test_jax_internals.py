@@ -20,7 +20,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import replicax as rx
 from replicax import _jax
 from replicax._recording import Recorded, Recording, is_transforming
-from replicax.cluster import exchange_between_processes
+from replicax.cluster import ClusterOptions, exchange_between_processes
+from replicax.cluster._coordinator import start_coordinator
 from replicax.errors import UnsupportedJaxError
 
 
@@ -942,3 +943,27 @@ def test_a_program_without_constants_to_ask_for_is_an_error(monkeypatch):
     monkeypatch.setattr(_jax._programs, "_ClosedJaxpr", Renamed)
     with pytest.raises(UnsupportedJaxError, match=r"ClosedJaxpr\.consts.*private part"):
         _jax.constants_in({"jaxpr": Renamed()})
+
+
+# The coordination service.
+
+
+def test_a_renamed_coordination_service_is_an_error_of_the_first_worker(monkeypatch):
+    """The coordinator's own process has no JAX to say so, and nobody sees its messages."""
+    module, name = _jax.service_function()
+    monkeypatch.delattr(f"{module}.{name}")
+    with pytest.raises(UnsupportedJaxError, match=name):
+        start_coordinator("localhost:1", ["only"], ClusterOptions())
+
+
+# Literals.
+
+
+def test_literals_among_the_inputs_of_an_equation():
+    """core.Literal and its val."""
+    jaxpr = jax.make_jaxpr(lambda x: 2.0 * jnp.ones(3) * x)(1.0).jaxpr
+    inputs = [(equation.primitive.name, atom) for equation in jaxpr.eqns for atom in equation.invars]
+    literals = [(name, float(atom.val)) for name, atom in inputs if _jax.is_literal(atom)]
+    assert ("mul", 2.0) in literals and ("broadcast_in_dim", 1.0) in literals
+    variables = {atom for _, atom in inputs if not _jax.is_literal(atom)}
+    assert {*jaxpr.invars} <= variables

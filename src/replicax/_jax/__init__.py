@@ -25,6 +25,7 @@ from replicax._jax._programs import (
     hides_collectives,
     inputs_of,
     is_collective,
+    is_literal,
     num_consts_and_carry,
     operations_of,
     plain,
@@ -45,6 +46,7 @@ from replicax._jax._runtime import (
     has_tpu,
     open_mpi_coordinator,
     planned_cpu_devices,
+    service_function,
     use_gloo_at,
 )
 from replicax._jax._thread_settings import ThreadSettings, outside_of_traces, restore_trace, thread_settings
@@ -98,6 +100,7 @@ __all__ = [
     "is_array_type",
     "is_axis_bound",
     "is_collective",
+    "is_literal",
     "is_mapped_over",
     "is_staging",
     "is_tracer",
@@ -114,6 +117,7 @@ __all__ = [
     "run_collective",
     "run_equation",
     "run_program",
+    "service_function",
     "staged",
     "staged_for",
     "thread_settings",

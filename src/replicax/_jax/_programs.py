@@ -27,6 +27,7 @@ __all__ = [
     "hides_collectives",
     "inputs_of",
     "is_collective",
+    "is_literal",
     "num_consts_and_carry",
     "operations_of",
     "plain",
@@ -41,6 +42,7 @@ __all__ = [
 
 # Public as jax.extend.core.Primitive, but importing that takes as long as importing all of Replicax.
 Primitive = private("core", "Primitive")
+_Literal = private("core", "Literal")
 _Jaxpr = private("core", "Jaxpr")
 _ClosedJaxpr = private("core", "ClosedJaxpr") if jax.__version_info__ < (0, 11) else _Jaxpr
 _eval_jaxpr = private("core", "eval_jaxpr")
@@ -60,7 +62,7 @@ def run_program(jaxpr: Any, inputs: Sequence[Any]) -> list[Any]:
 
 def run_equation(jaxpr: Any, equation: Any, inputs: Sequence[Any]) -> list[Any]:
     """Evaluate one equation of `jaxpr`."""
-    values = {v: x for v, x in zip(equation.invars, inputs, strict=True) if not hasattr(v, "val")}
+    values = {v: x for v, x in zip(equation.invars, inputs, strict=True) if not is_literal(v)}
     alone = jaxpr.replace(
         constvars=[],
         invars=list(values),
@@ -69,6 +71,11 @@ def run_equation(jaxpr: Any, equation: Any, inputs: Sequence[Any]) -> list[Any]:
         debug_info=jaxpr.debug_info.with_unknown_names(),
     )
     return _eval_jaxpr(alone, (), *values.values())
+
+
+def is_literal(atom: Any) -> bool:
+    """Whether an input of an equation is a constant, with the value `atom.val`, rather than a variable."""
+    return isinstance(atom, _Literal)
 
 
 _CALLS = {
