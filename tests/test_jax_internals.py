@@ -20,7 +20,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import replicax as rx
 from replicax import _jax
 from replicax._recording import Recorded, Recording, is_transforming
-from replicax.cluster import exchange_between_processes
+from replicax.cluster import ClusterOptions, exchange_between_processes
+from replicax.cluster._coordinator import start_coordinator
 from replicax.errors import UnsupportedJaxError
 
 
@@ -934,3 +935,57 @@ def test_a_trace_that_an_interrupt_took_is_restored():
             assert _jax.current_trace() is _jax.eval_trace
         finally:
             _jax._traces.set_trace(_jax.eval_trace)
+
+
+# Constants of programs.
+
+
+def test_the_constants_in_a_program():
+    """core.Jaxpr, core.ClosedJaxpr and its consts, and util.weakref_lru_cache."""
+    first, second, third = jnp.arange(3.0), jnp.ones(3), jnp.zeros(3)
+
+    def fn(x):
+        x = jax.lax.cond(x[0] > 1, jax.jit(lambda x: x * first), lambda x: x, x)
+        x = jax.lax.scan(lambda c, _: (jax.jit(lambda c: c + second)(c), None), x, length=2)[0]
+        return jax.checkpoint(jax.jit(lambda x: x - third))(x)
+
+    (call,) = jax.make_jaxpr(jax.jit(fn))(first).eqns
+    for _ in range(2):
+        found = _jax.constants_in(call.params)
+        assert {id(constant) for constant in found} == {id(first), id(second), id(third)}
+    assert _jax.constants_in({"shape": (3,), "name": "fn"}) == []
+
+
+def test_a_program_without_constants_to_ask_for_is_an_error(monkeypatch):
+    """A tape must not take it for a program that has none: gradients would be missing."""
+
+    class Renamed:
+        eqns = ()
+
+    monkeypatch.setattr(_jax._programs, "_ClosedJaxpr", Renamed)
+    with pytest.raises(UnsupportedJaxError, match=r"ClosedJaxpr\.consts.*private part"):
+        _jax.constants_in({"jaxpr": Renamed()})
+
+
+# The coordination service.
+
+
+def test_a_renamed_coordination_service_is_an_error_of_the_first_worker(monkeypatch):
+    """The coordinator's own process has no JAX to say so, and nobody sees its messages."""
+    module, name = _jax.service_function()
+    monkeypatch.delattr(f"{module}.{name}")
+    with pytest.raises(UnsupportedJaxError, match=name):
+        start_coordinator("localhost:1", ["only"], ClusterOptions())
+
+
+# Literals.
+
+
+def test_literals_among_the_inputs_of_an_equation():
+    """core.Literal and its val."""
+    jaxpr = jax.make_jaxpr(lambda x: 2.0 * jnp.ones(3) * x)(1.0).jaxpr
+    inputs = [(equation.primitive.name, atom) for equation in jaxpr.eqns for atom in equation.invars]
+    literals = [(name, float(atom.val)) for name, atom in inputs if _jax.is_literal(atom)]
+    assert ("mul", 2.0) in literals and ("broadcast_in_dim", 1.0) in literals
+    variables = {atom for _, atom in inputs if not _jax.is_literal(atom)}
+    assert {*jaxpr.invars} <= variables

@@ -22,7 +22,7 @@ from typing import Any, final
 import jax
 import numpy as np
 
-from replicax._jax import ArrayImpl, current_trace, eval_trace, private
+from replicax._jax import ArrayImpl, constants_in, current_trace, eval_trace, private
 from replicax._transposing import Transposed
 from replicax.errors import TracingError
 
@@ -237,8 +237,10 @@ class Recording(_LinearizeTrace):
 
     def _check_constants(self, params: Any) -> None:
         """Raise if a compiled function has a watched array as a constant, which can't be followed."""
-        for constant in getattr(params.get("jaxpr"), "consts", ()):
-            if id(constant) in self._watched and not self.is_paused:
+        if self.is_paused:
+            return
+        for constant in constants_in(params):
+            if id(constant) in self._watched:
                 raise TracingError(
                     f"A function compiled by jax.jit uses a watched array, of shape {constant.shape}, that "
                     "is not one of its arguments. The GradientTape can't follow it there: pass the array "

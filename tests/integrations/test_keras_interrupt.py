@@ -197,12 +197,17 @@ def test_twice_in_a_row():
 def test_in_the_first_step(monkeypatch):
     """JAX's first call of a program runs Python after it has donated the arguments."""
     model, layer = _make()
-    lent, sent = [], []
-    lend = DistributedVariable._lend
-    monkeypatch.setattr(DistributedVariable, "_lend", lambda *args: lent.append(lend(*args)) or lent[-1])
+    donated, sent = [], []
+    donate = DistributedVariable._donate
+
+    def keep_donated(*args):
+        donated.append(donate(*args))
+        return donated[-1]
+
+    monkeypatch.setattr(DistributedVariable, "_donate", keep_donated)
 
     def send(*_):
-        if not sent and lent and lent[0].is_deleted():
+        if not sent and donated and donated[0].is_deleted():
             sent.append(True)
             signal.raise_signal(signal.SIGINT)
 
@@ -244,7 +249,7 @@ def test_interrupted_before_the_first_step():
         raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_run.Run, "give_back", lambda run: interrupt() if run._taken else None)
+        patch.setattr(_run.Run, "write_back", lambda run: interrupt() if run._taken else None)
         model.make_train_function = lambda: setattr(model, "train_function", interrupt)
         with pytest.raises(KeyboardInterrupt):
             model.fit(_X, _Y, batch_size=4, epochs=1, verbose=0)

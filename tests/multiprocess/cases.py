@@ -1,6 +1,7 @@
 """Runs many cases in one group of processes, because starting JAX takes most of the time.
 
 A case is a function `check_...(strategy, mode)` of a module; `mode` compiles a step or leaves it eager.
+Cases marked `depends_on` run with several numbers of workers and devices, others only with `--everything`.
 """
 
 import importlib
@@ -12,12 +13,30 @@ import replicax as rx
 from replicax.cluster import exchange_between_processes
 
 MODES = {"eager": lambda step: step, "compiled": rx.function}
+_NUMBERS = ("workers", "local replicas")
 
 
-def cases_of(module):
-    """The names of the cases of a module, each with a mode."""
-    names = [name for name in vars(importlib.import_module(module)) if name.startswith("check_")]
-    return [f"{module}.{name}-{mode}" for name in names for mode in MODES]
+def depends_on(number):
+    """Mark a case whose result depends on the number of "workers" or of "local replicas"."""
+    assert number in _NUMBERS, number
+
+    def mark(case):
+        case.depends_on = number
+        return case
+
+    return mark
+
+
+def cases_of(modules, *, depending_on=None):
+    """The names of the cases of some modules, each with a mode: all cases, or those with this mark."""
+    return [
+        f"{module}.{name}-{mode}"
+        for module in modules
+        for name, case in vars(importlib.import_module(module)).items()
+        if name.startswith("check_")
+        if depending_on in (None, getattr(case, "depends_on", None))
+        for mode in MODES
+    ]
 
 
 def run_cases(names):

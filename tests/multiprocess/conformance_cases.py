@@ -9,6 +9,7 @@ import contextlib
 import jax
 import jax.numpy as jnp
 import numpy as np
+from tests.multiprocess.cases import depends_on
 
 import replicax as rx
 import replicax.errors
@@ -100,6 +101,7 @@ def check_reduce_an_axis(strategy, mode):
     equal(step(), 1 + total_of_ids(strategy) / strategy.num_replicas_in_sync)
 
 
+@depends_on("workers")
 def check_reduce_rows(strategy, mode):
     """Rows and row numbers that all replicas share still count once for each replica."""
     indices = jnp.array([2, 0])
@@ -122,6 +124,7 @@ def check_gather(strategy, mode):
     equal(step(), np.repeat(np.arange(strategy.num_replicas_in_sync), 2))
 
 
+@depends_on("workers")
 def check_gather_of_unequal_sizes(strategy, mode):
     rows = strategy.run(lambda: jnp.full(int(replica_id()) + 1, replica_id()))
     step = mode(lambda rows: strategy.gather(rows, axis=0))
@@ -135,6 +138,7 @@ def check_gather_of_unequal_sizes(strategy, mode):
     equal(strategy.gather(rows, axis=0), np.repeat(ids, ids + 1))
 
 
+@depends_on("workers")
 def check_reduce_over_an_axis_of_unequal_sizes(strategy, mode):
     rows = strategy.run(lambda: jnp.arange(int(replica_id()) + 1.0))
     parts = [np.arange(i + 1.0) for i in range(strategy.num_replicas_in_sync)]
@@ -159,6 +163,7 @@ def check_plain_values_of_each_process(strategy, mode):
     equal(strategy.gather(jnp.array([own]), axis=0), np.repeat(workers, count))
 
 
+@depends_on("local replicas")
 def check_one_local_replica_behaves_like_its_value(strategy, mode):
     step = mode(lambda: strategy.run(lambda: jnp.float32(1.5) + replica_id()))
     loss = step()

@@ -5,6 +5,7 @@ import threading
 import jax
 import jax.numpy as jnp
 import numpy as np
+from tests.multiprocess.cases import depends_on
 
 import replicax as rx
 import replicax.errors
@@ -39,6 +40,7 @@ def assert_unharmed(strategy):
         np.testing.assert_array_equal(np.asarray(step()), n * np.arange(3.0))
 
 
+@depends_on("workers")
 def check_reduce_of_different_shapes(strategy, mode):
     rows = strategy.run(lambda: jnp.ones(2 + process()))
     step = mode(lambda rows: strategy.reduce("SUM", rows, axis=None))
@@ -47,6 +49,7 @@ def check_reduce_of_different_shapes(strategy, mode):
     assert_unharmed(strategy)
 
 
+@depends_on("workers")
 def check_all_reduce_of_different_shapes(strategy, mode):
     def replica_fn():
         return rx.get_replica_context().all_reduce("SUM", jnp.ones(2 + process()))
@@ -55,6 +58,7 @@ def check_all_reduce_of_different_shapes(strategy, mode):
     assert_unharmed(strategy)
 
 
+@depends_on("workers")
 def check_different_collectives(strategy, mode):
     """One process reduces while the others gather."""
     rows = strategy.run(lambda: jnp.ones(7))

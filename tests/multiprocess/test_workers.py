@@ -7,17 +7,16 @@ from tests.multiprocess.cases import cases_of, run_cases
 
 from replicax import testing
 
-MODULES = ("conformance_cases", "mismatch_cases", "training_cases")
-CASES = [case for module in MODULES for case in cases_of(f"tests.multiprocess.{module}")]
+MODULES = [f"tests.multiprocess.{name}_cases" for name in ("conformance", "mismatch", "training")]
+CASES = cases_of(MODULES)
 QUICK = {"XLA_FLAGS": os.environ.get("XLA_FLAGS", "")}
 
 
 # With 3 workers, what depends on their number; everything with --everything.
-SOME = [
-    case for case in CASES if any(word in case for word in ("unequal", "different", "sgd", "mega", "rows-"))
-]
+SOME = cases_of(MODULES, depending_on="workers")
 # With one device each, every case once, and eagerly also what depends on the number of local replicas.
-ONE_DEVICE = [case for case in CASES if case.endswith("-compiled") or "one_local" in case or case in SOME]
+EAGER_TOO = {*SOME, *cases_of(MODULES, depending_on="local replicas")}
+ONE_DEVICE = [case for case in CASES if case.endswith("-compiled") or case in EAGER_TOO]
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from tests.multiprocess.cases import depends_on
 
 import replicax as rx
 
@@ -63,6 +64,7 @@ def assert_like_one_device(strategy, mode, optimizer, **kwargs):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6), found, alone)
 
 
+@depends_on("workers")
 def check_sgd(strategy, mode):
     assert_like_one_device(strategy, mode, optax.sgd(0.003))
 
@@ -76,6 +78,7 @@ def check_adam(strategy, mode):
     assert_like_one_device(strategy, mode, optax.adam(0.01, eps=EPS))
 
 
+@depends_on("workers")
 def check_adam_with_megabytes(strategy, mode):
     assert_like_one_device(strategy, mode, optax.adam(0.001, eps=EPS), hidden=40_000, epochs=1)
 
@@ -100,6 +103,7 @@ def check_a_report(strategy, mode):
         assert report.num_steps == 3 and report.speedup is None
 
 
+@depends_on("workers")
 def check_uneven_rows(strategy, mode):
     """Replicas with different numbers of rows: each process feeds its own, the mean is exact."""
     ids = range(strategy.num_replicas_in_sync)

@@ -41,6 +41,7 @@ PROGRAMS = [
 @pytest.mark.parametrize("subject", SUBJECTS)
 def test_every_program_is_recorded(subject):
     assert [*recorded(subject)] == [*programs_of(subject)]
+    assert SOME.get(subject, set()) <= {*programs_of(subject)}
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)

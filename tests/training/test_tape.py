@@ -370,11 +370,27 @@ def test_arguments(v):
         tape.batch_jacobian(jnp.sum(y), x)
 
 
-def test_a_watched_array_that_a_compiled_function_closes_over():
-    x = jnp.float32(3.0)
-    with rx.GradientTape() as tape, pytest.raises(TracingError, match="as an argument"):
+INSIDE = {
+    "nothing": lambda f: f,
+    "jit": lambda f: jax.jit(lambda y: f(y)),
+    "checkpoint": jax.checkpoint,
+    "scan": lambda f: lambda y: jax.lax.scan(lambda c, _: (f(c), None), y, length=2)[0],
+    "cond": lambda f: lambda y: jax.lax.cond(y[0] < 1, f, lambda y: y, y),
+}
+
+
+@pytest.mark.parametrize("inside", INSIDE)
+def test_a_watched_array_that_a_compiled_function_closes_over(inside):
+    x = jnp.arange(3.0)
+    product = INSIDE[inside](jax.jit(lambda y: x * y))
+    message = r"watched array, of shape \(3,\), that is not one of its arguments.*pass the array"
+    with rx.GradientTape() as tape:
+        product(x)  # not watched yet
         tape.watch(x)
-        jax.jit(lambda: x * x)()
+        with tape.stop_recording():
+            product(x)
+        with pytest.raises(TracingError, match=message):
+            product(x)
 
 
 def test_eager_replicas_in_the_block():

@@ -30,8 +30,8 @@ ArrayImpl = private("array", "ArrayImpl")
 ShapedArray = private("core", "ShapedArray")
 _batched_device_put = private("interpreters.pxla", "batched_device_put")
 _array_result_handler = private("lib", "_jax.array_result_handler")
-# JAX 0.10 validates the buffers unless told not to; 0.11 never does.
-_unchecked = {"_skip_checks": True} if "_skip_checks" in str(_array_result_handler.__doc__) else {}
+# jaxlib 0.10 validates the buffers unless told not to; 0.11 never does. JAX asks in the same way.
+_unchecked = {"_skip_checks": True} if private("lib", "jaxlib_extension_version") < 489 else {}
 
 
 def put_parts(

@@ -22,10 +22,12 @@ __all__ = [
     "Primitive",
     "at_source_of",
     "called_program",
+    "constants_in",
     "has_effect",
     "hides_collectives",
     "inputs_of",
     "is_collective",
+    "is_literal",
     "num_consts_and_carry",
     "operations_of",
     "plain",
@@ -40,10 +42,14 @@ __all__ = [
 
 # Public as jax.extend.core.Primitive, but importing that takes as long as importing all of Replicax.
 Primitive = private("core", "Primitive")
+_Literal = private("core", "Literal")
+_Jaxpr = private("core", "Jaxpr")
+_ClosedJaxpr = private("core", "ClosedJaxpr") if jax.__version_info__ < (0, 11) else _Jaxpr
 _eval_jaxpr = private("core", "eval_jaxpr")
 _jaxprs_in = private("core", "jaxprs_in_params")
 _NamedAxisEffect = private("core", "NamedAxisEffect")
 _without_dead_code = private("interpreters.partial_eval", "dce_jaxpr")
+_weakly_cached = private("util", "weakref_lru_cache")
 _source_context = private("source_info_util", "user_context")
 _frames_in_programs = private("config", "traceback_in_locations_limit")
 _lines_in_cache_keys = private("config", "compilation_cache_include_metadata_in_key")
@@ -56,7 +62,7 @@ def run_program(jaxpr: Any, inputs: Sequence[Any]) -> list[Any]:
 
 def run_equation(jaxpr: Any, equation: Any, inputs: Sequence[Any]) -> list[Any]:
     """Evaluate one equation of `jaxpr`."""
-    values = {v: x for v, x in zip(equation.invars, inputs, strict=True) if not hasattr(v, "val")}
+    values = {v: x for v, x in zip(equation.invars, inputs, strict=True) if not is_literal(v)}
     alone = jaxpr.replace(
         constvars=[],
         invars=list(values),
@@ -65,6 +71,11 @@ def run_equation(jaxpr: Any, equation: Any, inputs: Sequence[Any]) -> list[Any]:
         debug_info=jaxpr.debug_info.with_unknown_names(),
     )
     return _eval_jaxpr(alone, (), *values.values())
+
+
+def is_literal(atom: Any) -> bool:
+    """Whether an input of an equation is a constant, with the value `atom.val`, rather than a variable."""
+    return isinstance(atom, _Literal)
 
 
 _CALLS = {
@@ -90,6 +101,30 @@ def called_program(equation: Any) -> tuple[Any, Sequence[Any]] | None:
         return called.jaxpr, called.consts
     is_checkpoint = "prevent_cse" in parameters and "differentiated" in parameters
     return (parameters["jaxpr"], ()) if is_checkpoint and hides_collectives(equation) else None
+
+
+def constants_in(parameters: dict[str, Any]) -> list[Any]:
+    """The constants of the programs among the parameters of an operation, and of programs inside these."""
+    found = []
+    for value in parameters.values():
+        for part in value if isinstance(value, tuple) else (value,):
+            if isinstance(part, _ClosedJaxpr | _Jaxpr):
+                found += _constants_of(part)
+    return found
+
+
+def _find_constants(program: Any) -> list[Any]:
+    try:
+        found = [*program.consts] if isinstance(program, _ClosedJaxpr) else []
+    except AttributeError as error:
+        raise unsupported("ClosedJaxpr.consts") from error
+    for equation in program.eqns:
+        found += constants_in(equation.params)
+    return found
+
+
+# A tape asks about a program at each of its calls.
+_constants_of = _weakly_cached(_find_constants, trace_context_in_key=False)
 
 
 def is_collective(equation: Any) -> bool:

@@ -28,6 +28,7 @@ __all__ = [
     "has_tpu",
     "open_mpi_coordinator",
     "planned_cpu_devices",
+    "service_function",
     "use_gloo_at",
 ]
 
@@ -78,6 +79,15 @@ def detect_kubernetes_job(port: int) -> tuple[str, int] | None:
         return None
     address = _K8sCluster.get_coordinator_address(timeout_secs=None, override_coordinator_port=str(port))
     return address, _K8sCluster.get_process_count()
+
+
+def service_function() -> tuple[str, str]:
+    """The jaxlib module and the name of the function that starts a coordination service.
+
+    A process that has not imported JAX can call it.
+    """
+    make_service = private("lib", "_jax.get_distributed_runtime_service")
+    return make_service.__module__, make_service.__name__
 
 
 def connect_to_service(address: str, num_processes: int, process_id: int, heartbeat_seconds: float) -> None:

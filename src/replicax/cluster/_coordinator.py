@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, final
 
+from replicax._jax import service_function
 from replicax.cluster._hub import GREETING
 from replicax.cluster._options import ClusterOptions
 from replicax.cluster._wire import Connection, host_and_port
@@ -50,6 +51,7 @@ def start_coordinator(address: str, tasks: Sequence[str], options: ClusterOption
         "tasks": list(tasks),
         "stuck_seconds": options.stuck_timeout_seconds,
         "heartbeat_seconds": options.heartbeat_timeout_seconds,
+        "service_function": service_function(),
     }
     folder = Path(__file__).parent
     program = _PROGRAM.format(package=str(folder.parent), cluster=str(folder))

@@ -3,9 +3,9 @@
 It is separate from rank 0 because it must outlive it. If the service died with rank 0, JAX would terminate
 all other workers at once, before they could report why. The coordinator exits after the last worker.
 
-It starts in a fifth of a second because it imports only jaxlib, not JAX. Its arguments are one JSON object
-on the command line. It prints one line, {"ok": true} or {"error": ...}, and reads nothing from stdin: EOF
-means that rank 0 has exited.
+It starts in a fifth of a second because it imports only jaxlib, not JAX; rank 0, which has JAX, passes the
+name of jaxlib's function. Its arguments are one JSON object on the command line. It prints one line,
+{"ok": true} or {"error": ...}, and reads nothing from stdin: EOF means that rank 0 has exited.
 """
 
 from __future__ import annotations
@@ -47,8 +47,10 @@ def main() -> None:
     )  # whoever reads rank 0's output must not wait for us to close it
 
     def start_service() -> str:
+        module, name = arguments["service_function"]
+        make = getattr(importlib.import_module(module), name)
         bound = listener.getsockname()[0]
-        return _start_service(host, bound, len(arguments["tasks"]), arguments["heartbeat_seconds"])
+        return _start_service(make, host, bound, len(arguments["tasks"]), arguments["heartbeat_seconds"])
 
     Hub(listener, sys.stdin.fileno(), arguments["tasks"], arguments["stuck_seconds"], start_service).serve()
     os._exit(0)  # skip the service's shutdown, which would log errors
@@ -85,17 +87,15 @@ def _is_unreachable(host: str, resolved: str) -> bool:
     return is_loopback and host not in ("localhost", resolved)
 
 
-def _start_service(host: str, bound: str, num_tasks: int, heartbeat_seconds: float) -> str:
+def _start_service(make: Any, host: str, bound: str, num_tasks: int, heartbeat_seconds: float) -> str:
     """Start JAX's coordination service at a free port; returns its address for the workers."""
-    # Not through replicax._jax, which imports JAX.
-    service: Any = importlib.import_module("jaxlib._jax").get_distributed_runtime_service
     family = socket.AF_INET6 if ":" in bound else socket.AF_INET
     with socket.create_server((bound, 0), family=family) as probe:
         port = probe.getsockname()[1]
     # A recoverable service does not propagate failures and has no shutdown barrier. Without this, JAX would
     # terminate the other processes without a message.
     _services.append(
-        service(
+        make(
             f"{_add_brackets(bound)}:{port}",
             num_tasks,
             heartbeat_timeout=max(1, round(heartbeat_seconds)),

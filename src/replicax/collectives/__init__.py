@@ -17,7 +17,7 @@ from replicax.collectives._early_sums import (
     offer_sum_in_shards,
     sum_in_shards,
 )
-from replicax.collectives._local import Recipe, Spread
+from replicax.collectives._local import Spread
 from replicax.collectives._options import (
     CollectiveHints,
     CommunicationImplementation,
@@ -40,7 +40,6 @@ __all__ = [
     "HierarchicalCopyAllReduce",
     "NcclAllReduce",
     "Order",
-    "Recipe",
     "ReductionToOneDevice",
     "Spread",
     "await_result",

@@ -23,6 +23,7 @@ from replicax._jax import (
     hides_collectives,
     is_array_type,
     is_collective,
+    is_literal,
     is_tracer,
     run_collective,
     run_equation,
@@ -121,7 +122,7 @@ class _Reading:
         names.update((v, constant(x, v.aval)) for v, x in zip(jaxpr.constvars, consts, strict=True))
 
         def name(atom: Any) -> Name:
-            return constant(atom.val, atom.aval) if hasattr(atom, "val") else names[atom]
+            return constant(atom.val, atom.aval) if is_literal(atom) else names[atom]
 
         for equation in jaxpr.eqns:
             given = list(map(name, equation.invars))
@@ -222,9 +223,7 @@ def _frozen_program(jaxpr: Any) -> Any:
     numbers: dict[Any, int] = {}
 
     def atom(x: Any) -> Any:
-        return (
-            _content(x.val, x.aval) if hasattr(x, "val") else (numbers.setdefault(x, len(numbers)), x.aval)
-        )
+        return _content(x.val, x.aval) if is_literal(x) else (numbers.setdefault(x, len(numbers)), x.aval)
 
     def atoms(xs: Sequence[Any]) -> Any:
         return tuple(map(atom, xs))

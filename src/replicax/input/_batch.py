@@ -24,7 +24,6 @@ __all__ = [
     "Batch",
     "WholeBatch",
     "aligned_empty",
-    "check_range",
     "device_dtype",
     "is_numeric",
     "leaf_names",
@@ -134,12 +133,12 @@ def taken(part: Any, copied: bool) -> Any:
     if not copied and part.dtype == dtype:
         return part
     copy = aligned_empty(part.shape, dtype)
-    check_range(part, dtype)
+    _check_range(part, dtype)
     copy[...] = part
     return copy
 
 
-def check_range(array: np.ndarray, dtype: Any) -> None:
+def _check_range(array: np.ndarray, dtype: Any) -> None:
     """Raise if integers do not fit into the smaller `dtype`."""
     if array.dtype.kind not in "iu" or array.dtype.itemsize <= dtype.itemsize or not array.size:
         return

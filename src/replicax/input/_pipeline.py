@@ -82,7 +82,7 @@ class Pipeline:
 
     @property
     def num_pipelines(self) -> int:
-        """The number of pipelines."""
+        """How many pipelines feed the strategy's replicas together, each in a process of its own."""
         return len(self.replicas)
 
     @property

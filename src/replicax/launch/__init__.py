@@ -6,14 +6,13 @@ even by SIGKILL. `python -m replicax launch` and `replicax.testing` are built on
 """
 
 from replicax.launch._devices import Devices, divide_devices
-from replicax.launch._environment import DEVICE_SETTINGS, worker_environment
+from replicax.launch._environment import worker_environment
 from replicax.launch._guard import Guard
 from replicax.launch._launcher import LaunchOptions, launch
 from replicax.launch._ports import free_ports, local_addresses
 from replicax.launch._process import WorkerProcess, describe_status
 
 __all__ = [
-    "DEVICE_SETTINGS",
     "Devices",
     "Guard",
     "LaunchOptions",

@@ -9,10 +9,10 @@ from typing import Any
 
 from replicax.launch._devices import Devices
 
-__all__ = ["DEVICE_SETTINGS", "worker_environment"]
+__all__ = ["worker_environment"]
 
 # CPU device settings of the launching process, which the workers must not inherit.
-DEVICE_SETTINGS = ("PJRT_NPROC", "NPROC", "JAX_NUM_CPU_DEVICES")
+_DEVICE_SETTINGS = ("PJRT_NPROC", "NPROC", "JAX_NUM_CPU_DEVICES")
 _DEVICE_COUNT_FLAG = re.compile(r"--xla_force_host_platform_device_count=\d+\s*")
 
 
@@ -31,7 +31,7 @@ def worker_environment(
     >>> worker_environment({}, ["localhost:11000", "localhost:11001"], 1, Devices())["TF_CONFIG"]
     '{"cluster": {"worker": ["localhost:11000", "localhost:11001"]}, "task": ...
     """
-    kept = {name: value for name, value in inherited.items() if name not in DEVICE_SETTINGS}
+    kept = {name: value for name, value in inherited.items() if name not in _DEVICE_SETTINGS}
     if flags := kept.pop("XLA_FLAGS", ""):
         kept["XLA_FLAGS"] = _DEVICE_COUNT_FLAG.sub("", flags)
     task: dict[str, Any] = {"type": "worker", "index": rank}

@@ -48,7 +48,6 @@ class KeptFunction:
         self.__qualname__ = fn.__qualname__
 
     def __call__(self, *args: Any) -> Any:
-        """Call it."""
         return self._fn(*args)
 
     def __reduce__(self) -> Any:
@@ -125,7 +124,7 @@ class ClusterCoordinator:
 
     @property
     def strategy(self) -> ParameterServerStrategy:
-        """The strategy."""
+        """The strategy whose workers run the functions."""
         return self._strategy
 
     def schedule(

@@ -36,7 +36,7 @@ class Packing:
 
     @property
     def num_buffers(self) -> int:
-        """The number of buffers."""
+        """How many arrays a message has: one per dtype with small arrays, and every larger array."""
         return len(self._shared) + len(self._large)
 
     @property

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from replicax._jax import is_literal
 from replicax.parameter_server._separable import INDEPENDENT, Flow
 from replicax.training import Transformation
 from replicax.variables import Variable
@@ -76,7 +77,7 @@ def _without_gradient(jaxpr: Any, inputs: Sequence[Any]) -> list[Any]:
     known: dict[Any, Any] = dict(zip(jaxpr.invars, inputs, strict=True))
 
     def look(atom: Any) -> Any:
-        if hasattr(atom, "val"):
+        if is_literal(atom):
             return _ZERO if not np.any(atom.val) else _OTHER
         return known.get(atom, _OTHER)
 

@@ -13,9 +13,9 @@ import numpy as np
 from replicax.parameter_server._placement import Part, placement_of
 from replicax.variables import Variable
 
-__all__ = ["FILLER", "RowsToPull", "filled", "filled_pair", "rows_on"]
+__all__ = ["RowsToPull", "filled", "filled_pair", "rows_on"]
 
-FILLER = np.iinfo(np.int32).max
+_FILLER = np.iinfo(np.int32).max
 """The row number of padding; no such row exists, so writes to it are dropped."""
 
 _FEWEST = 16
@@ -72,7 +72,7 @@ def _added(rows: np.ndarray, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarra
 def filled(numbers: np.ndarray) -> np.ndarray:
     """Row numbers, padded to one of a few sizes."""
     size = max(_FEWEST, 1 << max(0, len(numbers) - 1).bit_length())
-    found = np.full(size, FILLER, np.int32)
+    found = np.full(size, _FILLER, np.int32)
     found[: len(numbers)] = numbers
     return found
 

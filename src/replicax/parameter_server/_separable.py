@@ -14,6 +14,7 @@ from typing import Any, final
 import jax
 import numpy as np
 
+from replicax._jax import is_literal
 from replicax.errors import VariableError
 from replicax.parameter_server._placement import placement_of
 from replicax.variables import Variable
@@ -123,7 +124,7 @@ class Flow:
         labels.update({v: _FIXED if v.aval.shape else _SHARED for v in jaxpr.constvars})
 
         def label(atom: Any) -> Any:
-            if hasattr(atom, "val"):
+            if is_literal(atom):
                 return _FIXED if np.shape(atom.val) else _SHARED
             return labels[atom]
 

@@ -21,12 +21,12 @@ from replicax.parameter_server._plans import Plan, ServerOptimizer
 from replicax.parameter_server._ray import compute_with
 from replicax.parameter_server._rows import filled, filled_pair
 
-__all__ = ["UNKNOWN", "ParameterServer", "Snapshot"]
+__all__ = ["UNKNOWN", "ParameterServer"]
 
 UNKNOWN = "unknown"
 """The answer to a call that refers to something that this server was not told, or has lost."""
 
-Snapshot = dict[str, Any]
+_Snapshot = dict[str, Any]
 
 _take = jax.jit(lambda array, numbers: array[numbers])
 
@@ -45,7 +45,7 @@ class ParameterServer:
     def __init__(
         self,
         num_threads: int | None = None,
-        snapshot: Snapshot | None = None,
+        snapshot: _Snapshot | None = None,
         calls: Sequence[tuple[str, Any]] = (),
     ) -> None:
         compute_with(num_threads)
@@ -138,7 +138,7 @@ class ParameterServer:
             "bytes_pushed": self._moved["pushed"],
         }
 
-    def snapshot(self, changes: int) -> tuple[int, Snapshot | None]:
+    def snapshot(self, changes: int) -> tuple[int, _Snapshot | None]:
         """The number of changes so far, and the state, or None if that number is `changes`."""
         if self._changes == changes:
             return changes, None

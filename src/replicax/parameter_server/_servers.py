@@ -126,12 +126,12 @@ class RayServers(Servers):
                 )
                 self._pushes.append((call, lambda server=server: self._register_plan(parcel, server)))
             if wait:
-                self.settle()
+                self.wait_for_pushes()
 
     def _register_plan(self, parcel: Parcel, server: int) -> None:
         self._handles[server].call("register_plan", parcel.number, parcel.plans[server]).result()
 
-    def settle(self) -> None:
+    def wait_for_pushes(self) -> None:
         """Wait until the servers have applied everything that was sent."""
         with self._lock:
             pushes, self._pushes = self._pushes, []

@@ -62,7 +62,7 @@ class Worker:
             fn = self._functions[function] if isinstance(function, str) else loads(function)
             args, kwargs = loads(arguments)
             result = fn(*args, **kwargs)
-            self._servers.settle()
+            self._servers.wait_for_pushes()
             return map_leaves(_on_host, result)
         except Exception as error:
             return Raised.catch(error)
@@ -76,7 +76,7 @@ class Worker:
         try:
             args, kwargs = loads(arguments)
             self._member.resources[key] = loads(function)(*args, **kwargs)
-            self._servers.settle()
+            self._servers.wait_for_pushes()
         except Exception as error:
             return Raised.catch(error)
         return None

@@ -138,12 +138,12 @@ class Explanation:
 
     @property
     def num_devices(self) -> int:
-        """The number of devices."""
+        """The number of devices of all replicas; 1 if JAX chooses the device."""
         return math.prod(self.mesh_shape.values())
 
     @property
     def num_replicas(self) -> int:
-        """The number of replicas."""
+        """The size of the mesh's first axis; the other axes are the devices of one replica."""
         return next(iter(self.mesh_shape.values()), 1)
 
     @property

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from replicax._jax import at_source_of, num_consts_and_carry, run_equation
+from replicax._jax import at_source_of, is_literal, num_consts_and_carry, run_equation
 from replicax.values import is_array
 from replicax.variables import Shard, Sharded
 
@@ -94,7 +94,7 @@ class Evaluation:
         values: dict[Any, Any] = dict(zip(variables, (*consts, *args), strict=True))
 
         def read(atom: Any) -> Any:
-            return atom.val if hasattr(atom, "val") else values[atom]
+            return atom.val if is_literal(atom) else values[atom]
 
         for equation in jaxpr.eqns:
             run = functools.partial(run_equation, jaxpr, equation)

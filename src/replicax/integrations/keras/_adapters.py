@@ -67,7 +67,7 @@ def _wrap(variable: Variable) -> Any:
         _variable=variable,
         _distribute_strategy=variable.distribute_strategy,
         _place_in_checkpoint=(None, ""),
-        _borrower=None,
+        _donated_to=None,
         _was_read=False,
     )
     return adapter

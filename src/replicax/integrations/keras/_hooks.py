@@ -70,12 +70,29 @@ _STEPS = (
 
 
 def install() -> None:
-    """Replace the methods; call this only once."""
+    """Replace the methods; call this only once.
+
+    A method that is replaced twice runs the later replacement first, so models come before checkpoints.
+    """
+    _replace_in_variables()
+    _replace_in_models()
+    _replace_in_layers()
+    _replace_in_optimizers()
+    _replace_for_checkpoints()
+    _replace_in_callbacks()
+    _replace_functions()
+    pickle_with(dumps)
+
+
+def _replace_in_variables() -> None:
     keras.Variable.__new__ = staticmethod(_new_variable)
     _replace(keras.Variable, "_direct_assign", writing_outside_of_steps)
     _replace(keras.Variable, "_maybe_autocast", adopted_when_read)
     _replace(keras.Variable, "__array__", accepting_copy)
     setattr(keras.Variable, "replicax_variable", property(adopted_variable))  # noqa: B010
+
+
+def _replace_in_models() -> None:
     keras.Model.__new__ = staticmethod(_remembered(keras.Model.__new__))
     _replace(keras.Model, "compile", in_scope)
     for kind in (keras.Model, keras.Sequential):
@@ -96,10 +113,17 @@ def install() -> None:
     for name in ("make_train_function", "make_test_function", "make_predict_function"):
         _replace(keras.Model, name, adapting_steps)
     _replace(keras.Model, "_aggregate_additional_loss", scaling_additional_losses)
+
+
+def _replace_in_layers() -> None:
     _replace(keras.layers.Embedding, "call", looking_up_rows)
     _replace(keras.layers.BatchNormalization, "call", normalizing_some_rows)
     _replace(keras.layers.BatchNormalization, "__init__", accepting_synchronized)
     _replace(keras.layers.BatchNormalization, "_moments", moments_of_all_replicas)
+    setattr(keras.Layer, "_losses", losses_of_layers)  # noqa: B010
+
+
+def _replace_in_optimizers() -> None:
     for optimizer in (keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer):
         _replace(optimizer, "apply", reducing_first)
         _replace(optimizer, "apply", taking_variables)
@@ -107,6 +131,9 @@ def install() -> None:
     _replace(keras.optimizers.Optimizer, "add_variable", adding_mirrored_slots)
     _replace(keras.optimizers.Optimizer, "__init__", creating_state)
     _replace(keras.optimizers.Optimizer, "add_variable_from_reference", creating_state_of)
+
+
+def _replace_for_checkpoints() -> None:
     for kind in (keras.Layer, keras.optimizers.Optimizer, keras.metrics.Metric):
         setattr(kind, "checkpoint_items", _checkpoint_items)  # noqa: B010
         setattr(kind, "checkpoint_items_by_number", checkpoint_items_by_number)  # noqa: B010
@@ -119,13 +146,19 @@ def install() -> None:
         _replace(kind, add, adding_in_place)
     _replace(keras.Layer, "_maybe_build", restoring_after)
     _replace(keras.Model, "_symbolic_build", restoring_after)
+
+
+def _replace_in_callbacks() -> None:
     for name in ("_save_model", "on_train_end"):
         _replace(keras.callbacks.BackupAndRestore, name, backing_up_once)
     _replace(keras.callbacks.ModelCheckpoint, "_save_model", saving_once)
+    _replace(keras.callbacks.ModelCheckpoint, "_should_save_model", deciding_alike)
     _replace(keras.callbacks.TensorBoard, "summary", summarizing_without_tensorflow)
     _replace(keras.callbacks.TensorBoard, "_write_keras_model_summary", without_graph)
-    _replace(keras.callbacks.ModelCheckpoint, "_should_save_model", deciding_alike)
-    setattr(keras.Layer, "_losses", losses_of_layers)  # noqa: B010
+
+
+def _replace_functions() -> None:
+    """Replace functions of Keras' modules."""
     _private.global_state.get_global_attribute = getting_call_state(
         _private.global_state.get_global_attribute
     )
@@ -135,7 +168,6 @@ def install() -> None:
     _private.loss.scale_loss_for_distribution = scale_loss_for_distribution
     _private.loss.unscale_loss_for_distribution = unscale_loss_for_distribution
     _private.data_adapters.get_data_adapter = adapting_datasets(_private.data_adapters.get_data_adapter)
-    pickle_with(dumps)
     _private.trainer._distribute_data = _placed(_private.trainer._distribute_data)
 
 

@@ -59,22 +59,22 @@ class Run:
 
     def take(self, groups: Sequence[Sequence[Any]]) -> tuple[list[Any], ...]:
         """Take the values of groups of variables, to be donated."""
-        self.give_back()
+        self.write_back()
         self.model._jax_state = None
         self._taken = groups
-        return tuple([variable._lend(self) for variable in group] for group in groups)
+        return tuple([variable._donate(self) for variable in group] for group in groups)
 
-    def give_back(self) -> None:
+    def write_back(self) -> None:
         """Write the last step's arrays to their variables; call it again after an interrupt."""
         if self.results:
             _, state = self.results[-1]
             for group, arrays in zip(self._taken, state, strict=bool(self._taken)):
                 for variable, array in zip(group, arrays, strict=True):
-                    variable._give_back(array)
+                    variable._write_back(array)
         else:
             for group in self._taken:
                 for variable in group:
-                    variable._give_back(None)
+                    variable._write_back(None)
         self._taken = ()
         self.results.clear()
         self.model._jax_state_synced = True
@@ -155,7 +155,7 @@ def syncing_state(jax_state_sync: Callable[..., Any]) -> Callable[..., Any]:
             return
         if not run.results:
             jax_state_sync(self)  # for a model with its own `make_train_function`
-        run.give_back()
+        run.write_back()
 
     return call
 

@@ -71,7 +71,7 @@ class DistributedVariable(keras.Variable):
         self._distribute_strategy = current().strategy
         self._place_in_checkpoint = place_in_checkpoint.get()
         self._variable: Variable | None = None
-        self._borrower: Run | None = None
+        self._donated_to: Run | None = None
         self._was_read = False
         super().__init__(*args, **kwargs)
 
@@ -87,15 +87,15 @@ class DistributedVariable(keras.Variable):
         """
         if self._variable is None:
             raise ContextError(f"The Keras variable {self.path!r} has no value yet: build its model first.")
-        self._end_loan()
+        self._complete_write_back()
         self._was_read = True
         return self._variable
 
-    # The value. Keras reads and writes `_value`. None means no value yet, or that a `Run` has taken it.
+    # The value. Keras reads and writes `_value`. None means no value yet, or that a `Run` has it.
 
     @property
     def _value(self) -> Any:
-        if self._variable is None or not self._end_loan():
+        if self._variable is None or not self._complete_write_back():
             return None
         self._was_read = True
         try:
@@ -112,14 +112,14 @@ class DistributedVariable(keras.Variable):
         if value is not None:
             offset = self._replica_offset()
             self._variable.assign(value if offset is None else value - offset, read_value=False)
-            self._borrower = None
+            self._donated_to = None
 
-    def _lend(self, run: Run) -> Any:
-        """Lend out the value as an array that can be donated, because nothing else refers to it."""
+    def _donate(self, run: Run) -> Any:
+        """The value for the steps of `run`, as an array that can be donated: nothing else refers to it."""
         assert self._variable is not None
         array = _on_all_devices(self._variable)
         if self._variable.layout.servers is not None:
-            self._borrower = run
+            self._donated_to = run
             return jnp.copy(array)
         if not self._variable.layout.on_mesh:
             array = jnp.copy(array)  # it may be the store's own array
@@ -129,18 +129,18 @@ class DistributedVariable(keras.Variable):
                 self._variable.assign(array, read_value=False)  # frees the old array unless the user has it
                 array = _on_all_devices(self._variable)
             self._was_read = False
-        self._borrower = run
+        self._donated_to = run
         return array
 
-    def _give_back(self, array: Any) -> None:
-        """End a loan with the new value, or with the old one if `array` is None."""
+    def _write_back(self, array: Any) -> None:
+        """Take the value that a `Run` computed; None takes the old value, if that still exists."""
         assert self._variable is not None
         if array is None:
             if not _on_all_devices(self._variable).is_deleted():
-                self._borrower = None
+                self._donated_to = None
         elif not array.is_deleted():
             self._write_replicated(array)
-            self._borrower = None
+            self._donated_to = None
 
     def _write_replicated(self, array: Any) -> None:
         """Assign an array that is replicated on the strategy's mesh, without the checks of `assign`."""
@@ -153,14 +153,14 @@ class DistributedVariable(keras.Variable):
         else:
             variable.assign(array, read_value=False)
 
-    def _end_loan(self) -> bool:
-        """Take the value back from a `Run` if that is over; returns whether it is."""
-        if self._borrower is None:
+    def _complete_write_back(self) -> bool:
+        """Complete an interrupted write-back; returns False if the value is donated to a current `Run`."""
+        if self._donated_to is None:
             return True
-        if not self._borrower.is_over:
+        if not self._donated_to.is_over:
             return False
-        self._borrower.give_back()
-        if self._borrower is not None:
+        self._donated_to.write_back()
+        if self._donated_to is not None:
             raise VariableError(
                 f"The value of the Keras variable {self.path!r} is lost: a step failed on a device after "
                 "the value was donated to it. Load the weights that were saved last."
@@ -298,7 +298,7 @@ def move(variable: Any, strategy: StrategyProtocol) -> bool:
     attributes = {**variable.__dict__, "_layout": None, "_distribute_strategy": strategy}
     attributes["_place_in_checkpoint"] = (None, "")
     value = attributes.pop("_value", None)
-    moved.__dict__.update(attributes, _variable=None, _borrower=None, _was_read=False)
+    moved.__dict__.update(attributes, _variable=None, _donated_to=None, _was_read=False)
     if value is not None:
         moved._create(value)
     # Last, so that an interrupt can't leave the variable without a value.

@@ -6,10 +6,14 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
+from tests.training.helpers import close, collectives, each, mirrored, rid
 
 import replicax as rx
 
-from .helpers import close, collectives, each, mirrored, rid
+
+@pytest.fixture
+def two():
+    return mirrored(2)
 
 
 @pytest.fixture
