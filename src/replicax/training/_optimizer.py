@@ -8,6 +8,7 @@ slots stay equal by construction, whatever the transformation does.
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
 from typing import Any, Literal, NoReturn, TypeVar, final, overload
@@ -32,7 +33,7 @@ from replicax.training._slots import (
     slot_partition,
 )
 from replicax.training._transformation import Transformation
-from replicax.training._update import Update
+from replicax.training._update import Update, Updated
 from replicax.types import ReduceOp, ReduceOpLike, VariableAggregation
 from replicax.values import IndexedSlices, Mirrored, free
 from replicax.variables import Deferred, Divided, Partitioned, Variable, creating_state
@@ -111,6 +112,7 @@ class Optimizer:
             trainable=False,
             aggregation=VariableAggregation.ONLY_FIRST_REPLICA,
         )
+        self._building = threading.RLock()
         self._parameters: Parameters | None = None
         self.slots: list[Variable] = []
         self._update: Update | None = None
@@ -148,6 +150,7 @@ class Optimizer:
         self = cls.__new__(cls)
         self._transformation, self._reduction, self._name = transformation, reduction, name
         self.iterations, self.loss_scale, self.slots = iterations, None, []
+        self._building = threading.RLock()
         self._parameters = self._update = None
         return self
 
@@ -205,6 +208,10 @@ class Optimizer:
         if self._parameters is not None:
             self._check_same_variables(self._parameters, given)
             return self._parameters
+        with self._building:
+            return self._build_first(given) if self._parameters is None else self._build(given)
+
+    def _build_first(self, given: Parameters) -> Parameters:
         strategy = given.strategy
         given.check_updatable()
         if strategy.servers is not None and strategy.servers.builds_elsewhere:
@@ -283,6 +290,9 @@ class Optimizer:
 
         In a replica function the replicas' gradients are reduced first, and every replica must make this
         call. Outside, per-replica gradients are reduced, and all others are used unchanged.
+
+        An update is atomic: several threads may update the same variables, and after an exception such as
+        Ctrl-C either all variables and slots are updated or none is.
 
         Args:
             grads_and_vars: the gradients, in the structure of `variables`; or, without `variables`,
@@ -445,19 +455,26 @@ class Optimizer:
     def _update_all(self, parameters: Parameters, arrays: list[Any], *, return_norm: bool) -> Any:
         """Update the variables, the slots and the counters from reduced gradients."""
         assert self._update is not None
-        variables = parameters.variables
-        scale = self.loss_scale.held() if self.loss_scale is not None else ()
-        state = ([_whole(v) for v in variables], [_whole(v) for v in self.slots], scale)
-        try:
-            new = self._update(arrays, *state, with_norm=return_norm)
-        except Exception as error:
-            self._explain(error, parameters)
-            raise
-        for variable, value in zip((*variables, *self.slots), (*new.values, *new.slots), strict=True):
-            variable.assign(_mirrored(variable, value), read_value=False)
-        if self.loss_scale is not None:
-            self.loss_scale.store(new.scale)
-        self.iterations.assign_add(_mirrored(self.iterations, new.count), read_value=False)
+        update, variables, loss_scale = self._update, parameters.variables, self.loss_scale
+
+        def compute() -> Updated:
+            scale = () if loss_scale is None else loss_scale.held()
+            state = ([_whole(v) for v in variables], [_whole(v) for v in self.slots], scale)
+            try:
+                return update(arrays, *state, with_norm=return_norm)
+            except Exception as error:
+                self._explain(error, parameters)
+                raise
+
+        def write(new: Updated) -> None:
+            for variable, value in zip((*variables, *self.slots), (*new.values, *new.slots), strict=True):
+                variable.assign(_mirrored(variable, value), read_value=False)
+            if loss_scale is not None:
+                loss_scale.store(new.scale)
+            self.iterations.assign_add(_mirrored(self.iterations, new.count), read_value=False)
+
+        state = [*variables, *self.slots, *([] if loss_scale is None else loss_scale.variables)]
+        new = current().frame.update([*state, self.iterations], compute, write)
         on_mesh = variables[0].layout.on_mesh
         return _mirrored(variables[0], new.norm) if return_norm and on_mesh else new.norm
 
