@@ -36,7 +36,7 @@ from replicax.training._transformation import Transformation
 from replicax.training._update import Update, Updated
 from replicax.types import ReduceOp, ReduceOpLike, VariableAggregation
 from replicax.values import IndexedSlices, Mirrored, free
-from replicax.variables import Deferred, Divided, Partitioned, Variable, creating_state
+from replicax.variables import Deferred, Divided, Variable, creating_state
 
 __all__ = ["Optimizer"]
 
@@ -519,8 +519,7 @@ def _reduced_layouts(
 
     def layout(variable: Variable) -> Divided | None:
         found = find_shards(variable._spec) if find_shards is not None else None
-        own = variable.layout
-        return found or (own if isinstance(own, Partitioned) else None)
+        return found or variable.layout.of_gradients
 
     return [
         None if isinstance(g, IndexedSlices) else layout(v)

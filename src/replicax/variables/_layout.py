@@ -32,6 +32,7 @@ from replicax.variables._spec import VariableSpec
 from replicax.variables._writes import Write
 
 if TYPE_CHECKING:
+    from replicax.variables._divided import Divided
     from replicax.variables._servers import Servers
     from replicax.variables._variable import Variable
 
@@ -116,6 +117,11 @@ class Layout(abc.ABC):
         """The replica's part of the array."""
         value = cell.select(0)
         return value if value.ndim else value.reshape((1,))
+
+    @property
+    def of_gradients(self) -> Divided | None:
+        """The layout in which gradients are reduced; None if each device gets all of them."""
+        return None
 
     # Reading.
 
