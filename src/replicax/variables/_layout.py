@@ -60,6 +60,11 @@ class Layout(abc.ABC):
     """Whether the array stays on `mesh` between steps."""
 
     @property
+    def has_value_on_mesh(self) -> bool:
+        """Whether the array on `mesh` is the value, not a different part for each replica."""
+        return self.on_mesh and not self.differs
+
+    @property
     @abc.abstractmethod
     def mesh(self) -> ReplicaMesh | None:
         """The variable's devices in compiled steps; None if JAX chooses."""
