@@ -11,7 +11,7 @@ import functools
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
-from typing import Any, Literal, NoReturn, TypeVar, final, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, final, overload
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +36,10 @@ from replicax.training._transformation import Transformation
 from replicax.training._update import Update, Updated
 from replicax.types import ReduceOp, ReduceOpLike, VariableAggregation
 from replicax.values import IndexedSlices, Mirrored, free
-from replicax.variables import Deferred, Divided, Variable, creating_state
+from replicax.variables import Deferred, Divided, Servers, Variable, creating_state
+
+if TYPE_CHECKING:
+    import optax
 
 __all__ = ["Optimizer"]
 
@@ -78,7 +81,7 @@ class Optimizer:
 
     def __init__(
         self,
-        transformation: Any,
+        transformation: optax.GradientTransformation | optax.MultiSteps,
         *,
         reduce: ReduceOpLike = ReduceOp.SUM,
         reduce_dtype: Any = None,
@@ -120,7 +123,7 @@ class Optimizer:
     # On parameter servers: a worker has a reference to the coordinator's optimizer.
 
     def __reduce__(self) -> Any:
-        servers: Any = self.iterations.layout.servers
+        servers = self.iterations.layout.servers
         if servers is None:
             raise TypeError(
                 f"{self!r} can't be pickled: its state is in variables of this process. Save it with "
@@ -413,8 +416,8 @@ class Optimizer:
         gradients = parameters.ordered(gradients, given.variables)
         reduction, variables = self._reduction, parameters.variables
         own = variables[0].distribute_strategy is strategy
-        on_servers = parameters.strategy.servers is not None
-        if own and from_replicas and current().frame.is_one_replica and not on_servers:
+        servers = parameters.strategy.servers
+        if own and from_replicas and current().frame.is_one_replica and servers is None:
             if strategy.find_shards is not None:
                 return self._update_later(parameters, strategy, gradients, return_norm=return_norm)
             layouts = _reduced_layouts(gradients, variables)
@@ -422,8 +425,8 @@ class Optimizer:
             return self._update_all(parameters, arrays, return_norm=return_norm)
         reduce = reduction.reduce_all if from_replicas else reduction.reduce_distributed
         reduced = reduce(strategy, gradients)
-        if on_servers:
-            return self._update_on_servers(parameters, reduced, return_norm=return_norm)
+        if servers is not None:
+            return self._update_on_servers(servers, parameters, reduced, return_norm=return_norm)
         arrays = [dense(g, v) for g, v in zip(reduced, variables, strict=True)]
         if not own:  # the replicas may be on other devices
             arrays = list(map(free, arrays))
@@ -444,9 +447,11 @@ class Optimizer:
         current().frame.defer(Deferred(strategy, arrays, layouts, update, own))
         return None if norm is None else Mirrored.from_whole(norm, strategy.mesh)
 
-    def _update_on_servers(self, parameters: Parameters, gradients: list[Any], *, return_norm: bool) -> Any:
+    def _update_on_servers(
+        self, servers: Servers, parameters: Parameters, gradients: list[Any], *, return_norm: bool
+    ) -> Any:
         """Send the reduced gradients to the parameter servers, which have the variables and the slots."""
-        parameters.strategy.servers.apply_gradients(self, parameters.variables, gradients)
+        servers.apply_gradients(self, parameters.variables, gradients)
         if not return_norm:
             return None
         arrays = [dense(g, v) for g, v in zip(gradients, parameters.variables, strict=True)]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, final
 
 from replicax._jax import at_trace, eval_trace, is_staging, is_tracer, staged_for
 from replicax._recording import is_transforming
-from replicax.contexts import current, enter
+from replicax.contexts import StrategyProtocol, current, enter
 from replicax.errors import TracingError
 from replicax.values import Mirrored, PerReplica
 
@@ -121,7 +121,7 @@ class Deferred(NamedTuple):
             is made at that point; if there are none, it is made at the end.
     """
 
-    strategy: Any
+    strategy: StrategyProtocol
     arrays: Sequence[Any]
     layouts: Sequence[Any]
     update: Callable[[list[Any]], Any]
