@@ -289,6 +289,25 @@ def test_variables_that_the_function_creates_are_created_once(two, mode):
     assert [variable.shape for variable in made] == [(3,)]
 
 
+def test_a_function_that_catches_exceptions_may_create_variables(two, mode):
+    made, caught = [], []
+
+    def replica_fn(x):
+        if not made:
+            try:
+                made.append(rx.Variable(jnp.zeros(3)))
+            except Exception as error:
+                caught.append(error)
+        return x + (jnp.sum(made[0].value) if made else 0.0)
+
+    step = mode(lambda x: two.reduce("MEAN", two.run(replica_fn, args=(x,)), axis=0))
+    data = numbers(two, 1)
+    for x, true_x in zip(batches(two, data), cut(two, data), strict=True):
+        close(step(x), true_x.mean())
+    assert len(made) == 1
+    assert not caught
+
+
 def test_a_step_stays_one_program_and_is_traced_once_more(two):
     calls = []
 

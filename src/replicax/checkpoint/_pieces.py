@@ -118,7 +118,7 @@ def is_divided(variable: Variable) -> bool:
 
 def _sharding(variable: Variable) -> Sharding | None:
     layout = variable.layout
-    if layout.mesh is None or not layout.on_mesh or layout.differs:
+    if layout.mesh is None or not layout.has_value_on_mesh:
         return None
     return layout.sharding(layout.mesh)
 

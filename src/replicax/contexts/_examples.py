@@ -48,8 +48,11 @@ class _Unknown(str):
     __slots__ = ()
 
 
-class Incomplete(Exception):
-    """The call with more rows would create variables; the real call must create them first."""
+class Incomplete(BaseException):
+    """The call with more rows would create variables; the real call must create them first.
+
+    It is not an `Exception`, so that an `except Exception` in the function does not catch it.
+    """
 
 
 class _Seen(NamedTuple):

@@ -16,7 +16,7 @@ from replicax.collectives import Communicator
 from replicax.topology import ReplicaMesh
 
 if TYPE_CHECKING:
-    from replicax.variables import Store, Variable
+    from replicax.variables import Servers, Store, Variable
 
 __all__ = ["StrategyProtocol"]
 
@@ -55,7 +55,7 @@ class StrategyProtocol(Protocol):
         ...
 
     @property
-    def servers(self) -> Any:
+    def servers(self) -> Servers | None:
         """The parameter servers that hold its variables; None if the values are in this process."""
         ...
 

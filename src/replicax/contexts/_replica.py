@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from replicax._jax import at_trace, current_program, eval_trace
-from replicax.collectives import checked_axis, merge_options
+from replicax.collectives import CommunicationOptions, checked_axis, merge_options
 from replicax.contexts._examples import Examples
 from replicax.contexts._exchange import Exchange, out_of_reach
 from replicax.contexts._protocol import StrategyProtocol
@@ -68,7 +68,7 @@ class ReplicaContext:
     def __init__(
         self,
         strategy: StrategyProtocol,
-        replica_id_in_sync_group: Any = None,
+        replica_id_in_sync_group: jax.Array | None = None,
         *,
         merge_point: MergePoint,
         devices: tuple[str, ...] = (),
@@ -90,15 +90,15 @@ class ReplicaContext:
         return cast("Strategy", self._strategy)
 
     @property
-    def replica_id_in_sync_group(self) -> Any:
+    def replica_id_in_sync_group(self) -> jax.Array:
         """The number of this replica, as an int32 array: 0 <= id < `num_replicas_in_sync`.
 
         In a compiled step it is traced, since one program serves all replicas: use it in `jnp`
         computations, not as a Python number.
         """
         current().frame.require_own_trace()
-        only = self._replica_id is None
-        return self._strategy.replica_ids[0] if only else self._replica_id
+        own = self._replica_id
+        return self._strategy.replica_ids[0] if own is None else own
 
     @property
     def num_replicas_in_sync(self) -> int:
@@ -135,7 +135,7 @@ class ReplicaContext:
         current().frame.require_own_trace()
         return None if self._examples is None else self._examples.only_mask(current().rows)
 
-    def rng(self, key: Any) -> Any:
+    def rng(self, key: jax.Array) -> jax.Array:
         """A different random key for each replica, derived from a common one.
 
         For randomness that does not depend on the number of replicas, use `rx.example_keys`.
@@ -238,7 +238,7 @@ class ReplicaContext:
         self,
         reduce_op: ReduceOpLike,
         value: Any,
-        options: Any = None,
+        options: CommunicationOptions | None = None,
         experimental_hints: Any = None,
     ) -> Any:
         """Sum or average `value` over all replicas; every replica gets the result.
@@ -277,7 +277,7 @@ class ReplicaContext:
             values = remember_derived(values / self.num_replicas_in_sync, values, "mean")
         return IndexedSlices(values, indices, rows.dense_shape)
 
-    def all_gather(self, value: Any, axis: int, options: Any = None) -> Any:
+    def all_gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
         """Concatenate the values of all replicas along `axis`, in replica order.
 
         The sizes along `axis` may differ between replicas. Differentiable: a replica's gradient is its

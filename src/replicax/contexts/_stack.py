@@ -125,8 +125,8 @@ def current() -> Context:
 def enter(context: Context) -> Iterator[None]:
     """A `with` block in `context`."""
     stack = _stack.get()
-    _stack.set((*stack, context))
     try:
+        _stack.set((*stack, context))
         yield
     finally:
         _stack.set(stack)

@@ -142,18 +142,15 @@ class RayServers(Servers):
 
     @property
     def builds_elsewhere(self) -> bool:
-        """Whether the coordinator, another process, creates the slots of optimizers."""
         return self._requests_build is not None
 
     def request_build(self, optimizer: Any, variables: Any) -> None:
-        """Ask the coordinator to build an optimizer, and wait until it has."""
         assert self._requests_build is not None
         self._requests_build(optimizer, variables)
 
     def check_updates(
         self, optimizer: Any, parameters: Any, state_structure: Any, state: Any, owners: Any
     ) -> None:
-        """Raise unless each server can compute its part of the updates of an optimizer."""
         if optimizer.loss_scale is not None:
             raise VariableError(
                 "rx.Optimizer(loss_scale=...) can't be used with parameter servers, because each sees only "
@@ -179,7 +176,6 @@ class RayServers(Servers):
         check_separable(optimizer, computation, variables, shapes, owners)
 
     def register_optimizer(self, optimizer: Any, variables: Sequence[Variable]) -> None:
-        """Tell the servers how to apply gradients."""
         keys, slot_keys = ([placement_of(v).key for v in own] for own in (variables, optimizer.slots))
         absent = {placement_of(v).key: _stand_in(v) for v in (*variables, *optimizer.slots)}
         owners = _owners(optimizer.slots, variables)
@@ -194,7 +190,6 @@ class RayServers(Servers):
     def apply_gradients(
         self, optimizer: Any, variables: Sequence[Variable], gradients: Sequence[Any]
     ) -> None:
-        """Send gradients, one for each variable, to the servers."""
         frame, key = current().frame, _references.optimizer_key(optimizer)
         arrays, kinds = [], []
         for gradient in gradients:
@@ -211,7 +206,6 @@ class RayServers(Servers):
         return _references.load_variable, (self.cluster, spec, placement_of(variable))
 
     def optimizer_reference(self, optimizer: Any, variables: Any) -> Any:
-        """How an optimizer is pickled; `variables` are those it has slots for."""
         key = _references.optimizer_key(optimizer)
         _references.member(self.cluster).optimizers[key] = optimizer
         return _references.load_optimizer, (self.cluster, key, optimizer.arguments, variables)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from replicax._jax import is_tracer
-from replicax.collectives import broadcast, deliver, merge_options, reduce_leaves
+from replicax.collectives import CommunicationOptions, broadcast, deliver, merge_options, reduce_leaves
 from replicax.contexts import current, require_cross_replica
 from replicax.errors import ArgumentKindError, ContextError, VariableError
 from replicax.execution import update_copies
@@ -96,7 +96,7 @@ class StrategyExtended:
         reduce_op: ReduceOpLike,
         value: Any,
         destinations: Any,
-        options: Any = None,
+        options: CommunicationOptions | None = None,
         experimental_hints: Any = None,
     ) -> Any:
         """Combine a per-replica value over the replicas, and place the result on `destinations`.
@@ -131,7 +131,7 @@ class StrategyExtended:
         self,
         reduce_op: ReduceOpLike,
         value_destination_pairs: Sequence[tuple[Any, Any]],
-        options: Any = None,
+        options: CommunicationOptions | None = None,
         experimental_hints: Any = None,
     ) -> list[Any]:
         """`reduce_to` for many values at once, communicating once.

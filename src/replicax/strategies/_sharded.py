@@ -13,15 +13,7 @@ from replicax.strategies._mirrored import mirrored_layouts
 from replicax.strategies._strategy import Strategy
 from replicax.topology import REPLICA_AXIS, ReplicaMesh, group_devices, resolve_devices
 from replicax.types import Device
-from replicax.variables import (
-    Layout,
-    Partitioned,
-    PartitionRules,
-    Replicated,
-    Sharded,
-    VariableSpec,
-    axis_to_shard,
-)
+from replicax.variables import Layout, PartitionRules, Sharded, VariableSpec, axis_to_shard
 
 __all__ = ["Setting", "ShardedStrategy", "sharded_answers"]
 
@@ -89,7 +81,7 @@ def sharded_answers(communicator: Communicator, shards: ShardOptions, rules: Par
     def choose(spec: VariableSpec) -> tuple[VariableSpec, Layout]:
         spec, layout = choose_mirrored(spec)
         whole = shards.shard == "optimizer" and not spec.is_slot
-        if whole or not isinstance(layout, Replicated | Partitioned):
+        if whole or layout.differs:
             return spec, layout
         return spec, find_shards(spec) or layout
 

@@ -8,9 +8,10 @@ slots stay equal by construction, whatever the transformation does.
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
-from typing import Any, Literal, NoReturn, TypeVar, final, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, final, overload
 
 import jax
 import jax.numpy as jnp
@@ -32,10 +33,13 @@ from replicax.training._slots import (
     slot_partition,
 )
 from replicax.training._transformation import Transformation
-from replicax.training._update import Update
+from replicax.training._update import Update, Updated
 from replicax.types import ReduceOp, ReduceOpLike, VariableAggregation
 from replicax.values import IndexedSlices, Mirrored, free
-from replicax.variables import Deferred, Divided, Partitioned, Variable, creating_state
+from replicax.variables import Deferred, Divided, Servers, Variable, creating_state
+
+if TYPE_CHECKING:
+    import optax
 
 __all__ = ["Optimizer"]
 
@@ -77,7 +81,7 @@ class Optimizer:
 
     def __init__(
         self,
-        transformation: Any,
+        transformation: optax.GradientTransformation | optax.MultiSteps,
         *,
         reduce: ReduceOpLike = ReduceOp.SUM,
         reduce_dtype: Any = None,
@@ -111,6 +115,7 @@ class Optimizer:
             trainable=False,
             aggregation=VariableAggregation.ONLY_FIRST_REPLICA,
         )
+        self._building = threading.RLock()
         self._parameters: Parameters | None = None
         self.slots: list[Variable] = []
         self._update: Update | None = None
@@ -118,7 +123,7 @@ class Optimizer:
     # On parameter servers: a worker has a reference to the coordinator's optimizer.
 
     def __reduce__(self) -> Any:
-        servers: Any = self.iterations.layout.servers
+        servers = self.iterations.layout.servers
         if servers is None:
             raise TypeError(
                 f"{self!r} can't be pickled: its state is in variables of this process. Save it with "
@@ -148,6 +153,7 @@ class Optimizer:
         self = cls.__new__(cls)
         self._transformation, self._reduction, self._name = transformation, reduction, name
         self.iterations, self.loss_scale, self.slots = iterations, None, []
+        self._building = threading.RLock()
         self._parameters = self._update = None
         return self
 
@@ -205,6 +211,10 @@ class Optimizer:
         if self._parameters is not None:
             self._check_same_variables(self._parameters, given)
             return self._parameters
+        with self._building:
+            return self._build_first(given) if self._parameters is None else self._build(given)
+
+    def _build_first(self, given: Parameters) -> Parameters:
         strategy = given.strategy
         given.check_updatable()
         if strategy.servers is not None and strategy.servers.builds_elsewhere:
@@ -283,6 +293,9 @@ class Optimizer:
 
         In a replica function the replicas' gradients are reduced first, and every replica must make this
         call. Outside, per-replica gradients are reduced, and all others are used unchanged.
+
+        An update is atomic: several threads may update the same variables, and after an exception such as
+        Ctrl-C either all variables and slots are updated or none is.
 
         Args:
             grads_and_vars: the gradients, in the structure of `variables`; or, without `variables`,
@@ -403,8 +416,8 @@ class Optimizer:
         gradients = parameters.ordered(gradients, given.variables)
         reduction, variables = self._reduction, parameters.variables
         own = variables[0].distribute_strategy is strategy
-        on_servers = parameters.strategy.servers is not None
-        if own and from_replicas and current().frame.is_one_replica and not on_servers:
+        servers = parameters.strategy.servers
+        if own and from_replicas and current().frame.is_one_replica and servers is None:
             if strategy.find_shards is not None:
                 return self._update_later(parameters, strategy, gradients, return_norm=return_norm)
             layouts = _reduced_layouts(gradients, variables)
@@ -412,8 +425,8 @@ class Optimizer:
             return self._update_all(parameters, arrays, return_norm=return_norm)
         reduce = reduction.reduce_all if from_replicas else reduction.reduce_distributed
         reduced = reduce(strategy, gradients)
-        if on_servers:
-            return self._update_on_servers(parameters, reduced, return_norm=return_norm)
+        if servers is not None:
+            return self._update_on_servers(servers, parameters, reduced, return_norm=return_norm)
         arrays = [dense(g, v) for g, v in zip(reduced, variables, strict=True)]
         if not own:  # the replicas may be on other devices
             arrays = list(map(free, arrays))
@@ -434,9 +447,11 @@ class Optimizer:
         current().frame.defer(Deferred(strategy, arrays, layouts, update, own))
         return None if norm is None else Mirrored.from_whole(norm, strategy.mesh)
 
-    def _update_on_servers(self, parameters: Parameters, gradients: list[Any], *, return_norm: bool) -> Any:
+    def _update_on_servers(
+        self, servers: Servers, parameters: Parameters, gradients: list[Any], *, return_norm: bool
+    ) -> Any:
         """Send the reduced gradients to the parameter servers, which have the variables and the slots."""
-        parameters.strategy.servers.apply_gradients(self, parameters.variables, gradients)
+        servers.apply_gradients(self, parameters.variables, gradients)
         if not return_norm:
             return None
         arrays = [dense(g, v) for g, v in zip(gradients, parameters.variables, strict=True)]
@@ -445,19 +460,26 @@ class Optimizer:
     def _update_all(self, parameters: Parameters, arrays: list[Any], *, return_norm: bool) -> Any:
         """Update the variables, the slots and the counters from reduced gradients."""
         assert self._update is not None
-        variables = parameters.variables
-        scale = self.loss_scale.held() if self.loss_scale is not None else ()
-        state = ([_whole(v) for v in variables], [_whole(v) for v in self.slots], scale)
-        try:
-            new = self._update(arrays, *state, with_norm=return_norm)
-        except Exception as error:
-            self._explain(error, parameters)
-            raise
-        for variable, value in zip((*variables, *self.slots), (*new.values, *new.slots), strict=True):
-            variable.assign(_mirrored(variable, value), read_value=False)
-        if self.loss_scale is not None:
-            self.loss_scale.store(new.scale)
-        self.iterations.assign_add(_mirrored(self.iterations, new.count), read_value=False)
+        update, variables, loss_scale = self._update, parameters.variables, self.loss_scale
+
+        def compute() -> Updated:
+            scale = () if loss_scale is None else loss_scale.held()
+            state = ([_whole(v) for v in variables], [_whole(v) for v in self.slots], scale)
+            try:
+                return update(arrays, *state, with_norm=return_norm)
+            except Exception as error:
+                self._explain(error, parameters)
+                raise
+
+        def write(new: Updated) -> None:
+            for variable, value in zip((*variables, *self.slots), (*new.values, *new.slots), strict=True):
+                variable.assign(_mirrored(variable, value), read_value=False)
+            if loss_scale is not None:
+                loss_scale.store(new.scale)
+            self.iterations.assign_add(_mirrored(self.iterations, new.count), read_value=False)
+
+        state = [*variables, *self.slots, *([] if loss_scale is None else loss_scale.variables)]
+        new = current().frame.update([*state, self.iterations], compute, write)
         on_mesh = variables[0].layout.on_mesh
         return _mirrored(variables[0], new.norm) if return_norm and on_mesh else new.norm
 
@@ -502,8 +524,7 @@ def _reduced_layouts(
 
     def layout(variable: Variable) -> Divided | None:
         found = find_shards(variable._spec) if find_shards is not None else None
-        own = variable.layout
-        return found or (own if isinstance(own, Partitioned) else None)
+        return found or variable.layout.of_gradients
 
     return [
         None if isinstance(g, IndexedSlices) else layout(v)

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from replicax.contexts import StrategyProtocol
 from replicax.errors import ContextError, VariableError
 from replicax.training._pytrees import as_variable, flatten_variables, path_name, repeated_names
 from replicax.values import IndexedSlices, Leaf, PerReplica, is_number
@@ -55,7 +56,7 @@ class Parameters:
         return cls.of(list(variables), "apply_gradients")
 
     @property
-    def strategy(self) -> Any:
+    def strategy(self) -> StrategyProtocol:
         """The strategy that created the variables."""
         strategies = {id(v.distribute_strategy): v.distribute_strategy for v in self.variables}
         if len(strategies) > 1:

@@ -11,11 +11,11 @@ from __future__ import annotations
 import abc
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, final
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, final
 
 from replicax._jax import at_trace, eval_trace, is_staging, is_tracer, staged_for
 from replicax._recording import is_transforming
-from replicax.contexts import current, enter
+from replicax.contexts import StrategyProtocol, current, enter
 from replicax.errors import TracingError
 from replicax.values import Mirrored, PerReplica
 
@@ -38,6 +38,7 @@ __all__ = [
 ]
 
 Cell = Mirrored | PerReplica
+_T = TypeVar("_T")
 
 
 class Frame(abc.ABC):
@@ -71,6 +72,20 @@ class Frame(abc.ABC):
     def updating(self, variable: Variable) -> contextlib.AbstractContextManager[None]:
         """A `with` block that reads and then writes `variable` atomically."""
         return contextlib.nullcontext()
+
+    def update(
+        self, variables: Sequence[Variable], compute: Callable[[], _T], write: Callable[[_T], None]
+    ) -> _T:
+        """Compute new values of several variables and write them, atomically; returns what was computed.
+
+        Args:
+            variables: the variables that `compute` reads; `write` writes them, and may write others.
+            compute: computes the new values. It may be called twice.
+            write: writes the new values with methods such as `assign`.
+        """
+        new = compute()
+        write(new)
+        return new
 
     def defer(self, update: Deferred) -> bool:
         """Defer an update if this frame can; returns whether it does."""
@@ -106,7 +121,7 @@ class Deferred(NamedTuple):
             is made at that point; if there are none, it is made at the end.
     """
 
-    strategy: Any
+    strategy: StrategyProtocol
     arrays: Sequence[Any]
     layouts: Sequence[Any]
     update: Callable[[list[Any]], Any]
@@ -142,25 +157,36 @@ class EagerFrame(Frame):
     Args:
         changes: collects each variable's cell before its first write, so that writes can be undone.
         loop: compiles the replica functions of a Python loop; see `execution/_loop.py`.
+        held_back: collects the new cells instead of storing them, so that they can be stored together.
     """
 
-    def __init__(self, changes: dict[Any, Cell] | None = None, loop: Any = None) -> None:
+    def __init__(
+        self,
+        changes: dict[Any, Cell] | None = None,
+        loop: Any = None,
+        held_back: dict[Any, Cell] | None = None,
+    ) -> None:
         self.is_eager = changes is None
         self.changes = changes
         self.loop = loop
+        self.held_back = held_back
 
     def load(self, variable: Variable) -> Cell:
         if is_staging():
             raise TracingError(_baked_in(variable, "read"))
+        if self.held_back and variable.ref() in self.held_back:
+            return self.held_back[variable.ref()]
         variable.layout.refresh([variable])
         return variable._view()
 
     def store(self, variable: Variable, cell: Cell) -> None:
         if is_staging() or _holds_tracer(cell):
             raise TracingError(_baked_in(variable, "written"))
+        if self.held_back is not None:
+            self.held_back[variable.ref()] = cell
+            return
         self.before_write([variable])
-        # The cell holds arrays only, but `jax.grad` around this code would trace the joining of its parts.
-        with at_trace(eval_trace) if is_transforming() else contextlib.nullcontext():
+        with _untraced():
             variable._set_view(cell)
 
     def send(self, sending: Sending) -> None:
@@ -187,6 +213,43 @@ class EagerFrame(Frame):
     def updating(self, variable: Variable) -> contextlib.AbstractContextManager[None]:
         return variable._store.exclusive()
 
+    def update(
+        self, variables: Sequence[Variable], compute: Callable[[], _T], write: Callable[[_T], None]
+    ) -> _T:
+        # The first call may compile, so the stores are not locked yet.
+        before, new = _arrays(variables), compute()
+        with _exclusive(variables):
+            if any(x is not y for x, y in zip(before, _arrays(variables), strict=True)):
+                new = compute()  # another thread has written a variable since
+            cells: dict[Any, Cell] = {}
+            with use_frame(EagerFrame(self.changes, self.loop, cells)):
+                write(new)
+            self._store_together([(ref.deref(), cell) for ref, cell in cells.items()])
+        return new
+
+    def _store_together(self, cells: Sequence[tuple[Variable, Cell]]) -> None:
+        """Store several cells. If an exception interrupts this, the next access to a store completes it."""
+        variables = [variable for variable, _ in cells]
+        self.before_write(variables)
+        with _untraced():
+            writes = [(variable, cell, variable.layout.unwrap(cell)) for variable, cell in cells]
+        stores = {variable._store for variable in variables}
+        pending: list[tuple[Variable, Cell, Any]] = []
+
+        def finish() -> None:
+            for variable, cell, array in pending:
+                variable._store.views[variable._place] = cell
+                variable._store.arrays[variable._place] = array
+                variable.was_written = True
+            pending.clear()
+            for store in stores:
+                store.unfinished = None
+
+        for store in stores:
+            store.unfinished = finish
+        pending.extend(writes)  # before this line an exception changes nothing, after it nothing is lost
+        finish()
+
     def adopt(self, variable: Variable) -> None:
         pass
 
@@ -201,6 +264,26 @@ class EagerFrame(Frame):
                 "`rx.function`, which may create variables in its first call."
             )
         return value() if callable(value) else value
+
+
+def _untraced() -> contextlib.AbstractContextManager[Any]:
+    """Cells hold arrays only, but `jax.grad` around this code would trace the joining of their parts."""
+    return at_trace(eval_trace) if is_transforming() else contextlib.nullcontext()
+
+
+def _arrays(variables: Sequence[Variable]) -> list[Any]:
+    """The arrays of variables, to see whether they have been replaced."""
+    return [variable._store.arrays[variable._place] for variable in variables]
+
+
+@contextlib.contextmanager
+def _exclusive(variables: Sequence[Variable]) -> Iterator[None]:
+    """A `with` block in which no other thread reads or writes the stores of these variables."""
+    stores = {variable._store for variable in variables}
+    with contextlib.ExitStack() as locked:
+        for store in sorted(stores, key=lambda store: store.number):
+            locked.enter_context(store.exclusive())
+        yield
 
 
 def _holds_tracer(cell: Cell) -> bool:

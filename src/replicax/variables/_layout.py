@@ -32,6 +32,7 @@ from replicax.variables._spec import VariableSpec
 from replicax.variables._writes import Write
 
 if TYPE_CHECKING:
+    from replicax.variables._divided import Divided
     from replicax.variables._servers import Servers
     from replicax.variables._variable import Variable
 
@@ -57,6 +58,11 @@ class Layout(abc.ABC):
 
     on_mesh: bool
     """Whether the array stays on `mesh` between steps."""
+
+    @property
+    def has_value_on_mesh(self) -> bool:
+        """Whether the array on `mesh` is the value, not a different part for each replica."""
+        return self.on_mesh and not self.differs
 
     @property
     @abc.abstractmethod
@@ -116,6 +122,11 @@ class Layout(abc.ABC):
         """The replica's part of the array."""
         value = cell.select(0)
         return value if value.ndim else value.reshape((1,))
+
+    @property
+    def of_gradients(self) -> Divided | None:
+        """The layout in which gradients are reduced; None if each device gets all of them."""
+        return None
 
     # Reading.
 

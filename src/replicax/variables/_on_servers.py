@@ -22,7 +22,7 @@ from replicax.contexts import current
 from replicax.errors import VariableError
 from replicax.values import IndexedSlices, Mirrored, PerReplica
 from replicax.variables._aggregation import write_combined
-from replicax.variables._frames import EagerFrame, Sending
+from replicax.variables._frames import Sending
 from replicax.variables._recorded import watched_by
 from replicax.variables._servers import Servers
 from replicax.variables._shared import SharedValue
@@ -109,7 +109,7 @@ class OnServers(SharedValue):
         rows = isinstance(operand, IndexedSlices)
         arrays = [operand.values, operand.indices] if rows else [operand]
         frame.send(Sending(self._servers, (variable, write.method), arrays))
-        if isinstance(frame, EagerFrame):
+        if frame.is_eager:
             return operand if write.replaces else self.read(variable)
         new = variable._fitted(write.applied_to(frame.load(variable).whole, operand))
         frame.store(variable, self.wrap(new, False))

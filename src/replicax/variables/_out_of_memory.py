@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import jax
 
@@ -200,7 +200,7 @@ def creating_state(strategy: StrategyProtocol, what: str, num_bytes: int = 0) ->
         raise _out_of_memory_in_creation(strategy, what, num_bytes) from error
 
 
-def _out_of_memory_in_creation(strategy: Any, what: str, num_bytes: int) -> OutOfMemoryError:
+def _out_of_memory_in_creation(strategy: StrategyProtocol, what: str, num_bytes: int) -> OutOfMemoryError:
     limit = memory_limit(strategy.mesh.mesh.local_devices)
     size = f" ({size_text(num_bytes)})" if num_bytes else ""
     available = "" if limit is None else f" JAX may use {size_text(limit)}."

@@ -38,6 +38,10 @@ class Partitioned(Divided):
     def replica_cell(self, cell: Any) -> Mirrored:
         return Mirrored.from_whole(lax.with_sharding_constraint(cell.whole, self._parts), self.mesh)
 
+    @property
+    def of_gradients(self) -> Divided:
+        return self
+
     def gathered(self, part: Any) -> Any:
         return part
 

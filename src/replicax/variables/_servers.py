@@ -54,3 +54,34 @@ class Servers(abc.ABC):
     @abc.abstractmethod
     def reference(self, variable: Variable) -> Any:
         """How a variable is pickled: as a reference that is valid in every process of the cluster."""
+
+    # Optimizers.
+
+    @property
+    @abc.abstractmethod
+    def builds_elsewhere(self) -> bool:
+        """Whether the coordinator, another process, creates the slots of optimizers."""
+
+    @abc.abstractmethod
+    def request_build(self, optimizer: Any, variables: Any) -> None:
+        """Ask the coordinator to build an optimizer, and wait until it has."""
+
+    @abc.abstractmethod
+    def check_updates(
+        self, optimizer: Any, parameters: Any, state_structure: Any, state: Any, owners: Any
+    ) -> None:
+        """Raise unless each server can compute its part of the updates of an optimizer."""
+
+    @abc.abstractmethod
+    def register_optimizer(self, optimizer: Any, variables: Sequence[Variable]) -> None:
+        """Tell the servers how to apply gradients."""
+
+    @abc.abstractmethod
+    def apply_gradients(
+        self, optimizer: Any, variables: Sequence[Variable], gradients: Sequence[Any]
+    ) -> None:
+        """Send gradients, one for each variable, to the servers."""
+
+    @abc.abstractmethod
+    def optimizer_reference(self, optimizer: Any, variables: Any) -> Any:
+        """How an optimizer is pickled; `variables` are those it has slots for."""

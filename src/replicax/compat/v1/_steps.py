@@ -107,7 +107,7 @@ class MultiStepContext:
             own.update(later)
 
 
-def _store_after_replicas(strategy: Any, output: Any, store: Callable[[Any], None]) -> None:
+def _store_after_replicas(strategy: StrategyBase, output: Any, store: Callable[[Any], None]) -> None:
     """Store the output: after the `shard_map` if it was traced in replicas, otherwise at once."""
     leaves, treedef = flatten(output)
     computed = [i for i, leaf in enumerate(leaves) if isinstance(leaf, PerReplica) or is_tracer(leaf)]

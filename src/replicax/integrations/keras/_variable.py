@@ -148,7 +148,7 @@ class DistributedVariable(keras.Variable):
         assert variable is not None
         if variable.layout.servers is not None:
             return  # only `predict` computes in this process; the servers have the value
-        if variable.layout.on_mesh and not variable.layout.differs:
+        if variable.layout.has_value_on_mesh:
             current().frame.store(variable, variable.layout.wrap(array, not variable.shape))
         else:
             variable.assign(array, read_value=False)
@@ -269,7 +269,7 @@ class DistributedVariable(keras.Variable):
 
 def _on_all_devices(variable: Variable) -> Any:
     """The value, replicated on all devices of the strategy."""
-    if variable.layout.on_mesh and not variable.layout.differs:
+    if variable.layout.has_value_on_mesh:
         cell = variable.held()
         assert isinstance(cell, Mirrored)
         return cell.whole
