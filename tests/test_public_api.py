@@ -16,10 +16,13 @@ SELF_EXPLANATORY = {
         "communicator",
         "create_variable",
         "extended",
+        "find_shards",
         "mesh",
         "parameter_device",
         "places_values",
         "replica_ids",
+        "servers",
+        "shard",
     },
     rx.StrategyExtended: {
         "experimental_between_graph",

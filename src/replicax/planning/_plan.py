@@ -49,16 +49,14 @@ def _devices(platform: str, count: int) -> Sequence[Device]:
 def as_planned(strategy: Strategy, variables: Sequence[Variable], answers: Answers) -> Iterator[None]:
     """A `with` block in which `strategy` gives these `answers` and lays out `variables` by them."""
     own = [v for v in variables if v.distribute_strategy is strategy]
-    attributes, layouts = dict(vars(strategy)), [v._layout for v in own]
+    now, layouts = strategy.answers, [v._layout for v in own]
     with strategy.store.exclusive():
         try:
-            vars(strategy).pop("_replica_ids", None)
             strategy._give(answers)
             for variable in own:
                 variable._layout = answers.choose_layout(variable._spec)[1]
             yield
         finally:
-            vars(strategy).pop("_replica_ids", None)
-            vars(strategy).update(attributes)
+            strategy._give(now)
             for variable, layout in zip(own, layouts, strict=True):
                 variable._layout = layout

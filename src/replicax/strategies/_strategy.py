@@ -31,7 +31,7 @@ from replicax.contexts import Scope, require_cross_replica
 from replicax.execution import Function, in_replicas, run
 from replicax.input import HostBatches, Pipeline, Target
 from replicax.strategies import _creation, _distribute, _logical
-from replicax.strategies._answers import Answers
+from replicax.strategies._answers import Answers, ShardSetting
 from replicax.strategies._extended import StrategyExtended
 from replicax.strategies._held_values import flatten_values
 from replicax.strategies._html import strategy_table
@@ -41,7 +41,7 @@ from replicax.strategies._signatures import Axes, Leaf, Structure, T, Value
 from replicax.topology import ReplicaMesh
 from replicax.types import ReduceOp, ReduceOpLike, Untyped
 from replicax.values import FIND, DistributedValues, Mirrored, PerReplica, flatten, map_leaves, masked
-from replicax.variables import Store, Variable, VariableCopy
+from replicax.variables import Servers, Sharded, Store, Variable, VariableCopy, VariableSpec
 
 __all__ = ["Strategy", "StrategyBase"]
 
@@ -55,10 +55,6 @@ class StrategyBase(abc.ABC):
     """How values are combined over the replicas."""
     mesh: ReplicaMesh
     """The devices, by replica."""
-    parameter_device: Any
-    """The device of state with a single copy; None if each replica has a copy."""
-    places_values: bool
-    """Whether values are placed on this strategy's devices, rather than wherever JAX places them."""
     store: Store
     """The arrays of this strategy's variables."""
     compiled_runs: weakref.WeakKeyDictionary[Any, Any]
@@ -80,11 +76,7 @@ class StrategyBase(abc.ABC):
         self.answers = answers
         self.communicator = answers.communicator
         self.mesh = answers.communicator.mesh
-        self.parameter_device = answers.parameter_device
-        self.places_values = answers.places_values
-        self.find_shards = answers.find_shards
-        self.shard = answers.shards.shard
-        self.servers = answers.servers
+        vars(self).pop("_replica_ids", None)  # those of the mesh before
 
     def __repr__(self) -> str:
         names = [row[0] if len(row) == 1 else list(row) for row in self.mesh.device_names]
@@ -136,6 +128,31 @@ class StrategyBase(abc.ABC):
     def cluster_resolver(self) -> Any:
         """The resolver that found the cluster; None for single-machine strategies."""
         return self.answers.cluster_resolver
+
+    @property
+    def parameter_device(self) -> Any:
+        """The device of state with a single copy; None if each replica has a copy."""
+        return self.answers.parameter_device
+
+    @property
+    def places_values(self) -> bool:
+        """Whether values are placed on this strategy's devices, rather than wherever JAX places them."""
+        return self.answers.places_values
+
+    @property
+    def find_shards(self) -> Callable[[VariableSpec], Sharded | None] | None:
+        """Returns how the update of a variable is sharded over the replicas; None if none is."""
+        return self.answers.find_shards
+
+    @property
+    def shard(self) -> ShardSetting:
+        """What is sharded over the replicas."""
+        return self.answers.shards.shard
+
+    @property
+    def servers(self) -> Servers | None:
+        """The parameter servers that hold its variables; None if the values are in this process."""
+        return self.answers.servers
 
     @property
     def replica_ids(self) -> tuple[jax.Array, ...]:
