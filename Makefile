@@ -16,7 +16,8 @@ QUICK = XLA_FLAGS="$$($(1)/python tests/known_xla_flags.py $(TEST_XLA_FLAGS))"
 
 # What `make test-oldest` and `make test-newest` run.
 CORE_TESTS ?= tests/test_jax_internals.py tests/test_tiny.py tests/topology tests/tpu tests/cluster tests/values \
-	tests/collectives tests/conformance tests/execution tests/training
+	tests/collectives tests/contexts tests/variables tests/strategies tests/native tests/conformance \
+	tests/execution tests/training
 
 BIN := .venv/bin
 INSTALLED := .venv/.installed

@@ -62,26 +62,23 @@ def _expected():
     return _results(_made(keras.Sequential))
 
 
-@pytest.mark.parametrize("kind", [_OfData, pytest.param(_OfKeras, marks=pytest.mark.long)])
+@pytest.mark.parametrize("kind", [_OfData, _OfKeras])
 def test_they_give_what_keras_gives(kind):
     with strategy_of_kind(2).scope():
         model = _made(kind)
     assert_same(_results(model), _expected())
 
 
-@pytest.mark.long
 def test_evaluate_and_predict():
     (evaluated, predicted), (expected, others) = report(_made(_OfKeras)), report(_made(keras.Sequential))
     assert_same([*evaluated, *predicted], [*expected, *others])
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("kind", [_OfData, _OfKeras])
 def test_without_a_scope(kind):
     assert_same(_results(_made(kind)), _expected())
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("options", [{"run_eagerly": True}, {"steps_per_execution": 2}], ids=str)
 def test_with_other_ways_to_run(options):
     def trained(kind):

@@ -1,6 +1,7 @@
 """Ctrl-C during `fit`, `evaluate` and `predict` leaves the state of before or after a step."""
 
 import contextlib
+import functools
 import gc
 import random
 import signal
@@ -15,6 +16,7 @@ import pytest
 keras = pytest.importorskip("keras")
 
 import replicax as rx  # noqa: E402
+from replicax._jax import ThreadSettings  # noqa: E402
 from replicax.integrations.keras import DistributedVariable, _run  # noqa: E402
 
 from .keras_models import strategy_of_kind  # noqa: E402
@@ -81,6 +83,23 @@ def _no_threads_of_callbacks():
             thread.join(10)
 
 
+@pytest.fixture(autouse=True)
+def _settings():
+    """JAX's settings of this thread, which an interrupt inside of JAX may leave changed."""
+    settings = ThreadSettings()
+    yield
+    settings.restore()
+
+
+class _Synchronous(keras.callbacks.Callback):
+    """Makes Keras call callbacks in this thread: an interrupt may block the thread pool that it uses."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        pass
+
+    on_test_batch_end = on_predict_batch_end = on_train_batch_end
+
+
 @contextlib.contextmanager
 def _interrupted_after(seconds):
     """SIGALRM handled like Ctrl-C: `signal.default_int_handler` is Python's own handler of SIGINT."""
@@ -102,11 +121,12 @@ def test_at_random_times(kind, wanted):
     if kind == "fit in groups":
         model.steps_per_execution = 3
     runs = {
-        "evaluate": lambda: model.evaluate(_X, _Y, batch_size=2, verbose=0),
-        "predict": lambda: model.predict(_X, batch_size=2, verbose=0),
+        "evaluate": lambda: model.evaluate(_X, _Y, batch_size=2, verbose=0, callbacks=[_Synchronous()]),
+        "predict": lambda: model.predict(_X, batch_size=2, verbose=0, callbacks=[_Synchronous()]),
         "train_on_batch": lambda: model.train_on_batch(_X, _Y),
     }
-    run = runs.get(kind, lambda: model.fit(_X, _Y, batch_size=2, epochs=20, verbose=0))
+    fit = functools.partial(model.fit, callbacks=[_Synchronous()])
+    run = runs.get(kind, lambda: fit(_X, _Y, batch_size=2, epochs=20, verbose=0))
     run()
     steps, num_interrupted, moments = [_check(model, layer)], 0, random.Random(0)
     start = time.monotonic()

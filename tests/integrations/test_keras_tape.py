@@ -62,13 +62,13 @@ def _trained(gradients, strategy, compiled, steps=2):
 @pytest.mark.parametrize(
     ("kind", "compiled"),
     [
-        pytest.param("one_device", True, marks=pytest.mark.long),
+        ("one_device", True),
         pytest.param("one_device", False, marks=pytest.mark.long),
-        pytest.param(2, False, marks=pytest.mark.long),
-        pytest.param(2, True),
+        (2, False),
+        (2, True),
         pytest.param(3, False, marks=pytest.mark.long),
         pytest.param(3, True, marks=pytest.mark.long),
-        pytest.param("central", True, marks=pytest.mark.long),
+        ("central", True),
     ],
 )
 def test_a_tape_gives_what_value_and_grad_gives(kind, compiled):
@@ -76,7 +76,6 @@ def test_a_tape_gives_what_value_and_grad_gives(kind, compiled):
     assert_same(ours, _trained(_with_function, strategy_of_kind(kind), compiled))
 
 
-@pytest.mark.long
 def test_without_a_scope():
     """The variables are plain ones of Keras; a tape watches them, too."""
     model = _model()

@@ -109,7 +109,7 @@ def collectives(program):
     return [match.groups() for match in found]
 
 
-@pytest.mark.parametrize("name", ["mirrored", pytest.param("optimizer", marks=pytest.mark.long), "all"])
+@pytest.mark.parametrize("name", ["mirrored", "optimizer", "all"])
 def test_a_transformer_on_2x4_devices_is_that_on_one(name, on_one_device):
     numbers, values = on_one_device
     trainer = Trainer(STRATEGIES[name]())

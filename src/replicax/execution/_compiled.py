@@ -395,10 +395,12 @@ class CompiledStep:
         """Run the step, whatever its variables and results are."""
         state = self._state
         box: list[Any] = []
+        results: list[Any] = []
 
         def finish() -> None:
             if box:
                 state.put(box[0][1])
+                results.append(box.pop()[0])
             state.announce(None)
 
         leaves = self._arguments(leaves)
@@ -414,7 +416,7 @@ class CompiledStep:
                 raise
             finally:
                 finish()
-        return self._finished(box[0][0])
+        return self._finished(results[0])
 
     def _finished(self, results: list[Any]) -> Any:
         self._wait(results)

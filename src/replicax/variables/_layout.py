@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["MAX_SPLIT_AXES", "Layout", "OnMesh", "spread_parts", "write_one_copy"]
 
 MAX_SPLIT_AXES = 8
-"""The array of a split layout is split along one of its first `MOST_AXES` axes."""
+"""The array of a split layout is split along one of its first `MAX_SPLIT_AXES` axes."""
 
 
 class Layout(abc.ABC):
