@@ -7,7 +7,7 @@ from tests.planning.helpers import batch_for, make_step
 
 import replicax as rx
 from replicax.errors import OutOfMemoryError
-from replicax.execution import _compiled, _memory
+from replicax.execution import _memory
 from replicax.variables import Memory, Replicated, _out_of_memory, advise
 
 DEVICES = ["CPU:0", "CPU:1"]
@@ -36,10 +36,12 @@ def test_a_step_that_runs_out_of_memory(monkeypatch, limit):
     batch = batch_for(strategy)
     step(batch)
     before = params["hidden"].numpy()
+    (program,) = step.programs
     with monkeypatch.context() as patch:
-        patch.setattr(_compiled, "starmap", exhausted)
+        patch.setattr(program, "_jitted", exhausted)
+        run = program._make_run()
         with pytest.raises(OutOfMemoryError, match="ran out of memory") as caught:
-            step(batch)
+            run(jax.tree.leaves(batch))
     text = str(caught.value)
     assert "RESOURCE_EXHAUSTED" in str(caught.value.__cause__)
     assert "  parameters                               1.0 MiB   largest" in text
