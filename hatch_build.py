@@ -4,6 +4,9 @@ Without a C compiler the module is left out, and Replicax uses Python in its pla
 """
 
 import re
+import shutil
+import tempfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -34,20 +37,36 @@ class NativeHook(BuildHookInterface[Any]):
     """Hatchling finds it by `tool.hatch.build.hooks.custom` in pyproject.toml."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compile the C module next to its source, and make it part of the wheel."""
+        """Compile the C module; an editable installation finds it next to its source."""
         if self.target_name != "wheel":
             return
-        source = "src/replicax/_native/_warm.c"
-        extension = Extension("replicax._native._warm", [str(Path(self.root, source))], optional=True)
-        command = build_ext(Distribution({"name": "replicax", "ext_modules": [extension]}))
-        command.build_lib = str(Path(self.root, "src"))
-        command.build_temp = str(Path(self.root, "build", "native"))
-        command.ensure_finalized()
-        built = Path(command.get_ext_fullpath(extension.name))
-        built.unlink(missing_ok=True)
-        command.run()
-        if built.exists():
-            build_data["artifacts"].append(str(built.relative_to(self.root)))
-            build_data["pure_python"], build_data["infer_tag"] = False, True
-        else:
-            self.app.display_warning("Replicax is built without its C module; see the messages above.")
+        self._folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+        source = Path(self.root, "src/replicax/_native/_warm.c")
+        try:
+            built = compiled(source, self._folder.name)
+            if version == "editable":
+                shutil.copy(built, source.parent)
+            else:
+                build_data["force_include"][str(built)] = f"replicax/_native/{built.name}"
+                build_data["pure_python"], build_data["infer_tag"] = False, True
+        except OSError as error:
+            self.app.display_warning(f"Replicax is built without its C module: {error}")
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        """Remove the folder that it was compiled in."""
+        if self.target_name == "wheel":
+            self._folder.cleanup()
+
+
+def compiled(source: Path, folder: str) -> Path:
+    """The module compiled in `folder`; raises FileNotFoundError if that fails."""
+    checksum = [("SOURCE_CHECKSUM", f"{zlib.crc32(source.read_bytes())}L")]
+    extension = Extension("replicax._native._warm", [str(source)], define_macros=checksum, optional=True)
+    command = build_ext(Distribution({"name": "replicax", "ext_modules": [extension]}))
+    command.build_lib, command.build_temp = folder, folder
+    command.ensure_finalized()
+    command.run()
+    built = Path(command.get_ext_fullpath(extension.name))
+    if not built.exists():
+        raise FileNotFoundError("the C compiler failed; see the messages above.")
+    return built

@@ -1,16 +1,20 @@
 """The C module: its lock, which calls it handles, and that it neither leaks nor keeps anything alive."""
 
 import gc
+import shutil
 import signal
+import subprocess
 import sys
 import threading
 import time
 import weakref
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.environment import of_programs
 
 import replicax as rx
 from replicax import _native
@@ -236,6 +240,31 @@ def test_each_strategy_has_programs_of_its_own(strategy):
     assert found == [2, 2, 1, 1] * 3
 
 
+def test_threads_under_different_strategies_and_settings_get_their_own_programs(strategy):
+    function = rx.function(lambda x: x + rx.get_strategy().num_replicas_in_sync)
+    x, found = jnp.zeros(()), {}
+
+    def call(strategy):
+        with strategy.scope():
+            for _ in range(200):
+                found.setdefault(strategy, set()).add(float(function(x)))
+                with jax.default_matmul_precision("highest"):
+                    found[strategy].add(float(function(x)))
+
+    strategies = [strategy, rx.OneDeviceStrategy("CPU:1")]
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=call, args=(s,)) for s in strategies]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    finally:
+        sys.setswitchinterval(before)
+    assert [found[s] for s in strategies] == [{2}, {1}]
+
+
 def test_methods_find_their_own_programs():
     class Scale:
         def __init__(self, factor):
@@ -396,3 +425,22 @@ def test_types_that_it_was_not_made_for_are_refused():
         _native.configure(**{**given, "array": 1})
     with pytest.raises(AttributeError, match="int"):
         program(1, None)
+
+
+@native
+def test_a_module_that_was_built_from_another_source_is_not_used(tmp_path):
+    copy = tmp_path / "replicax"
+    shutil.copytree(Path(rx.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    program = "from replicax import _native; print(_native.__file__, _native.is_built)"
+
+    def printed():
+        environment = of_programs(PYTHONPATH=str(tmp_path))
+        command = [sys.executable, "-c", program]
+        return subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=True
+        ).stdout.split()
+
+    assert printed() == [str(copy / "_native" / "__init__.py"), "True"]
+    with open(copy / "_native" / "_warm.c", "a") as source:
+        source.write("/* changed */\n")
+    assert printed() == [str(copy / "_native" / "__init__.py"), "False"]

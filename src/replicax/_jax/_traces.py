@@ -71,9 +71,10 @@ def current_trace() -> Any:
     return trace_state.value
 
 
-def settings_number() -> int:
-    """A number for the current `trace_settings`: equal settings have the same number."""
-    return _settings_numbers.setdefault(trace_settings(), len(_settings_numbers))
+def settings_number(settings: tuple[Any, ...] | None = None) -> int:
+    """A number for `settings`, or for the current `trace_settings`: equal settings have the same number."""
+    key = trace_settings() if settings is None else settings
+    return _settings_numbers.setdefault(key, len(_settings_numbers))
 
 
 def _enclosing_traces() -> Iterator[Any]:

@@ -8,6 +8,8 @@ compiled step takes a few microseconds longer.
 from __future__ import annotations
 
 import os
+import zlib
+from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +24,10 @@ else:
     try:
         if os.environ.get("REPLICAX_PURE_PYTHON"):
             raise ImportError("REPLICAX_PURE_PYTHON is set")
-        from replicax._native._warm import Caller, Lock, Program, configure
+        from replicax._native._warm import Caller, Lock, Program, configure, source_checksum
 
+        if zlib.crc32(Path(__file__).with_name("_warm.c").read_bytes()) != source_checksum:
+            raise ImportError("_warm.c has changed since it was compiled: install Replicax again")
         is_built = True
     except ImportError:
         Lock, Program = RLock, None

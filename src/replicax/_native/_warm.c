@@ -20,6 +20,10 @@
 #error "The stores' arrays are protected by the GIL and by Lock, not by Lock alone."
 #endif
 
+#ifndef SOURCE_CHECKSUM /* of this file, so that Python notices a module that was built from another one */
+#define SOURCE_CHECKSUM 0
+#endif
+
 #define MOST_ARGUMENTS 16
 #define MOST_SLOTS 16
 
@@ -441,7 +445,7 @@ typedef struct {
     PyObject *known;      /* the `run` functions of programs, by the key of a call */
     PyObject *last_key;   /* the key of the last call, and what was found for it */
     PyObject *last_run;
-    PyObject *last_stack; /* the last stack of contexts, if it is outside of replicas and traces */
+    PyObject *last_stack; /* the last stack of contexts in which a program could be called */
     PyObject *last_strategy; /* what it contributes to the key, or NULL */
 } Caller;
 
@@ -497,26 +501,39 @@ static PyObject *number_of_settings(void)
         PyErr_SetString(PyExc_TypeError, "JAX's settings are not a tuple");
         return NULL;
     }
-    if (!are_last_settings(settings)) {
-        int disables_jit = setting_is(disable_jit, Py_True);
-        PyObject *number = disables_jit < 0 ? NULL : PyObject_CallNoArgs(settings_number);
-        if (number == NULL) {
-            Py_DECREF(settings);
-            return NULL;
-        }
-        Py_XSETREF(last_settings, Py_NewRef(settings));
-        Py_XSETREF(last_number, number);
-        last_disables_jit = disables_jit;
+    PyObject *number;
+    if (are_last_settings(settings)) {
+        number = Py_NewRef(last_disables_jit ? Py_None : last_number);
+        Py_DECREF(settings);
+        return number;
     }
-    Py_DECREF(settings);
-    return Py_NewRef(last_disables_jit ? Py_None : last_number);
+    int disables_jit = setting_is(disable_jit, Py_True);
+    number = disables_jit < 0 ? NULL : PyObject_CallOneArg(settings_number, settings);
+    if (number == NULL) {
+        Py_DECREF(settings);
+        return NULL;
+    }
+    /* All three belong together, so nothing may run between the assignments. */
+    PyObject *old_settings = last_settings, *old_number = last_number;
+    last_settings = settings;
+    last_number = Py_NewRef(number);
+    last_disables_jit = disables_jit;
+    Py_XDECREF(old_settings);
+    Py_XDECREF(old_number);
+    if (disables_jit)
+        Py_SETREF(number, Py_NewRef(Py_None));
+    return number;
 }
 
-/* Note what a stack of contexts contributes to a key: 1 if a program can be called in it, 0 if `_call` has to
-   find out what to do, -1 with an exception. */
-static int caller_note_stack(Caller *self, PyObject *stack)
+/* Whether a program can be called in a stack of contexts: 1; 0 if `_call` has to find out what to do; -1 with
+   an exception. `strategy` is what the stack contributes to the key, a new reference or NULL. */
+static int caller_check_stack(Caller *self, PyObject *stack, PyObject **strategy)
 {
-    PyObject *strategy = NULL;
+    if (stack == self->last_stack) {
+        *strategy = Py_XNewRef(self->last_strategy);
+        return 1;
+    }
+    PyObject *found = NULL;
     if (PyTuple_GET_SIZE(stack) > 0) {
         PyObject *context = PyTuple_GET_ITEM(stack, PyTuple_GET_SIZE(stack) - 1);
         PyObject *is_outside = PyObject_GetAttr(context, name_is_outside);
@@ -527,16 +544,23 @@ static int caller_note_stack(Caller *self, PyObject *stack)
         Py_XDECREF(replica);
         if (replica == NULL)
             return -1;
-        if (replica == Py_None && (strategy = PyObject_GetAttr(context, name_strategy)) == NULL)
+        if (replica != Py_None) /* the default replica, inside of a scope */
+            return 1;
+        if ((found = PyObject_GetAttr(context, name_strategy)) == NULL)
             return -1;
     }
-    Py_XSETREF(self->last_strategy, strategy);
-    Py_XSETREF(self->last_stack, Py_NewRef(stack));
+    /* Both belong together, so nothing may run between the assignments. */
+    PyObject *old_strategy = self->last_strategy, *old_stack = self->last_stack;
+    *strategy = Py_XNewRef(found);
+    self->last_strategy = found;
+    self->last_stack = Py_NewRef(stack);
+    Py_XDECREF(old_strategy);
+    Py_XDECREF(old_stack);
     return 1;
 }
 
-/* Whether a program can be called here: 1, 0 or -1, as for `caller_note_stack`. */
-static int caller_check_context(Caller *self)
+/* Whether a program can be called here, as `caller_check_stack`. */
+static int caller_check_context(Caller *self, PyObject **strategy)
 {
     int executes = setting_is(trace_state, eval_trace);
     if (executes <= 0)
@@ -546,7 +570,7 @@ static int caller_check_context(Caller *self)
         return -1;
     int is_usable = 0;
     if (stack != NULL && PyTuple_CheckExact(stack))
-        is_usable = stack == self->last_stack ? 1 : caller_note_stack(self, stack);
+        is_usable = caller_check_stack(self, stack, strategy);
     Py_XDECREF(stack);
     return is_usable;
 }
@@ -571,6 +595,7 @@ static PyObject *caller_find(Caller *self, PyObject **key, Py_ssize_t size)
         PyTuple_SET_ITEM(tuple, i, Py_NewRef(key[i]));
     PyObject *run = Py_XNewRef(PyDict_GetItemWithError(self->known, tuple));
     if (run != NULL) {
+        Py_CLEAR(self->last_key); /* so that it never belongs to another `last_run` */
         Py_XSETREF(self->last_run, Py_NewRef(run));
         Py_XSETREF(self->last_key, Py_NewRef(tuple));
     }
@@ -590,13 +615,18 @@ static PyObject *caller_call_python(Caller *self, PyObject *args, PyObject *kwar
 
 /* The function for a call with these arguments, and the arrays among them, which are borrowed. NULL, perhaps
    with an exception, if there is none. */
-static PyObject *caller_find_for(Caller *self, PyObject *args, PyObject *number, PyObject **arrays)
+static PyObject *caller_find_for(Caller *self, PyObject *args, PyObject *strategy, PyObject **arrays)
 {
-    PyObject *key[2 + 2 * MOST_ARGUMENTS]; /* borrowed as well */
+    PyObject *number = number_of_settings();
+    if (number == NULL || number == Py_None) {
+        Py_XDECREF(number);
+        return NULL;
+    }
+    PyObject *run = NULL, *key[2 + 2 * MOST_ARGUMENTS]; /* borrowed */
     Py_ssize_t size = 0;
     key[size++] = number;
-    if (self->last_strategy != NULL)
-        key[size++] = self->last_strategy;
+    if (strategy != NULL)
+        key[size++] = strategy;
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args); i++) {
         PyObject *array = PyTuple_GET_ITEM(args, i);
         if (Py_IS_TYPE(array, per_replica_type) && SLOT(array, mask_slot) == Py_None) {
@@ -604,31 +634,31 @@ static PyObject *caller_find_for(Caller *self, PyObject *args, PyObject *number,
             array = SLOT(array, array_slot);
         }
         if (!Py_IS_TYPE(array, array_type))
-            return NULL;
+            goto done;
         PyObject *aval = PyObject_GetAttr(array, name_aval);
         if (aval == NULL)
-            return NULL;
+            goto done;
         Py_DECREF(aval); /* the array keeps it */
         key[size++] = aval;
         arrays[i] = array;
     }
-    return caller_find(self, key, size);
+    run = caller_find(self, key, size);
+done:
+    Py_DECREF(number);
+    return run;
 }
 
 static PyObject *caller_call(Caller *self, PyObject *args, PyObject *kwargs)
 {
     Py_ssize_t num_arguments = PyTuple_GET_SIZE(args);
     int is_usual = num_arguments <= MOST_ARGUMENTS && (kwargs == NULL || PyDict_GET_SIZE(kwargs) == 0);
+    PyObject *strategy = NULL, *arrays[MOST_ARGUMENTS];
     if (is_usual)
-        is_usual = caller_check_context(self);
+        is_usual = caller_check_context(self, &strategy);
     if (is_usual <= 0)
         return is_usual < 0 ? NULL : caller_call_python(self, args, kwargs);
-    PyObject *number = number_of_settings();
-    if (number == NULL)
-        return NULL;
-    PyObject *arrays[MOST_ARGUMENTS];
-    PyObject *run = number == Py_None ? NULL : caller_find_for(self, args, number, arrays);
-    Py_DECREF(number); /* `run` stays */
+    PyObject *run = caller_find_for(self, args, strategy, arrays);
+    Py_XDECREF(strategy);
     if (run == NULL)
         return PyErr_Occurred() ? NULL : caller_call_python(self, args, kwargs);
     PyObject *result = NULL, *leaves = PyList_New(num_arguments);
@@ -746,7 +776,8 @@ PyMODINIT_FUNC PyInit__warm(void)
     PyObject *module = PyModule_Create(&definition);
     if (module == NULL)
         return NULL;
-    if (PyModule_AddType(module, &LockType) < 0 || PyModule_AddType(module, &ProgramType) < 0 ||
+    if (PyModule_AddIntConstant(module, "source_checksum", SOURCE_CHECKSUM) < 0 ||
+        PyModule_AddType(module, &LockType) < 0 || PyModule_AddType(module, &ProgramType) < 0 ||
         PyModule_AddType(module, &CallerType) < 0) {
         Py_DECREF(module);
         return NULL;

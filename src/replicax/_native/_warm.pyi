@@ -2,6 +2,8 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, final
 
+source_checksum: int
+
 @final
 class Lock:
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool: ...
@@ -39,5 +41,5 @@ def configure(
     number_check: Any,
     first_copy: Callable[[Any], Any],
     trace_settings: Callable[[], tuple[Any, ...]],
-    settings_number: Callable[[], int],
+    settings_number: Callable[[tuple[Any, ...]], int],
 ) -> None: ...
