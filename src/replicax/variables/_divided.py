@@ -47,10 +47,6 @@ class Divided(OnMesh):
         array = self.padded(cell.whole)
         return array if is_tracer(array) else self.mesh.put(array, self.sharding(self.mesh))
 
-    def padded(self, value: Any) -> Any:
-        """The array to shard for a value: padded if the value does not divide evenly."""
-        return value
-
     def _unpadded(self, array: Any) -> Any:
         """The value of a padded array."""
         return array

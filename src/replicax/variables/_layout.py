@@ -80,6 +80,10 @@ class Layout(abc.ABC):
     def place(self, value: Any) -> Any:
         """The array for a variable with this value; it may share memory with `value`."""
 
+    def padded(self, value: Any) -> Any:
+        """The array for a value, before it is placed: padded if it can't be split evenly."""
+        return value
+
     def initial(self, spec: VariableSpec, value: Any) -> Any:
         """The array of a new variable; None if this process has none yet."""
         return jnp.copy(self.place(value))

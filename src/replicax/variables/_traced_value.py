@@ -16,9 +16,7 @@ import numpy as np
 
 from replicax._jax import is_tracer, run_program
 from replicax.topology import ReplicaMesh
-from replicax.variables._divided import Divided
 from replicax.variables._layout import Layout
-from replicax.variables._replicated import Replicated
 
 __all__ = ["TracedValue", "trace_value", "traced_results"]
 
@@ -49,10 +47,10 @@ class TracedValue:
 
     def placed(self, layout: Layout) -> Any:
         """The array of a variable with this layout; if it is sharded, each device computes its part."""
-        if not isinstance(layout, Divided | Replicated):
-            return jnp.copy(layout.place(self.computed()))
         mesh = layout.mesh
-        if isinstance(layout, Replicated) and (filled := self._filled()) is not None:
+        if mesh is None or not layout.has_value_on_mesh:
+            return jnp.copy(layout.place(self.computed()))
+        if not layout.is_split and (filled := self._filled()) is not None:
             return jax.device_put(filled, layout.sharding(mesh), may_alias=False)
         return self.program(layout)([x if _is_on(mesh, x) else mesh.replicate(x) for x in self.args])
 
@@ -65,17 +63,19 @@ class TracedValue:
             case _:
                 return None
 
-    def program(self, layout: Divided | Replicated) -> Any:
+    def program(self, layout: Layout) -> Any:
         """The compiled function that computes the array from `args`, on every device or in parts."""
+        mesh = layout.mesh
+        assert mesh is not None
         compiled, key = _programs.setdefault(layout, {}), str(self._jaxpr)
         if key not in compiled:
-            jaxpr, pad = self._jaxpr, layout.padded if isinstance(layout, Divided) else None
+            jaxpr, padded = self._jaxpr, layout.padded
 
             def compute(args: list[Any]) -> Any:
                 (value,) = run_program(jaxpr, args)
-                return value if pad is None else pad(value)
+                return padded(value)
 
-            compiled[key] = jax.jit(compute, out_shardings=layout.sharding(layout.mesh))
+            compiled[key] = jax.jit(compute, out_shardings=layout.sharding(mesh))
         return compiled[key]
 
 
