@@ -282,7 +282,8 @@ def test_methods_find_their_own_programs():
 def program(store, jitted, **changes):
     """A `Program` that reads the first array of `store` and writes the second."""
     given = {"checked": None, "make_ready": None, "explain": lambda error: None, "result": list}
-    return _native.Program(jitted=jitted, store=store, read=(0, 1), written=(1, 2), **(given | changes))
+    given |= {"read": (0, 1), "written": (1, 2)}
+    return _native.Program(jitted=jitted, store=store, **(given | changes))
 
 
 @pytest.fixture
@@ -294,9 +295,51 @@ def store():
 
 @native
 def test_a_program_gets_its_arrays_and_the_store_gets_new_ones(store):
-    run = program(store, lambda *operands: (operands, ["new"]))
-    assert run(["argument"]) == [["read"], ["old"], ["argument"]]
+    run = program(store, lambda *operands: (*operands, "new"))
+    assert run(["argument"]) == [["read"], ["old"], "argument"]
     assert store.arrays == ["read", "new", "another"]
+    assert run(list(range(1000))) == [["read"], ["new"], *range(1000)]
+
+
+@native
+def test_a_program_gets_hundreds_of_arrays():
+    store = Store()
+    store.arrays += [object() for _ in range(500)]
+    before = list(store.arrays)
+    new = tuple(object() for _ in range(300))
+    run = program(store, lambda *operands: (operands, *new), read=(100, 150), written=(150, 450))
+    assert run([1, 2]) == [(before[100:150], before[150:450], 1, 2)]
+    assert store.arrays == [*before[:150], *new, *before[450:]]
+
+
+@native
+def test_old_arrays_are_freed_after_the_new_ones_are_stored(store):
+    class Array:
+        pass
+
+    store.arrays[1] = Array()
+    found = []
+    weakref.finalize(store.arrays[1], lambda: found.append(store.arrays[1]))
+    program(store, lambda *_: ("new",))([])
+    assert found == ["new"]
+
+
+@native
+def test_arrays_that_are_removed_while_a_program_runs(store):
+    def jitted(*_):
+        store.arrays.clear()
+        return ("new",)
+
+    with pytest.raises(IndexError, match="removed"):
+        program(store, jitted)([])
+    assert not store.arrays
+
+
+@native
+@pytest.mark.parametrize("changes", [{"written": (2, 1)}, {"read": (-1, 1)}])
+def test_slices_that_do_not_exist_are_refused(store, changes):
+    with pytest.raises(ValueError, match="slices"):
+        program(store, None, **changes)
 
 
 @native
@@ -305,7 +348,7 @@ def test_the_store_is_locked_while_a_program_runs(store):
 
     def jitted(*_):
         free.append(in_thread(lambda: store.lock.acquire(blocking=False)))
-        return [], ["new"]
+        return ("new",)
 
     program(store, jitted)([])
     assert free == [False]
@@ -349,7 +392,7 @@ def test_a_store_with_views_is_made_ready(store):
         ready.append(store.arrays[1])
         store.views.clear()
 
-    run = program(store, lambda *_: ([], ["new"]), make_ready=make_ready)
+    run = program(store, lambda *_: ("new",), make_ready=make_ready)
     run([])
     store.views[1] = "a view"
     run([])
@@ -362,12 +405,12 @@ def test_a_store_with_views_is_made_ready(store):
 
     store.unfinished = fail
     with pytest.raises(KeyError):
-        program(store, lambda *_: ([], ["newer"]), make_ready=fail)([])
+        program(store, lambda *_: ("newer",), make_ready=fail)([])
     assert store.arrays[1] == "new"
 
 
 @native
-@pytest.mark.parametrize("returned", [None, (), ([], ["new"], []), ([], 1)])
+@pytest.mark.parametrize("returned", [None, (), ["new"], 1])
 def test_a_program_must_return_results_and_arrays(store, returned):
     with pytest.raises(TypeError):
         program(store, lambda *_: returned)([])

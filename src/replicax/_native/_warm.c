@@ -213,7 +213,7 @@ static PyTypeObject LockType = {
 
 typedef struct {
     PyObject_HEAD
-    PyObject *jitted;  /* (arrays read, arrays written, arguments) -> (results, new arrays) */
+    PyObject *jitted;  /* ([read], [written], *arguments) -> (*results, *new) */
     PyObject *checked; /* called instead, with the leaves, if results have to be checked for NaNs */
     PyObject *make_ready; /* called before if the store has views or an interrupted call */
     PyObject *explain; /* called with the exception if the program fails */
@@ -279,6 +279,10 @@ static PyObject *program_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     Py_ssize_t unfinished_slot = slot_of(store_type, "unfinished"), views_slot = slot_of(store_type, "views");
     if (arrays_slot < 0 || lock_slot < 0 || unfinished_slot < 0 || views_slot < 0)
         return NULL;
+    if (read_start < 0 || read_stop < read_start || write_start < 0 || write_stop < write_start) {
+        PyErr_SetString(PyExc_ValueError, "the slices of a Program must have 0 <= start <= stop");
+        return NULL;
+    }
     if (!PyList_CheckExact(SLOT(store, arrays_slot)) || !Py_IS_TYPE(SLOT(store, lock_slot), &LockType)) {
         PyErr_SetString(PyExc_TypeError, "a Program needs a store with a list of arrays and a Lock");
         return NULL;
@@ -340,27 +344,53 @@ static void explain_failure(Program *self)
     Py_XDECREF(traceback);
 }
 
-/* Call the program and store its new arrays, holding the lock; returns the list of its results. */
-static PyObject *program_step(Program *self, PyObject *leaves)
+/* Put the last ones of the `returned` arrays into the store. */
+static int program_store(Program *self, PyObject *returned)
 {
+    Py_ssize_t num_written = self->write_stop - self->write_start;
+    if (!PyTuple_CheckExact(returned) || PyTuple_GET_SIZE(returned) < num_written) {
+        PyErr_Format(PyExc_TypeError, "a step's program must return a tuple of results and %zd new arrays",
+                     num_written);
+        return -1;
+    }
+    if (PyList_GET_SIZE(self->arrays) < self->write_stop) {
+        PyErr_SetString(PyExc_IndexError, "arrays were removed from a store while a step was running");
+        return -1;
+    }
+    Py_ssize_t start = PyTuple_GET_SIZE(returned) - num_written;
+    for (Py_ssize_t i = 0; i < num_written; i++) {
+        PyObject *old = PyList_GET_ITEM(self->arrays, self->write_start + i);
+        PyList_SET_ITEM(self->arrays, self->write_start + i, Py_NewRef(PyTuple_GET_ITEM(returned, start + i)));
+        Py_DECREF(old); /* the program's operands have another reference, so this frees nothing */
+    }
+    return 0;
+}
+
+/* Call the program and store its new arrays, holding the lock; returns what the program returned. */
+static PyObject *program_step(Program *self, PyObject *const *leaves, Py_ssize_t num_leaves)
+{
+    /* The vector call may use the place before its operands. */
+    PyObject *few[3 + MOST_ARGUMENTS], **operands = few, *returned = NULL;
+    if (num_leaves > MOST_ARGUMENTS && (operands = PyMem_New(PyObject *, 3 + num_leaves)) == NULL)
+        return PyErr_NoMemory();
     PyObject *read = PyList_GetSlice(self->arrays, self->read_start, self->read_stop);
     PyObject *written = PyList_GetSlice(self->arrays, self->write_start, self->write_stop);
-    PyObject *returned = NULL, *results = NULL;
     if (read != NULL && written != NULL) {
-        PyObject *operands[] = {NULL, read, written, leaves};
-        returned = PyObject_Vectorcall(self->jitted, operands + 1, 3 | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
+        operands[1] = read;
+        operands[2] = written;
+        memcpy(operands + 3, leaves, num_leaves * sizeof(PyObject *));
+        size_t count = (2 + num_leaves) | PY_VECTORCALL_ARGUMENTS_OFFSET;
+        returned = PyObject_Vectorcall(self->jitted, operands + 1, count, NULL);
+        if (returned == NULL)
+            explain_failure(self);
+        else if (program_store(self, returned) < 0)
+            Py_CLEAR(returned);
     }
-    if (returned == NULL)
-        explain_failure(self);
-    else if (!PyTuple_CheckExact(returned) || PyTuple_GET_SIZE(returned) != 2)
-        PyErr_SetString(PyExc_TypeError, "a step's program must return its results and the new arrays");
-    else if (PyList_SetSlice(self->arrays, self->write_start, self->write_stop,
-                             PyTuple_GET_ITEM(returned, 1)) == 0)
-        results = Py_NewRef(PyTuple_GET_ITEM(returned, 0));
-    Py_XDECREF(returned);
     Py_XDECREF(written);
     Py_XDECREF(read);
-    return results;
+    if (operands != few)
+        PyMem_Free(operands);
+    return returned;
 }
 
 /* `PerReplica.from_layout`. */
@@ -392,37 +422,67 @@ static PyObject *new_plain_result(PyObject *array)
     return committed == NULL ? NULL : PyObject_CallOneArg(first_copy, array);
 }
 
-static PyObject *program_run(Program *self, PyObject *leaves)
+static PyObject *list_of(PyObject *const *items, Py_ssize_t count)
+{
+    PyObject *list = PyList_New(count);
+    for (Py_ssize_t i = 0; list != NULL && i < count; i++)
+        PyList_SET_ITEM(list, i, Py_NewRef(items[i]));
+    return list;
+}
+
+/* `callable([*items])`. */
+static PyObject *call_with_list(PyObject *callable, PyObject *const *items, Py_ssize_t count)
+{
+    PyObject *list = list_of(items, count);
+    if (list == NULL)
+        return NULL;
+    PyObject *result = PyObject_CallOneArg(callable, list);
+    Py_DECREF(list);
+    return result;
+}
+
+/* The result of a step, from what its program returned. */
+static PyObject *program_result(Program *self, PyObject *returned)
+{
+    PyObject *const *results = &PyTuple_GET_ITEM(returned, 0);
+    Py_ssize_t num_results = PyTuple_GET_SIZE(returned) - (self->write_stop - self->write_start);
+    if (num_results == 1 && self->result == Py_None)
+        return new_plain_result(results[0]);
+    if (num_results == 1 && !PyCallable_Check(self->result))
+        return new_per_replica(results[0], self->result);
+    return call_with_list(self->result, results, num_results);
+}
+
+/* Run the step with arguments that the caller has references to. */
+static PyObject *program_run(Program *self, PyObject *const *leaves, Py_ssize_t num_leaves)
 {
     int is_unchecked = setting_is(number_check, Py_None);
     if (is_unchecked <= 0)
-        return is_unchecked < 0 ? NULL : PyObject_CallOneArg(self->checked, leaves);
+        return is_unchecked < 0 ? NULL : call_with_list(self->checked, leaves, num_leaves);
     if (lock_acquire(self->lock, -1) < 0)
         return NULL;
-    PyObject *results = program_prepare(self) < 0 ? NULL : program_step(self, leaves);
+    PyObject *returned = program_prepare(self) < 0 ? NULL : program_step(self, leaves, num_leaves);
     if (lock_release(self->lock) < 0)
-        Py_CLEAR(results);
-    if (results == NULL)
+        Py_CLEAR(returned);
+    if (returned == NULL)
         return NULL;
-    PyObject *result;
-    int is_list = PyList_CheckExact(results) && PyList_GET_SIZE(results) == 1;
-    if (is_list && self->result == Py_None)
-        result = new_plain_result(PyList_GET_ITEM(results, 0));
-    else if (is_list && !PyCallable_Check(self->result))
-        result = new_per_replica(PyList_GET_ITEM(results, 0), self->result);
-    else
-        result = PyObject_CallOneArg(self->result, results);
-    Py_DECREF(results);
+    PyObject *result = program_result(self, returned);
+    Py_DECREF(returned);
     return result;
 }
 
 static PyObject *program_call(Program *self, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"leaves", NULL};
-    PyObject *leaves;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!:Program", names, &PyList_Type, &leaves))
+    PyObject *list;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!:Program", names, &PyList_Type, &list))
         return NULL;
-    return program_run(self, leaves);
+    PyObject *leaves = PyList_AsTuple(list); /* which nobody else can change during the call */
+    if (leaves == NULL)
+        return NULL;
+    PyObject *result = program_run(self, &PyTuple_GET_ITEM(leaves, 0), PyTuple_GET_SIZE(leaves));
+    Py_DECREF(leaves);
+    return result;
 }
 
 static PyTypeObject ProgramType = {
@@ -593,13 +653,19 @@ static PyObject *caller_find(Caller *self, PyObject **key, Py_ssize_t size)
         return NULL;
     for (Py_ssize_t i = 0; i < size; i++)
         PyTuple_SET_ITEM(tuple, i, Py_NewRef(key[i]));
-    PyObject *run = Py_XNewRef(PyDict_GetItemWithError(self->known, tuple));
-    if (run != NULL) {
-        Py_CLEAR(self->last_key); /* so that it never belongs to another `last_run` */
-        Py_XSETREF(self->last_run, Py_NewRef(run));
-        Py_XSETREF(self->last_key, Py_NewRef(tuple));
+    PyObject *known = Py_NewRef(self->known); /* keys are compared in Python, where it may be replaced */
+    PyObject *run = Py_XNewRef(PyDict_GetItemWithError(known, tuple));
+    Py_DECREF(known);
+    if (run == NULL) {
+        Py_DECREF(tuple);
+        return NULL;
     }
-    Py_DECREF(tuple);
+    /* Both belong together, so nothing may run between the assignments. */
+    PyObject *old_key = self->last_key, *old_run = self->last_run;
+    self->last_key = tuple;
+    self->last_run = Py_NewRef(run);
+    Py_XDECREF(old_key);
+    Py_XDECREF(old_run);
     return run;
 }
 
@@ -613,8 +679,8 @@ static PyObject *caller_call_python(Caller *self, PyObject *args, PyObject *kwar
     return result;
 }
 
-/* The function for a call with these arguments, and the arrays among them, which are borrowed. NULL, perhaps
-   with an exception, if there is none. */
+/* The function for a call with these arguments, as a new reference; NULL, perhaps with an exception, if there
+   is none. `arrays` gets references to the arrays among the arguments, in any case. */
 static PyObject *caller_find_for(Caller *self, PyObject *args, PyObject *strategy, PyObject **arrays)
 {
     PyObject *number = number_of_settings();
@@ -622,7 +688,7 @@ static PyObject *caller_find_for(Caller *self, PyObject *args, PyObject *strateg
         Py_XDECREF(number);
         return NULL;
     }
-    PyObject *run = NULL, *key[2 + 2 * MOST_ARGUMENTS]; /* borrowed */
+    PyObject *run = NULL, *key[2 + 2 * MOST_ARGUMENTS]; /* borrowed from `args` and `arrays` */
     Py_ssize_t size = 0;
     key[size++] = number;
     if (strategy != NULL)
@@ -630,17 +696,18 @@ static PyObject *caller_find_for(Caller *self, PyObject *args, PyObject *strateg
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args); i++) {
         PyObject *array = PyTuple_GET_ITEM(args, i);
         if (Py_IS_TYPE(array, per_replica_type) && SLOT(array, mask_slot) == Py_None) {
-            key[size++] = SLOT(array, layout_slot);
+            if ((key[size++] = SLOT(array, layout_slot)) == NULL)
+                goto done;
             array = SLOT(array, array_slot);
         }
-        if (!Py_IS_TYPE(array, array_type))
+        if (array == NULL || !Py_IS_TYPE(array, array_type))
             goto done;
+        arrays[i] = Py_NewRef(array);
         PyObject *aval = PyObject_GetAttr(array, name_aval);
         if (aval == NULL)
             goto done;
         Py_DECREF(aval); /* the array keeps it */
         key[size++] = aval;
-        arrays[i] = array;
     }
     run = caller_find(self, key, size);
 done:
@@ -652,26 +719,23 @@ static PyObject *caller_call(Caller *self, PyObject *args, PyObject *kwargs)
 {
     Py_ssize_t num_arguments = PyTuple_GET_SIZE(args);
     int is_usual = num_arguments <= MOST_ARGUMENTS && (kwargs == NULL || PyDict_GET_SIZE(kwargs) == 0);
-    PyObject *strategy = NULL, *arrays[MOST_ARGUMENTS];
+    PyObject *strategy = NULL, *arrays[MOST_ARGUMENTS] = {NULL};
     if (is_usual)
         is_usual = caller_check_context(self, &strategy);
     if (is_usual <= 0)
         return is_usual < 0 ? NULL : caller_call_python(self, args, kwargs);
     PyObject *run = caller_find_for(self, args, strategy, arrays);
-    Py_XDECREF(strategy);
+    PyObject *result = NULL;
     if (run == NULL)
-        return PyErr_Occurred() ? NULL : caller_call_python(self, args, kwargs);
-    PyObject *result = NULL, *leaves = PyList_New(num_arguments);
-    if (leaves != NULL) {
-        for (Py_ssize_t i = 0; i < num_arguments; i++)
-            PyList_SET_ITEM(leaves, i, Py_NewRef(arrays[i]));
-        if (Py_IS_TYPE(run, &ProgramType))
-            result = program_run((Program *)run, leaves);
-        else
-            result = PyObject_CallOneArg(run, leaves);
-        Py_DECREF(leaves);
-    }
-    Py_DECREF(run);
+        result = PyErr_Occurred() ? NULL : caller_call_python(self, args, kwargs);
+    else if (Py_IS_TYPE(run, &ProgramType))
+        result = program_run((Program *)run, arrays, num_arguments);
+    else
+        result = call_with_list(run, arrays, num_arguments);
+    Py_XDECREF(run);
+    Py_XDECREF(strategy);
+    for (Py_ssize_t i = 0; i < num_arguments && i < MOST_ARGUMENTS; i++)
+        Py_XDECREF(arrays[i]);
     return result;
 }
 

@@ -1,7 +1,10 @@
 """A step compiled for one kind of arguments.
 
-A trace of the step finds the variables that it uses, and becomes a pure function from (arrays that are only
-read, arrays that are written, arguments) to (results, new arrays). The arrays that are written are donated.
+A trace of the step finds the variables that it uses, and becomes a pure function:
+
+    ([arrays only read], [arrays also written], *arguments) -> (*results, *new arrays)
+
+The arrays that are written are donated.
 Replicas get their own parts of sharded and per-replica variables as inputs, which must be known before the
 replicas are traced, so a step with such variables is traced a second time.
 """
@@ -10,8 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
-from itertools import starmap
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any, final
 
 import jax
@@ -92,8 +95,7 @@ class CompiledStep:
             self._lookups.mesh = found.mesh
             self._dynamic += range(len(leaves), len(leaves) + self._lookups.num_arrays)
             self._static += [None] * self._lookups.num_arrays
-        self._program = self._step if repeats == 1 else self._steps
-        self._jitted = jax.jit(self._program, donate_argnums=1, out_shardings=self._shardings())
+        self._jitted = self._jit(donate_argnums=1)
         self._memory: StepMemory | None = None
         self._is_compiled = False
         self.program: jax.stages.Compiled | None = None
@@ -166,7 +168,7 @@ class CompiledStep:
         def trace(*arrays: Any) -> Any:
             frame = self._frame(None, dict.fromkeys(table.ref() for table in tables))
             frames.append(frame)
-            results = self._call(frame, list(arrays))
+            results = self._call(frame, arrays)
             if tables:
                 return [numbers for _, numbers in frame.lookups]
             return results, list(map(frame.array, frame.written.values()))
@@ -177,7 +179,23 @@ class CompiledStep:
     def _frame(self, inputs: Any, tables: Any) -> ProgramFrame:
         return ProgramFrame(inputs, fresh=self._fresh, origins=self._origins, tag=self._tag, tables=tables)
 
-    def _step(self, read: list[Any], written: list[Any], arrays: list[Any]) -> Any:
+    def _jit(self, **options: Any) -> Any:
+        def program(*operands: Any) -> Any:
+            return self._program(*operands)
+
+        program.__name__ = self.name  # which profiles and the logs of JAX show
+        return jax.jit(program, out_shardings=self._shardings(), **options)
+
+    def _program(self, read: list[Any], written: list[Any], *arguments: Any) -> tuple[Any, ...]:
+        """The results of the step, or of all calls, followed by the new arrays of variables."""
+        if self._repeats == 1:
+            results, new = self._step(read, written, arguments)
+            return (*results, *new)
+        calls = _divided(arguments, self._repeats)
+        results, new = scan_calls(functools.partial(self._step, read), written, calls)
+        return (*itertools.chain(*results), *new)
+
+    def _step(self, read: list[Any], written: list[Any], arrays: Sequence[Any]) -> Any:
         variables = (*self._state.read, *self._state.written)
         values = (*read, *written)
         if self._staged is not None:
@@ -191,11 +209,7 @@ class CompiledStep:
         self._make_rebuilder()
         return results, list(map(frame.array, self._state.written))
 
-    def _steps(self, read: list[Any], written: list[Any], calls: list[list[Any]]) -> Any:
-        """Call the step once for each element of `calls`."""
-        return scan_calls(functools.partial(self._step, read), written, calls)
-
-    def _call(self, frame: ProgramFrame, arrays: list[Any]) -> list[Any]:
+    def _call(self, frame: ProgramFrame, arrays: Sequence[Any]) -> list[Any]:
         leaves = list(self._static)
         for i, array in zip(self._dynamic, arrays, strict=True):
             leaves[i] = plain(array)
@@ -225,9 +239,7 @@ class CompiledStep:
             return None
         results = [mesh.sharded if sharded else mesh.replicated for sharded in self._outputs.sharded]
         results += [mesh.replicated] * self._mail.num_arrays
-        if self._repeats > 1:
-            results = [results] * self._repeats
-        return results, [v.layout.sharding(mesh) for v in self._state.written]
+        return (*(results * self._repeats), *(v.layout.sharding(mesh) for v in self._state.written))
 
     def _components_apart(self) -> list[int]:
         """The leaves that are components of per-replica values with different shapes."""
@@ -323,7 +335,7 @@ class CompiledStep:
         with self._state.lock:
             read, written = self._state.take()
         with explain_leaks():  # since JAX 0.12, leaks through `jax.custom_vjp` are noticed only here
-            return self._jitted.lower(read, written, arguments)
+            return self._jitted.lower(read, written, *arguments)
 
     def lower_shapes(self, leaves: list[Any]) -> jax.stages.Lowered:
         """The lowered step for arguments that are `jax.ShapeDtypeStruct`s, without any arrays."""
@@ -333,7 +345,7 @@ class CompiledStep:
         )
         arguments = leaves if self._lookups is None else [*leaves, *self._lookups.empty()]
         with explain_leaks():
-            return self._jitted.lower(read, written, [arguments[i] for i in self._dynamic])
+            return self._jitted.lower(read, written, *(arguments[i] for i in self._dynamic))
 
     def _with_fetched(self, leaves: list[Any]) -> list[Any]:
         """Fetch the step's variables from servers; returns the arguments, extended by fetched rows."""
@@ -350,8 +362,7 @@ class CompiledStep:
         """The arrays among `leaves`, placed where the program expects them."""
         if self._repeats == 1:
             return self._arguments_of_call(leaves)
-        size = len(self._static)
-        return [self._arguments_of_call(leaves[i : i + size]) for i in range(0, len(leaves), size)]
+        return list(itertools.chain(*map(self._arguments_of_call, _divided(leaves, self._repeats))))
 
     def _arguments_of_call(self, leaves: list[Any]) -> list[Any]:
         mesh = self._mesh
@@ -399,18 +410,20 @@ class CompiledStep:
 
         def finish() -> None:
             if box:
-                state.put(box[0][1])
-                results.append(box.pop()[0])
+                arrays, new = self._without_new(box[0])
+                state.put(new)
+                results.append(arrays)
+                box.clear()
             state.announce(None)
 
         leaves = self._arguments(leaves)
         if number_check.value is not None:
             return self._run_checked(leaves)
         with state.lock:
-            call = (*state.take(), leaves)
+            call = (*state.take(), *leaves)
             state.announce(finish)
             try:
-                box[:] = starmap(self._jitted, (call,))
+                box[:] = itertools.starmap(self._jitted, (call,))
             except BaseException as error:
                 self._explain_failure(error)
                 raise
@@ -418,10 +431,17 @@ class CompiledStep:
                 finish()
         return self._finished(results[0])
 
+    def _without_new(self, arrays: Sequence[Any]) -> tuple[list[Any], Sequence[Any]]:
+        """What the program returned, taken apart: results, and the new arrays of variables."""
+        num_results = len(arrays) - len(self._state.written)
+        return list(arrays[:num_results]), arrays[num_results:]
+
     def _finished(self, results: list[Any]) -> Any:
         self._wait(results)
         rebuild = self._outputs.rebuild
-        return rebuild(results) if self._repeats == 1 else list(map(rebuild, results))
+        return (
+            rebuild(results) if self._repeats == 1 else list(map(rebuild, _divided(results, self._repeats)))
+        )
 
     def _wait(self, results: list[Any]) -> None:
         if self._mesh is not None:
@@ -434,17 +454,23 @@ class CompiledStep:
         with self._state.lock:
             read, written = self._state.take()
             with without_debugging():
-                results, new = self._not_donating(read, written, arguments)
-            arrays = jax.tree.leaves(results)
-            names = ["a result"] * len(arrays) + [f"the variable {v.name!r}" for v in self._state.written]
-            for name, array in zip(names, (*arrays, *new), strict=True):
+                arrays = self._not_donating(read, written, *arguments)
+            results, new = self._without_new(arrays)
+            names = ["a result"] * len(results) + [f"the variable {v.name!r}" for v in self._state.written]
+            for name, array in zip(names, arrays, strict=True):
                 check_numbers(name, array)
             self._state.put(new)
         return self._finished(results)
 
     @functools.cached_property
     def _not_donating(self) -> Any:
-        return jax.jit(self._program, out_shardings=self._shardings())
+        return self._jit()
+
+
+def _divided(items: Sequence[Any], count: int) -> list[list[Any]]:
+    """`items` in `count` parts of equal length, one for each call."""
+    size = len(items) // count
+    return [list(items[i * size : (i + 1) * size]) for i in range(count)]
 
 
 def _is_traced(leaf: Any) -> bool:

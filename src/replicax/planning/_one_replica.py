@@ -18,7 +18,9 @@ __all__ = ["OneReplica", "compile_for_one_replica"]
 
 
 class OneReplica(NamedTuple):
-    """A compiled step. Its program takes (arrays it only reads, arrays it also writes, arguments)."""
+    """A compiled step. Its program takes a list of arrays it only reads, one of those it also writes, and
+    the arguments.
+    """
 
     program: jax.stages.Compiled
     read: list[tuple[Variable, jax.ShapeDtypeStruct]]
