@@ -115,15 +115,15 @@ class StepState:
         for store, _ in self._written:
             store.unfinished = finish
 
-    def put(self, new: list[Any]) -> None:
+    def put(self, new: Sequence[Any]) -> None:
         """Store the new arrays of the written variables. Calling it twice is harmless."""
-        new = list(new)
+        arrays = list(new)
         for i in self._written_copied:
-            new[i] = self.written[i].layout.place(on_first_replica(new[i]))
+            arrays[i] = self.written[i].layout.place(on_first_replica(arrays[i]))
         start = 0
         for store, places in self._written:
             stop = start + len(places.indices)
-            places.put(store.arrays, new[start:stop])
+            places.put(store.arrays, arrays[start:stop])
             start = stop
 
     def add_note_of_losses(self, error: BaseException) -> None:
