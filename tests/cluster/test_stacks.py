@@ -1,5 +1,7 @@
 """Where a program is, seen from another thread."""
 
+import subprocess
+import sys
 import threading
 import time
 
@@ -44,3 +46,43 @@ def test_greenlets_may_switch_meanwhile():
         done.set()
         thread.join()
     assert any("test_greenlets" in line or "lambda" in line for line in lines)
+
+
+NATIVE_THREADS = """
+import ctypes, threading, time
+from replicax.cluster._stacks import main_stack
+
+end, stacks = time.monotonic() + 5, []
+Function = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
+function = Function(lambda _: 0)  # calls Python, so Python gets to know the thread
+library = ctypes.CDLL(None)
+library.pthread_create.argtypes = ctypes.c_void_p, ctypes.c_void_p, Function, ctypes.c_void_p
+library.pthread_join.argtypes = ctypes.c_ulong, ctypes.c_void_p
+
+def start_threads():
+    while time.monotonic() < end:
+        threads = (ctypes.c_ulong * 20)()
+        for i in range(20):
+            library.pthread_create(ctypes.addressof(threads) + 8 * i, None, function, None)
+        for thread in threads:
+            library.pthread_join(thread, None)
+
+def watch():
+    while time.monotonic() < end:
+        stacks.append(main_stack())
+
+thread = threading.Thread(target=watch)
+thread.start()
+start_threads()
+thread.join()
+assert len(stacks) > 100 and all(stack[-1].name == "<module>" for stack in stacks if stack)
+print(sum(map(bool, stacks)) / len(stacks))
+"""
+
+
+def test_native_threads_may_call_python_meanwhile():
+    """Reading the stacks of all threads, Python 3.11 crashed."""
+    command = [sys.executable, "-c", NATIVE_THREADS]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert float(result.stdout) > 0.9

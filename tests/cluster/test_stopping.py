@@ -42,3 +42,18 @@ def test_an_abort_of_native_code_does_not_hide_which_worker_has_failed():
 
 def test_an_abort_without_another_cause_continues():
     assert run().returncode == -signal.SIGABRT
+
+
+AT_THE_END = """
+import ctypes
+from replicax.cluster._aborts import before_abort
+
+before_abort(lambda: print("before the abort", flush=True))
+library = ctypes.CDLL(None)
+library.on_exit(ctypes.cast(library.abort, ctypes.c_void_p), None)
+"""
+
+
+def test_an_abort_after_the_end_of_python_is_an_abort():
+    result = subprocess.run([sys.executable, "-c", AT_THE_END], capture_output=True, text=True, timeout=200)
+    assert (result.returncode, result.stdout) == (-signal.SIGABRT, "")

@@ -3,11 +3,12 @@
 Gloo aborts a process that receives data for the wrong collective, which happens when a third worker dies.
 XLA aborts when a check fails. Python's signal handlers are too late: they run in the main thread, when it
 is back in Python. So this installs a C handler, which takes the GIL and calls Python in the aborting
-thread.
+thread. At the end of the program, when there will be no Python to call, the default is restored.
 """
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import faulthandler
 import signal
@@ -29,7 +30,17 @@ def before_abort(action: Callable[[], None]) -> None:
         action()
 
     _handlers.append(_Handler(handle))
+    _install(ctypes.cast(_handlers[-1], ctypes.c_void_p))
+
+
+def _install(handler: ctypes.c_void_p | None) -> None:
     library = ctypes.CDLL(None)
     library.signal.argtypes = ctypes.c_int, ctypes.c_void_p
     library.signal.restype = ctypes.c_void_p
-    library.signal(signal.SIGABRT, ctypes.cast(_handlers[-1], ctypes.c_void_p))
+    library.signal(signal.SIGABRT, handler)  # None is SIG_DFL
+
+
+@atexit.register  # first, so that it runs last: JAX may abort when it leaves the cluster
+def _restore_default() -> None:
+    if _handlers:
+        _install(None)
