@@ -3,6 +3,7 @@
 Without a C compiler the module is left out, and Replicax uses Python in its place.
 """
 
+import os
 import re
 import shutil
 import tempfile
@@ -45,7 +46,7 @@ class NativeHook(BuildHookInterface[Any]):
         try:
             built = compiled(source, self._folder.name)
             if version == "editable":
-                shutil.copy(built, source.parent)
+                replace(source.with_name(built.name), built)
             else:
                 build_data["force_include"][str(built)] = f"replicax/_native/{built.name}"
                 build_data["pure_python"], build_data["infer_tag"] = False, True
@@ -56,6 +57,12 @@ class NativeHook(BuildHookInterface[Any]):
         """Remove the folder that it was compiled in."""
         if self.target_name == "wheel":
             self._folder.cleanup()
+
+
+def replace(old: Path, new: Path) -> None:
+    """Replace a file in one operation: overwriting a loaded module crashes the processes that use it."""
+    copy = Path(shutil.copy(new, old.with_name(f"{old.name}.new")))
+    os.replace(copy, old)
 
 
 def compiled(source: Path, folder: str) -> Path:
