@@ -90,12 +90,13 @@ class Divided(OnMesh):
 
     def write(self, variable: Variable, write: Write) -> Mirrored:
         frame, operand = current().frame, self._operand(variable, write, write.operand)
-        with frame.updating(variable):
+
+        def compute() -> Mirrored:
             unknown = jax.ShapeDtypeStruct(variable.shape, variable.dtype)
             old = unknown if write.replaces else self._cell(variable).whole
-            new = variable._fitted(write.applied_to(old, operand))
-            frame.store(variable, Mirrored.from_whole(new, self.mesh))
-        return Mirrored.from_whole(new, self.mesh)
+            return Mirrored.from_whole(variable._fitted(write.applied_to(old, operand)), self.mesh)
+
+        return Mirrored.from_whole(frame.modify(variable, compute).whole, self.mesh)
 
     def _operand(self, variable: Variable, write: Write, value: Any) -> Any:
         """The value to write, as one array on the variable's devices."""

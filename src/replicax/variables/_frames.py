@@ -38,6 +38,7 @@ __all__ = [
 ]
 
 Cell = Mirrored | PerReplica
+_CellT = TypeVar("_CellT", bound=Cell)
 _T = TypeVar("_T")
 
 
@@ -69,9 +70,14 @@ class Frame(abc.ABC):
     def initial_value(self, value: Any) -> Any:
         """The initial value of a new variable: calls it if it is a function, and refuses tracers."""
 
-    def updating(self, variable: Variable) -> contextlib.AbstractContextManager[None]:
-        """A `with` block that reads and then writes `variable` atomically."""
-        return contextlib.nullcontext()
+    def modify(self, variable: Variable, compute: Callable[[], _CellT]) -> _CellT:
+        """Replace the cell of `variable` by the one that `compute` makes of it, atomically; returns it.
+
+        `compute` may be called twice.
+        """
+        new = compute()
+        self.store(variable, new)
+        return new
 
     def update(
         self, variables: Sequence[Variable], compute: Callable[[], _T], write: Callable[[_T], None]
@@ -210,8 +216,14 @@ class EagerFrame(Frame):
             for variable in variables:
                 self.changes.setdefault(variable.ref(), variable._view())
 
-    def updating(self, variable: Variable) -> contextlib.AbstractContextManager[None]:
-        return variable._store.exclusive()
+    def modify(self, variable: Variable, compute: Callable[[], _CellT]) -> _CellT:
+        # The first call may compile, so the store is not locked yet.
+        before, new = _arrays([variable]), compute()
+        with variable._store.exclusive():
+            if _arrays([variable])[0] is not before[0]:
+                new = compute()  # another thread has written the variable since
+            self.store(variable, new)
+        return new
 
     def update(
         self, variables: Sequence[Variable], compute: Callable[[], _T], write: Callable[[_T], None]

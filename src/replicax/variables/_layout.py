@@ -200,12 +200,17 @@ def write_one_copy(variable: Variable, local_index: int, write: Write) -> Any:
     operand = write.operand
     if isinstance(operand, Mirrored | PerReplica):
         operand = operand.select(local_index)
-    with frame.updating(variable):
+    new: Any = None
+
+    def compute() -> Cell:
+        nonlocal new
         cell = frame.load(variable)
         new = variable._fitted(write.applied_to(cell.select(local_index), operand))
         if not is_tracer(new):
             new = mesh.place(new, local_index)
-        frame.store(variable, cell.replaced(local_index, new))
+        return cell.replaced(local_index, new)
+
+    frame.modify(variable, compute)
     return new
 
 

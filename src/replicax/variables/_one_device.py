@@ -68,7 +68,7 @@ class OneDevice(Layout):
         return self.write(variable, write)
 
     def write(self, variable: Variable, write: Write) -> Any:
-        return _write_single(variable, write)
+        return _write_single(self, variable, write)
 
 
 @final
@@ -99,7 +99,7 @@ class Central(SharedValue):
         return write_combined(variable, replica, write)
 
     def write_copy(self, variable: Variable, local_index: int, write: Write) -> Any:
-        return _write_single(variable, write)
+        return _write_single(self, variable, write)
 
     def write(self, variable: Variable, write: Write) -> Any:
         if isinstance(write.operand, PerReplica):
@@ -107,16 +107,18 @@ class Central(SharedValue):
                 f"{write.name} of the central variable {variable.name!r} got a PerReplica value. Reduce it "
                 "first (`strategy.reduce`), or write it in a replica function with an aggregation."
             )
-        return _write_single(variable, write)
+        return _write_single(self, variable, write)
 
 
-def _write_single(variable: Variable, write: Write) -> Any:
-    frame, layout = current().frame, variable.layout
-    with frame.updating(variable):
+def _write_single(layout: OneDevice | Central, variable: Variable, write: Write) -> Any:
+    frame = current().frame
+
+    def compute() -> Mirrored:
         old = frame.load(variable).whole
         new = layout.place(variable._fitted(write.applied_to(old, _single_operand(write.operand))))
-        frame.store(variable, layout.wrap(new, False))
-    return new
+        return layout.wrap(new, False)
+
+    return frame.modify(variable, compute).whole
 
 
 def _single_operand(value: Any) -> Any:

@@ -78,12 +78,15 @@ class OnePerReplica(OnMesh):
         _check_write(variable, write)
         frame, operand = current().frame, write.operand
         operand = operand.to_plain() if isinstance(operand, Mirrored) else operand
-        with frame.updating(variable):
-            replaces = write.name == "assign"
-            old = jnp.zeros(variable.shape, variable.dtype) if replaces else self.read(variable)
+        new: Any = None
+
+        def compute() -> PerReplica:
+            nonlocal new
+            old = jnp.zeros(variable.shape, variable.dtype) if write.replaces else self.read(variable)
             new = variable._fitted(write.applied_to(old, operand))
-            divide = variable.aggregation is VariableAggregation.SUM
-            frame.store(variable, spread_parts(new, self.mesh, divide=divide))
+            return spread_parts(new, self.mesh, divide=variable.aggregation is VariableAggregation.SUM)
+
+        frame.modify(variable, compute)
         return new
 
 

@@ -56,11 +56,12 @@ class Replicated(OnMesh):
 
     def write(self, variable: Variable, write: Write) -> Mirrored:
         frame, operand = current().frame, _operand(variable, write, write.operand)
-        with frame.updating(variable):
+
+        def compute() -> Mirrored:
             new = variable._fitted(write.applied_to(frame.load(variable).whole, operand))
-            cell = self.wrap(new if is_tracer(new) else self.mesh.replicate(new), False)
-            frame.store(variable, cell)
-        return cell
+            return self.wrap(new if is_tracer(new) else self.mesh.replicate(new), False)
+
+        return frame.modify(variable, compute)
 
 
 def _operand(variable: Variable, write: Write, value: Any) -> Any:
