@@ -256,6 +256,29 @@ def test_python_integers_fit_small_variables(strategy):
     assert f"{v:.2f}" == "0.00"
 
 
+def test_arguments_on_other_devices_do_not_move_variables():
+    v = rx.Variable(jnp.ones(3))
+    strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
+
+    @rx.function
+    def step(x):
+        v.assign_add(x)
+        return 2 * x
+
+    one, zero = (jax.device_put(jnp.ones(3), jax.devices("cpu")[i]) for i in (1, 0))
+    for x in [jnp.ones(3), one, zero, strategy.mesh.replicate(jnp.ones(3)), np.ones(3, np.float32)] * 2:
+        assert step(x).devices() == v.value.devices() == {v.device}
+    assert step.num_programs == 1
+    np.testing.assert_array_equal(v.value, [11.0] * 3)
+
+
+def test_a_step_that_writes_nothing_runs_where_its_arguments_are():
+    v, device = rx.Variable(jnp.ones(3)), jax.devices("cpu")[1]
+    step = rx.function(lambda x: v * x)
+    for _ in range(3):
+        assert step(jax.device_put(jnp.ones(3), device)).devices() == {device}
+
+
 def test_a_copy_has_a_state_of_its_own():
     strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
     with strategy.scope():

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
+from replicax.variables._writes import Write
 
 SUM = rx.VariableAggregation.SUM
 
@@ -105,6 +106,69 @@ def test_a_step_that_compiles_blocks_no_reader():
 
     in_threads(step, read)
     assert (float(used), float(unrelated)) == (3.0, 3.0)
+
+
+@pytest.mark.parametrize("kind", STRATEGIES)
+@pytest.mark.parametrize("synchronization", ["AUTO", "ON_READ"])
+def test_an_eager_write_that_compiles_blocks_no_reader(kind, synchronization, monkeypatch):
+    with STRATEGIES[kind]().scope():
+        written = rx.Variable(1.0, synchronization=synchronization, aggregation="ONLY_FIRST_REPLICA")
+        unrelated = rx.Variable(2.0)
+    computing, done = threading.Event(), threading.Event()
+    applied_to = Write.applied_to
+
+    def slow(self, old, operand):
+        computing.set()
+        assert done.wait(60), "reading waited for a write that is being computed"
+        return applied_to(self, old, operand)
+
+    def read():
+        assert computing.wait(60)
+        assert (float(unrelated), float(written)) == (2.0, 1.0)
+        done.set()
+
+    monkeypatch.setattr(Write, "applied_to", slow)
+    in_threads(lambda: written.assign_add(1.0), read)
+    assert float(written) == 2.0
+
+
+@pytest.mark.parametrize("kind", STRATEGIES)
+def test_a_write_during_another_is_not_lost(kind, monkeypatch):
+    with STRATEGIES[kind]().scope():
+        v = rx.Variable(1.0)
+    applied_to, others = Write.applied_to, [lambda: v.assign_add(10.0)]
+
+    def slow(self, old, operand):
+        new = applied_to(self, old, operand)
+        if others:
+            in_threads(others.pop())
+        return new
+
+    monkeypatch.setattr(Write, "applied_to", slow)
+    v.assign_add(1.0)
+    assert float(v) == 12.0
+
+
+def test_a_step_that_is_compiled_with_checks_blocks_no_reader(monkeypatch):
+    strategy = STRATEGIES["mirrored"]()
+    with strategy.scope():
+        v = rx.Variable(1.0, aggregation=SUM)
+    compile_now, seen = jax.stages.Lowered.compile, []
+
+    def compiling(*args, **kwargs):
+        in_threads(lambda: seen.append(float(v)))
+        return compile_now(*args, **kwargs)
+
+    @rx.function
+    def step():
+        strategy.run(lambda: v.assign_add(1.0))
+
+    step()
+    monkeypatch.setattr(jax.stages.Lowered, "compile", compiling)
+    with jax.debug_nans(True):
+        step()
+    assert seen == [3.0]
+    assert float(v) == 5.0
 
 
 def test_first_calls_of_several_threads():

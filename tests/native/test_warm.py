@@ -182,6 +182,23 @@ def test_warm_calls_do_not_call_python(strategy, counter, python_calls):
 
 
 @native
+def test_variables_that_are_only_read_may_be_between_those_that_are_written(strategy):
+    with strategy.scope():
+        variables = [rx.Variable(float(i), aggregation="MEAN") for i in range(6)]
+    frozen, trained = variables[1::2], variables[::2]
+
+    @rx.function
+    def step():
+        for v in trained:
+            v.assign_add(sum(f.value for f in frozen))
+
+    for _ in range(3):
+        step()
+    assert isinstance(step.programs[0].run, _native.Program)
+    assert [float(v) for v in variables] == [27, 1, 29, 3, 31, 5]
+
+
+@native
 def test_what_is_unusual_is_left_to_python(strategy, counter, python_calls):
     @rx.function
     def step(x, *more, **named):
@@ -282,7 +299,7 @@ def test_methods_find_their_own_programs():
 def program(store, jitted, **changes):
     """A `Program` that reads the first array of `store` and writes the second."""
     given = {"checked": None, "make_ready": None, "explain": lambda error: None, "result": list}
-    given |= {"read": (0, 1), "written": (1, 2)}
+    given |= {"read": (0,), "written": (1,), "place": None, "plain": ()}
     return _native.Program(jitted=jitted, store=store, **(given | changes))
 
 
@@ -307,9 +324,37 @@ def test_a_program_gets_hundreds_of_arrays():
     store.arrays += [object() for _ in range(500)]
     before = list(store.arrays)
     new = tuple(object() for _ in range(300))
-    run = program(store, lambda *operands: (operands, *new), read=(100, 150), written=(150, 450))
+    read, written = tuple(range(100, 150)), tuple(range(150, 450))
+    run = program(store, lambda *operands: (operands, *new), read=read, written=written)
     assert run([1, 2]) == [(before[100:150], before[150:450], 1, 2)]
     assert store.arrays == [*before[:150], *new, *before[450:]]
+
+
+@native
+def test_a_programs_arrays_may_be_anywhere_in_the_store():
+    store = Store()
+    store.arrays += list(range(10))
+    run = program(store, lambda *operands: (operands, "a", "b", "c"), read=(1, 4), written=(0, 3, 9))
+    assert run([]) == [([1, 4], [0, 3, 9])]
+    assert store.arrays == ["a", 1, 2, "b", 4, 5, 6, 7, 8, "c"]
+
+
+@native
+def test_only_plain_arguments_that_are_committed_are_placed(store):
+    placed = []
+
+    def place(leaves):
+        placed.append(leaves)
+        return ["placed"]
+
+    run = program(store, lambda *operands: (*operands, "new"), place=place, plain=(1,))
+    device = jax.devices("cpu")[1]
+    free, committed = jnp.ones(2), jax.device_put(jnp.ones(2), device)
+    assert run([committed, free])[2:] == [committed, free]
+    assert not placed
+    for leaves in [[free, committed], [free, np.ones(2)], [free]]:
+        assert run(leaves)[2:] == ["placed"]
+        assert placed.pop() is not leaves
 
 
 @native
@@ -336,10 +381,15 @@ def test_arrays_that_are_removed_while_a_program_runs(store):
 
 
 @native
-@pytest.mark.parametrize("changes", [{"written": (2, 1)}, {"read": (-1, 1)}])
-def test_slices_that_do_not_exist_are_refused(store, changes):
-    with pytest.raises(ValueError, match="slices"):
-        program(store, None, **changes)
+def test_indices_that_do_not_exist_are_refused(store):
+    with pytest.raises(ValueError, match="negative"):
+        program(store, None, read=(0, -1))
+    for changes in [{"written": (1, "2")}, {"read": [0]}, {"plain": (0.5,)}]:
+        with pytest.raises(TypeError):
+            program(store, None, **changes)
+    for changes in [{"written": (3,)}, {"read": (0, 1000)}]:
+        with pytest.raises(IndexError, match="fewer arrays"):
+            program(store, None, **changes)([])
 
 
 @native

@@ -209,10 +209,55 @@ static PyTypeObject LockType = {
     .tp_methods = lock_methods,
 };
 
-/* Program: runs a compiled step whose variables are two slices of one store. */
+/* A list of indices. */
+
+typedef struct {
+    Py_ssize_t count, *items;
+} Indices;
+
+/* The indices in a tuple; -1 with an exception if one is negative or not an integer. */
+static int indices_from(Indices *self, PyObject *tuple)
+{
+    Py_ssize_t count = PyTuple_GET_SIZE(tuple);
+    if ((self->items = PyMem_New(Py_ssize_t, count)) == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (self->count = 0; self->count < count; self->count++) {
+        Py_ssize_t index = PyLong_AsSsize_t(PyTuple_GET_ITEM(tuple, self->count));
+        if (index < 0) {
+            if (!PyErr_Occurred())
+                PyErr_SetString(PyExc_ValueError, "the indices of a Program must not be negative");
+            return -1;
+        }
+        self->items[self->count] = index;
+    }
+    return 0;
+}
+
+/* Whether a list has an item with each of these indices. */
+static int indices_fit(const Indices *self, PyObject *list)
+{
+    for (Py_ssize_t i = 0; i < self->count; i++)
+        if (self->items[i] >= PyList_GET_SIZE(list))
+            return 0;
+    return 1;
+}
+
+/* The items of a list that have these indices, as a new list. */
+static PyObject *indices_take(const Indices *self, PyObject *list)
+{
+    PyObject *items = PyList_New(self->count);
+    for (Py_ssize_t i = 0; items != NULL && i < self->count; i++)
+        PyList_SET_ITEM(items, i, Py_NewRef(PyList_GET_ITEM(list, self->items[i])));
+    return items;
+}
+
+/* Program: runs a compiled step whose variables are in one store. */
 
 typedef struct {
     PyObject_HEAD
+    PyObject *place;   /* called with the leaves if a plain argument may be on other devices, or None */
     PyObject *jitted;  /* ([read], [written], *arguments) -> (*results, *new) */
     PyObject *checked; /* called instead, with the leaves, if results have to be checked for NaNs */
     PyObject *make_ready; /* called before if the store has views or an interrupted call */
@@ -222,13 +267,15 @@ typedef struct {
     PyObject *arrays;  /* of the store */
     Lock *lock;        /* of the store */
     Py_ssize_t unfinished_slot, views_slot;
-    Py_ssize_t read_start, read_stop, write_start, write_stop;
+    Indices read, written; /* where the variables' arrays are in the store */
+    Indices plain;         /* which leaves are plain arguments */
 } Program;
 
 static PyTypeObject ProgramType;
 
 static int program_traverse(Program *self, visitproc visit, void *arg)
 {
+    Py_VISIT(self->place);
     Py_VISIT(self->jitted);
     Py_VISIT(self->checked);
     Py_VISIT(self->make_ready);
@@ -242,6 +289,7 @@ static int program_traverse(Program *self, visitproc visit, void *arg)
 
 static int program_clear(Program *self)
 {
+    Py_CLEAR(self->place);
     Py_CLEAR(self->jitted);
     Py_CLEAR(self->checked);
     Py_CLEAR(self->make_ready);
@@ -257,18 +305,20 @@ static void program_dealloc(Program *self)
 {
     PyObject_GC_UnTrack(self);
     program_clear(self);
+    PyMem_Free(self->read.items);
+    PyMem_Free(self->written.items);
+    PyMem_Free(self->plain.items);
     Py_TYPE(self)->tp_free(self);
 }
 
 static PyObject *program_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"jitted", "checked", "make_ready", "explain", "result",
-                            "store",  "read",    "written",    NULL};
-    PyObject *jitted, *checked, *make_ready, *explain, *result, *store;
-    Py_ssize_t read_start, read_stop, write_start, write_stop;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "$OOOOOO(nn)(nn):Program", names, &jitted, &checked,
-                                     &make_ready, &explain, &result, &store, &read_start, &read_stop,
-                                     &write_start, &write_stop))
+    static char *names[] = {"jitted", "checked", "make_ready", "explain", "result", "store",
+                            "read",   "written", "place",      "plain",   NULL};
+    PyObject *jitted, *checked, *make_ready, *explain, *result, *store, *read, *written, *place, *plain;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "$OOOOOOO!O!OO!:Program", names, &jitted, &checked,
+                                     &make_ready, &explain, &result, &store, &PyTuple_Type, &read,
+                                     &PyTuple_Type, &written, &place, &PyTuple_Type, &plain))
         return NULL;
     if (per_replica_type == NULL) {
         PyErr_SetString(PyExc_RuntimeError, "call configure() before creating a Program");
@@ -279,10 +329,6 @@ static PyObject *program_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     Py_ssize_t unfinished_slot = slot_of(store_type, "unfinished"), views_slot = slot_of(store_type, "views");
     if (arrays_slot < 0 || lock_slot < 0 || unfinished_slot < 0 || views_slot < 0)
         return NULL;
-    if (read_start < 0 || read_stop < read_start || write_start < 0 || write_stop < write_start) {
-        PyErr_SetString(PyExc_ValueError, "the slices of a Program must have 0 <= start <= stop");
-        return NULL;
-    }
     if (!PyList_CheckExact(SLOT(store, arrays_slot)) || !Py_IS_TYPE(SLOT(store, lock_slot), &LockType)) {
         PyErr_SetString(PyExc_TypeError, "a Program needs a store with a list of arrays and a Lock");
         return NULL;
@@ -300,10 +346,10 @@ static PyObject *program_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
     self->lock = (Lock *)Py_NewRef(SLOT(store, lock_slot));
     self->unfinished_slot = unfinished_slot;
     self->views_slot = views_slot;
-    self->read_start = read_start;
-    self->read_stop = read_stop;
-    self->write_start = write_start;
-    self->write_stop = write_stop;
+    self->place = Py_NewRef(place);
+    if (indices_from(&self->read, read) < 0 || indices_from(&self->written, written) < 0 ||
+        indices_from(&self->plain, plain) < 0)
+        Py_CLEAR(self);
     return (PyObject *)self;
 }
 
@@ -347,20 +393,21 @@ static void explain_failure(Program *self)
 /* Put the last ones of the `returned` arrays into the store. */
 static int program_store(Program *self, PyObject *returned)
 {
-    Py_ssize_t num_written = self->write_stop - self->write_start;
+    Py_ssize_t num_written = self->written.count;
     if (!PyTuple_CheckExact(returned) || PyTuple_GET_SIZE(returned) < num_written) {
         PyErr_Format(PyExc_TypeError, "a step's program must return a tuple of results and %zd new arrays",
                      num_written);
         return -1;
     }
-    if (PyList_GET_SIZE(self->arrays) < self->write_stop) {
+    if (!indices_fit(&self->written, self->arrays)) {
         PyErr_SetString(PyExc_IndexError, "arrays were removed from a store while a step was running");
         return -1;
     }
     Py_ssize_t start = PyTuple_GET_SIZE(returned) - num_written;
     for (Py_ssize_t i = 0; i < num_written; i++) {
-        PyObject *old = PyList_GET_ITEM(self->arrays, self->write_start + i);
-        PyList_SET_ITEM(self->arrays, self->write_start + i, Py_NewRef(PyTuple_GET_ITEM(returned, start + i)));
+        Py_ssize_t place = self->written.items[i];
+        PyObject *old = PyList_GET_ITEM(self->arrays, place);
+        PyList_SET_ITEM(self->arrays, place, Py_NewRef(PyTuple_GET_ITEM(returned, start + i)));
         Py_DECREF(old); /* the program's operands have another reference, so this frees nothing */
     }
     return 0;
@@ -371,10 +418,14 @@ static PyObject *program_step(Program *self, PyObject *const *leaves, Py_ssize_t
 {
     /* The vector call may use the place before its operands. */
     PyObject *few[3 + MOST_ARGUMENTS], **operands = few, *returned = NULL;
+    if (!indices_fit(&self->read, self->arrays) || !indices_fit(&self->written, self->arrays)) {
+        PyErr_SetString(PyExc_IndexError, "the store of a step has fewer arrays than the step uses");
+        return NULL;
+    }
     if (num_leaves > MOST_ARGUMENTS && (operands = PyMem_New(PyObject *, 3 + num_leaves)) == NULL)
         return PyErr_NoMemory();
-    PyObject *read = PyList_GetSlice(self->arrays, self->read_start, self->read_stop);
-    PyObject *written = PyList_GetSlice(self->arrays, self->write_start, self->write_stop);
+    PyObject *read = indices_take(&self->read, self->arrays);
+    PyObject *written = indices_take(&self->written, self->arrays);
     if (read != NULL && written != NULL) {
         operands[1] = read;
         operands[2] = written;
@@ -445,7 +496,7 @@ static PyObject *call_with_list(PyObject *callable, PyObject *const *items, Py_s
 static PyObject *program_result(Program *self, PyObject *returned)
 {
     PyObject *const *results = &PyTuple_GET_ITEM(returned, 0);
-    Py_ssize_t num_results = PyTuple_GET_SIZE(returned) - (self->write_stop - self->write_start);
+    Py_ssize_t num_results = PyTuple_GET_SIZE(returned) - self->written.count;
     if (num_results == 1 && self->result == Py_None)
         return new_plain_result(results[0]);
     if (num_results == 1 && !PyCallable_Check(self->result))
@@ -453,8 +504,28 @@ static PyObject *program_result(Program *self, PyObject *returned)
     return call_with_list(self->result, results, num_results);
 }
 
-/* Run the step with arguments that the caller has references to. */
-static PyObject *program_run(Program *self, PyObject *const *leaves, Py_ssize_t num_leaves)
+/* Whether a plain argument may be on other devices than the step expects: 0 for arrays that JAX may move;
+   -1 with an exception. */
+static int program_must_place(Program *self, PyObject *const *leaves, Py_ssize_t num_leaves)
+{
+    if (self->place == Py_None)
+        return 0;
+    for (Py_ssize_t i = 0; i < self->plain.count; i++) {
+        Py_ssize_t index = self->plain.items[i];
+        if (index >= num_leaves || !Py_IS_TYPE(leaves[index], array_type))
+            return 1;
+        PyObject *committed = PyObject_GetAttr(leaves[index], name_committed);
+        if (committed == NULL)
+            return -1;
+        Py_DECREF(committed);
+        if (committed != Py_False)
+            return 1;
+    }
+    return 0;
+}
+
+/* Run the step with arguments that the caller has references to, and that are where the step expects them. */
+static PyObject *program_run_placed(Program *self, PyObject *const *leaves, Py_ssize_t num_leaves)
 {
     int is_unchecked = setting_is(number_check, Py_None);
     if (is_unchecked <= 0)
@@ -471,13 +542,29 @@ static PyObject *program_run(Program *self, PyObject *const *leaves, Py_ssize_t 
     return result;
 }
 
+/* Run the step with arguments that the caller has references to. */
+static PyObject *program_run(Program *self, PyObject *const *leaves, Py_ssize_t num_leaves)
+{
+    int must_place = program_must_place(self, leaves, num_leaves);
+    if (must_place <= 0)
+        return must_place < 0 ? NULL : program_run_placed(self, leaves, num_leaves);
+    PyObject *placed = call_with_list(self->place, leaves, num_leaves);
+    PyObject *tuple = placed == NULL ? NULL : PySequence_Tuple(placed);
+    Py_XDECREF(placed);
+    if (tuple == NULL)
+        return NULL;
+    PyObject *result = program_run_placed(self, &PyTuple_GET_ITEM(tuple, 0), PyTuple_GET_SIZE(tuple));
+    Py_DECREF(tuple);
+    return result;
+}
+
 static PyObject *program_call(Program *self, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"leaves", NULL};
     PyObject *list;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!:Program", names, &PyList_Type, &list))
         return NULL;
-    PyObject *leaves = PyList_AsTuple(list); /* which nobody else can change during the call */
+    PyObject *leaves = PyList_AsTuple(list); /* which no other thread can change during the call */
     if (leaves == NULL)
         return NULL;
     PyObject *result = program_run(self, &PyTuple_GET_ITEM(leaves, 0), PyTuple_GET_SIZE(leaves));

@@ -22,8 +22,10 @@ class Program:
         explain: Callable[[BaseException], None],
         result: Any,
         store: Any,
-        read: tuple[int, int],
-        written: tuple[int, int],
+        read: tuple[int, ...],
+        written: tuple[int, ...],
+        place: Callable[[list[Any]], list[Any]] | None,
+        plain: tuple[int, ...],
     ) -> None: ...
     def __call__(self, leaves: list[Any]) -> Any: ...
 

@@ -89,7 +89,9 @@ class CompiledStep:
         read = [v for ref, v in found.touched.items() if ref not in found.written]
         self._state = StepState(in_store_order(read), in_store_order(found.written.values()), found.mesh)
         distributed = {i for node in distributed_in(treedef) for i in jax.tree.leaves(node)}
-        self._plain = [i for i in self._dynamic if i not in distributed]
+        # Without a mesh, a step that writes nothing runs wherever its arguments are, as with `jax.jit`.
+        may_move = found.mesh is not None or found.written
+        self._plain = [i for i in self._dynamic if i not in distributed] if may_move else []
         self._num_arguments = len(self._dynamic)
         if self._lookups is not None:  # extra arguments, which the step fetches itself
             self._lookups.mesh = found.mesh
@@ -100,6 +102,7 @@ class CompiledStep:
         self._is_compiled = False
         self.program: jax.stages.Compiled | None = None
         """The program, once it has been compiled."""
+        self._checked: jax.stages.Compiled | None = None
         self._between: BetweenProcesses | None = None
         if found.mesh is not None and not found.mesh.is_local:
             self._between = BetweenProcesses(found.mesh, fn)
@@ -366,40 +369,43 @@ class CompiledStep:
 
     def _arguments_of_call(self, leaves: list[Any]) -> list[Any]:
         mesh = self._mesh
-        if mesh is not None and (self._apart or self._plain):
+        if self._apart or self._plain:
             leaves = list(leaves)
             for i in self._apart:
+                assert mesh is not None
                 leaves[i] = mesh.replicate(leaves[i])
             for i in self._plain:
                 # Leave replicated arrays alone: another placement would recompile.
-                if getattr(leaves[i], "sharding", None) != mesh.replicated:
+                if mesh is None or getattr(leaves[i], "sharding", None) != mesh.replicated:
                     leaves[i] = free(leaves[i])
         return leaves if len(self._dynamic) == len(self._static) else [leaves[i] for i in self._dynamic]
 
     def _make_run(self) -> Callable[[list[Any]], Any]:
-        """The function that runs the step: in C if its variables are two slices of one store."""
+        """The function that runs the step: in C if its variables are in one store."""
         only = self._state.only
         waits = self._timeout is not None or (self._mesh is not None and self._mesh.must_wait)
         run = self._run_in_python
         if is_built and only is not None and not waits and self._repeats == 1:
-            run = self._run_in_c(*only)
+            run = self._run_in_c(only)
         if self._between is not None:
             run = self._between.ordered(run)
         return run if self._fetch is None else lambda leaves: run(self._with_fetched(leaves))
 
-    def _run_in_c(self, store: Store, read: slice, written: slice) -> Callable[[list[Any]], Any]:
-        outputs = self._outputs
+    def _run_in_c(self, store: Store) -> Callable[[list[Any]], Any]:
+        state, outputs = self._state, self._outputs
+        prepares = self._apart or len(self._dynamic) != len(self._static)
         program = Program(
             jitted=self._jitted,
             checked=self._run_checked,
-            make_ready=self._state.make_ready,
+            make_ready=state.make_ready,
             explain=self._explain_failure,
             result=outputs.rebuild if self._mail.num_arrays else outputs.only_result(self._mesh),
             store=store,
-            read=(read.start or 0, read.stop),
-            written=(written.start or 0, written.stop),
+            read=tuple(variable._place for variable in state.read),
+            written=tuple(variable._place for variable in state.written),
+            place=None if prepares else self._arguments,
+            plain=() if prepares else tuple(self._plain),
         )
-        prepares = self._apart or self._plain or len(self._dynamic) != len(self._static)
         return (lambda leaves: program(self._arguments(leaves))) if prepares else program
 
     def _run_in_python(self, leaves: list[Any]) -> Any:
@@ -451,10 +457,11 @@ class CompiledStep:
 
     def _run_checked(self, arguments: list[Any]) -> Any:
         """Run without donation, and raise before storing the results if one has a NaN or an infinity."""
+        not_donating = self._not_donating(arguments)
         with self._state.lock:
             read, written = self._state.take()
             with without_debugging():
-                arrays = self._not_donating(read, written, *arguments)
+                arrays = not_donating(read, written, *arguments)
             results, new = self._without_new(arrays)
             names = ["a result"] * len(results) + [f"the variable {v.name!r}" for v in self._state.written]
             for name, array in zip(names, arrays, strict=True):
@@ -462,9 +469,15 @@ class CompiledStep:
             self._state.put(new)
         return self._finished(results)
 
-    @functools.cached_property
-    def _not_donating(self) -> Any:
-        return self._jit()
+    def _not_donating(self, arguments: list[Any]) -> jax.stages.Compiled:
+        """The program without donation, compiled while the stores are not locked."""
+        compiled = self._checked
+        if compiled is None:
+            with self._state.lock:
+                read, written = self._state.take()
+            with without_debugging():
+                compiled = self._checked = self._jit().lower(read, written, *arguments).compile()
+        return compiled
 
 
 def _divided(items: Sequence[Any], count: int) -> list[list[Any]]:

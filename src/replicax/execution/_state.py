@@ -1,9 +1,9 @@
 """Moving arrays between the variables' stores and the program of a compiled step.
 
-Nearly every step uses the variables of one strategy, which are adjacent in its store. Then one list slice
-takes hundreds of arrays, and another stores the new ones. Two other cases are handled here: variables of
-several strategies, and variables that are not placed on the step's devices (in central storage, or created
-without a strategy). The latter are copied to the step's devices and back afterwards.
+Nearly every step uses the variables of one strategy, which are in one store, and runs in C. Two other cases
+are handled here: variables of several strategies, and variables that are not placed on the step's devices
+(in central storage, or created without a strategy). The latter are copied to the step's devices and back
+afterwards.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["StepState", "in_store_order"]
 
 
 def in_store_order(variables: Iterable[Variable]) -> list[Variable]:
-    """Sort variables by their index in the store, so that adjacent arrays form a slice."""
+    """Sort variables by their index in the store: the arrays of one model are nearly always adjacent."""
     return sorted(variables, key=lambda v: (v._store.number, v._place))
 
 
@@ -72,13 +72,10 @@ class StepState:
         return own.mesh.devices.tolist() != self._mesh.mesh.devices.tolist()
 
     @property
-    def only(self) -> tuple[Store, slice, slice] | None:
-        """The store and the slices to read and write, if they are the whole state; else None."""
-        if len(self.stores) != 1 or self._read_copied or self._written_copied:
-            return None
-        read = self._read[0][1].only if self._read else slice(0)
-        written = self._written[0][1].only if self._written else slice(0)
-        return None if read is None or written is None else (self.stores[0], read, written)
+    def only(self) -> Store | None:
+        """The store that has all of the arrays, where the step needs them; None if there is none."""
+        copied = self._read_copied or self._written_copied
+        return self.stores[0] if len(self.stores) == 1 and not copied else None
 
     def make_ready(self) -> None:
         """Complete interrupted calls, and copy the arrays that have views. The caller holds the lock."""

@@ -1,8 +1,9 @@
 """The state of one strategy's variables: a list of arrays, in which each variable has an index, its place.
 
 A compiled step takes the arrays that it writes out of the list, donates them to its program and puts the
-new ones in their places, a slice at a time. No other thread may see the list in between, so the step holds
-`lock`, as does every eager read-modify-write. It is not held while JAX traces or compiles.
+new ones in their places. No other thread may see the list in between, so the step holds `lock`. It is not
+held while JAX traces or compiles. Eager code computes a new value without it, and computes it once more,
+with the lock, if another thread has written the variable meanwhile.
 
 An exception such as Ctrl-C may arrive between any two lines of Python, even after the old arrays are
 donated and before the new ones are stored. `Program` (`_native/_warm.c`) runs no Python in between. A step
@@ -19,7 +20,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any, final
 
 import jax.numpy as jnp
@@ -148,38 +148,24 @@ def _address(array: Any) -> int:
 
 @final
 class Places:
-    """Several places of a store, in ascending order, as the fewest possible slices."""
+    """Several places of a store, in ascending order."""
 
-    __slots__ = ("_getter", "_slices", "indices", "only")
+    __slots__ = ("_order", "_slice", "indices")
 
     def __init__(self, indices: Sequence[int]) -> None:
         self.indices = frozenset(indices)
-        self._slices = list(_runs(indices))
-        self.only: slice | None = self._slices[0] if len(self._slices) == 1 else None
-        """The slice, if there is only one."""
-        many = len(self._slices) > 4
-        self._getter = itemgetter(*indices) if many else None
+        self._order = tuple(indices)
+        is_slice = bool(indices) and indices[-1] - indices[0] == len(indices) - 1
+        self._slice = slice(indices[0], indices[-1] + 1) if is_slice else None
 
     def take(self, arrays: list[Any]) -> list[Any]:
         """The arrays in these places."""
-        if self.only is not None:
-            return arrays[self.only]
-        if self._getter is not None:
-            return list(self._getter(arrays))
-        return [array for run in self._slices for array in arrays[run]]
+        return [arrays[i] for i in self._order] if self._slice is None else arrays[self._slice]
 
-    def put(self, arrays: list[Any], new: list[Any]) -> None:
+    def put(self, arrays: list[Any], new: Sequence[Any]) -> None:
         """Store `new` in these places."""
-        start = 0
-        for run in self._slices:
-            stop = start + run.stop - run.start
-            arrays[run] = new[start:stop]
-            start = stop
-
-
-def _runs(indices: Sequence[int]) -> Iterator[slice]:
-    start = 0
-    for i in range(1, len(indices) + 1):
-        if i == len(indices) or indices[i] != indices[i - 1] + 1:
-            yield slice(indices[start], indices[i - 1] + 1)
-            start = i
+        if self._slice is not None:
+            arrays[self._slice] = new
+            return
+        for i, array in zip(self._order, new, strict=True):
+            arrays[i] = array
