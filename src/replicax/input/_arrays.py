@@ -26,7 +26,8 @@ from replicax.input._batch import (
 )
 from replicax.input._missing import length, no_attribute
 from replicax.input._source import INFINITE_CARDINALITY, GivesSource, Reader, Source
-from replicax.values import TensorSpec, is_key
+from replicax.topology import is_key
+from replicax.values import TensorSpec
 
 __all__ = ["ArrayDataset", "from_arrays"]
 

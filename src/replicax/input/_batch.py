@@ -18,7 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax.errors import InputError
-from replicax.values import DistributedValues, TensorSpec, is_key
+from replicax.topology import is_key
+from replicax.values import DistributedValues, TensorSpec
 
 __all__ = [
     "Batch",

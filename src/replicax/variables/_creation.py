@@ -14,13 +14,14 @@ from replicax._jax import is_staging
 from replicax._messages import user_line
 from replicax._recording import unrecorded
 from replicax.errors import VariableError, VariableTypeError
+from replicax.topology import is_key
 from replicax.types import (
     AggregationLike,
     SynchronizationLike,
     VariableAggregation,
     VariableSynchronization,
 )
-from replicax.values import Mirrored, PerReplica, TensorShape, is_key, is_number
+from replicax.values import Mirrored, PerReplica, TensorShape, is_number
 from replicax.variables._frames import current_frame
 from replicax.variables._partition import checked_parts
 from replicax.variables._readable import Readable
