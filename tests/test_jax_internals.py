@@ -18,7 +18,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import replicax as rx
-from replicax import _jax
+from replicax import _jax, _recording
 from replicax._recording import Recorded, Recording, is_transforming
 from replicax.cluster import ClusterOptions, exchange_between_processes
 from replicax.cluster._coordinator import start_coordinator
@@ -889,6 +889,18 @@ RECORDED = {
 }
 
 
+def test_residuals_that_are_inputs_exist_since_jax_0_11_1():
+    """LinearizeTrace.structured_residuals."""
+    assert hasattr(Recording(), "structured_residuals") == (jax.__version_info__ >= (0, 11, 1))
+
+
+def test_a_recording_without_its_residuals_is_an_error(monkeypatch):
+    """A tape must not take it for a recording that has none: gradients would be wrong."""
+    monkeypatch.setattr(jax, "__version_info__", (0, 12, 0))
+    with pytest.raises(UnsupportedJaxError, match=r"LinearizeTrace\.structured_residuals.*private part"):
+        _recording._residual_inputs(object())
+
+
 @pytest.mark.parametrize("name", RECORDED)
 @pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["eager", "jit"])
 def test_a_recording_is_differentiated_as_a_function(name, wrap):
@@ -971,7 +983,7 @@ def test_a_program_without_constants_to_ask_for_is_an_error(monkeypatch):
 
 
 def test_a_renamed_coordination_service_is_an_error_of_the_first_worker(monkeypatch):
-    """The coordinator's own process has no JAX to say so, and nobody sees its messages."""
+    """The coordinator's own process has no JAX to say so, and its messages are not shown."""
     module, name = _jax.service_function()
     monkeypatch.delattr(f"{module}.{name}")
     with pytest.raises(UnsupportedJaxError, match=name):

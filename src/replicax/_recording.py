@@ -22,7 +22,7 @@ from typing import Any, final
 import jax
 import numpy as np
 
-from replicax._jax import ArrayImpl, constants_in, current_trace, eval_trace, private
+from replicax._jax import ArrayImpl, constants_in, current_trace, eval_trace, private, unsupported
 from replicax._transposing import Transposed
 from replicax.errors import TracingError
 
@@ -267,10 +267,9 @@ class Recording(_LinearizeTrace):
         jaxpr, consts = self.tangent_trace.to_jaxpr(outs, _DEBUG_INFO.with_unknown_names(), here)
         inputs = [*jaxpr.constvars, *jaxpr.invars]  # since JAX 0.11 constants are the first `invars`
         given = dict(zip(inputs, consts, strict=False))
-        # Since JAX 0.12 some residuals are inputs of the linear program, in addition to its constants.
         own = {recorded.tangent.val for recorded in self._watched.values()}
-        residuals = jax.tree.leaves(getattr(self, "structured_residuals", ()))
-        given |= zip([v for v in inputs[len(consts) :] if v not in own], residuals, strict=True)
+        others = [v for v in inputs[len(consts) :] if v not in own]
+        given |= zip(others, _residual_inputs(self), strict=True)
         wanted = jaxpr.outvars[len(targets) :]
         return Transposed(jaxpr.replace(outvars=jaxpr.outvars[: len(targets)]), given, wanted)
 
@@ -284,6 +283,16 @@ class Recording(_LinearizeTrace):
         self._live.clear()
         self._watched.clear()
         self.tangent_trace.invalidate()
+
+
+def _residual_inputs(trace: Any) -> list[Any]:
+    """The residuals that are inputs of a trace's linear program, in addition to its constants."""
+    if jax.__version_info__ < (0, 11, 1):
+        return []
+    try:
+        return jax.tree.leaves(trace.structured_residuals)
+    except AttributeError as error:
+        raise unsupported("LinearizeTrace.structured_residuals") from error
 
 
 # Traces around a recording that would treat the value of a closed recording as a constant.

@@ -11,7 +11,7 @@ ported code keeps working, and `except ReplicaxError` catches errors of Replicax
     ├── StructureMismatchError     (ValueError, AssertionError)  replicas disagree about a structure
     ├── ContextError               (RuntimeError)                a call in the wrong place
     ├── VariableError              (ValueError)                  a bad creation or write
-    │   └── VariableTypeError      (and TypeError)               what was written is not an array
+    │   └── VariableTypeError      (and TypeError)               an argument or a write of the wrong type
     ├── OutOfMemoryError           (MemoryError, RuntimeError)   too large for a device
     ├── TracingError               (RuntimeError)                a variable in a trace outside `rx.function`
     ├── TracedValueError           (TypeError)                   a traced value used as a Python number
@@ -172,7 +172,10 @@ class VariableError(ReplicaxError, _status.InvalidArgumentError, ValueError):
 
 
 class VariableTypeError(VariableError, TypeError):
-    """Something that does not convert to an array, such as text, was written to a variable."""
+    """Something that does not convert to an array, such as text, was written to a variable.
+
+    Also raised for a `dtype` or `trainable` of the wrong type when a variable is created.
+    """
 
 
 class OutOfMemoryError(ReplicaxError, _status.ResourceExhaustedError, MemoryError, RuntimeError):

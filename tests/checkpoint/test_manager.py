@@ -1,5 +1,6 @@
 """Saving in the background: when, how many are kept, and that errors and threads are not lost."""
 
+import atexit
 import gc
 import logging
 import pathlib
@@ -7,13 +8,14 @@ import subprocess
 import sys
 import textwrap
 import threading
+import weakref
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.checkpoint import _store
+from replicax.checkpoint import _background, _store
 from replicax.errors import CheckpointError, CheckpointMismatchError, CheckpointMissingError
 
 
@@ -247,6 +249,20 @@ def test_a_program_that_ends_after_saving_has_saved(num_floats, tmp_path):
     )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"], ended.stderr
     assert ended.returncode == 0
+
+
+def test_a_python_without_exit_hooks_of_threads_finishes_at_exit(checkpoint, tmp_path, monkeypatch):
+    manager = rx.CheckpointManager(checkpoint, tmp_path)
+    registered = []
+    monkeypatch.delattr(threading, "_register_atexit")
+    monkeypatch.setattr(atexit, "register", registered.append)
+    monkeypatch.setattr(_background, "_writers", weakref.WeakSet())
+    _background.finish_at_exit(manager._writer)
+    manager.save(0)
+    (at_exit,) = registered
+    at_exit()
+    assert not writers()
+    assert (tmp_path / "0").is_dir()
 
 
 def test_closing_twice_is_closing_once(checkpoint, tmp_path):

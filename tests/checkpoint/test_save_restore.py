@@ -258,6 +258,11 @@ def test_an_array_that_is_not_of_numbers_is_refused(array, tmp_path, caplog):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_objects_need_names():
+    with pytest.raises(TypeError, match=r"by name.*rx\.Checkpoint\(model=model"):
+        rx.Checkpoint(rx.Variable(1.0))
+
+
 # Things with state of their own.
 
 

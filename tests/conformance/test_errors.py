@@ -23,6 +23,18 @@ def test_arguments_that_are_not_a_sequence(strategy, mode, subtests):
             mode(lambda args=args: strategy.run(lambda *a: a, args=args))()
 
 
+def test_arguments_that_are_an_array_are_described(strategy):
+    with pytest.raises(ValueError, match=r"got an array float32\[3\]"):
+        strategy.run(lambda x: x, args=(jnp.ones(3)))
+    with pytest.raises(ValueError, match="got a value of type set"):
+        strategy.run(lambda x: x, args={1})
+
+
+def test_values_that_no_function_makes(strategy):
+    with pytest.raises(TypeError, match="takes a function of a replica's ValueContext, got 3"):
+        strategy.distribute_values_from_function(3)
+
+
 def test_keywords_that_are_not_a_mapping(strategy, mode, subtests):
     for kwargs in ([1], 5):
         with subtests.test(kwargs=kwargs), pytest.raises((TypeError, ValueError), match="kwargs"):

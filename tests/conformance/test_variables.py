@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -742,6 +743,19 @@ def test_lists_of_whole_numbers_are_taken_like_whole_numbers(strategy, mode):
 def test_what_is_no_array_is_refused_by_name(two, value):
     with pytest.raises(ValueError, match=r"'v:0'.*array"):
         variable(two, [1.0, 2.0], name="v").assign(value)
+
+
+@pytest.mark.parametrize("dtype", ["flot32", str, object])
+def test_a_dtype_that_is_none_is_refused_by_name(two, dtype):
+    for kind in (TypeError, ValueError):
+        with pytest.raises(kind, match=rf"'v' was given dtype={re.escape(repr(dtype))}.*'float32'"):
+            variable(two, 1.0, name="v", dtype=dtype)
+
+
+@pytest.mark.parametrize("trainable", ["no", 1, [True]])
+def test_trainable_is_a_flag(two, trainable):
+    with pytest.raises(TypeError, match=r"'v' was given trainable=.*True, False or None"):
+        variable(two, 1.0, name="v", trainable=trainable)
 
 
 ROWS_THAT_DO_NOT_FIT = [

@@ -4,7 +4,6 @@ import gc
 import io
 import pdb
 import sys
-import threading
 import traceback
 import weakref
 from pathlib import Path
@@ -14,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.threads import in_threads
 
 import replicax as rx
 
@@ -462,25 +462,6 @@ def test_values_are_made_on_the_replicas_device():
 
 
 # Threads.
-
-
-def in_threads(*functions):
-    results, errors = {}, []
-
-    def call(i, fn):
-        try:
-            results[i] = fn()
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=call, args=item) for item in enumerate(functions)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
-    return [results[i] for i in range(len(functions))]
 
 
 @pytest.mark.parametrize("mode", ["eager", "compiled"])

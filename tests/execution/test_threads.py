@@ -9,31 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.threads import in_threads
 
 import replicax as rx
 from replicax.variables._writes import Write
 
 SUM = rx.VariableAggregation.SUM
-
-
-def in_threads(*functions):
-    """Call each function in a thread of its own; raise what one of them raised."""
-    errors = []
-
-    def guarded(function):
-        try:
-            function()
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=guarded, args=(function,)) for function in functions]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-        assert not thread.is_alive(), "a thread hangs"
-    if errors:
-        raise errors[0]
 
 
 STRATEGIES = {

@@ -571,8 +571,10 @@ def test_datasets_on_devices_need_one_for_each_replica(two):
 
 @pytest.mark.parametrize("size", [0, -1, 2.0, True, "4", None])
 def test_wrong_batch_sizes_are_refused(size):
-    with pytest.raises(InputError, match="batch size of at least 1"):
-        rx.from_arrays(np.arange(4)).batch(size)
+    got = "" if type(size) is int else rf".*of type {type(size).__name__}"
+    for dataset in (rx.from_arrays(np.arange(4)), rx.from_files([__file__], range)):
+        with pytest.raises(InputError, match=rf"batch\({size!r}\){got}.*batch size of at least 1"):
+            dataset.batch(size)
 
 
 @pytest.mark.parametrize("count", [-1, 1.5, True, "2"])

@@ -229,6 +229,11 @@ def test_one_device_is_not_advised_to_divide_its_state():
     assert not any("rx.ShardedStrategy(" in tip for tip in found.advice)
 
 
+def test_a_step_is_a_function():
+    with pytest.raises(TypeError, match=r"takes a step, a function, got an array float32\[3\]"):
+        rx.explain(jnp.ones(3))
+
+
 def test_mistakes():
     strategy = rx.MirroredStrategy(DEVICES[:2])
     step, _, _ = make_step(strategy)

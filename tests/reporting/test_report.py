@@ -187,6 +187,11 @@ def test_one_batch_instead_of_many(batch):
         rx.report(rx.function(lambda x: x), batch)
 
 
+def test_a_step_is_a_function():
+    with pytest.raises(TypeError, match="takes a function, the step, got 3"):
+        rx.report(3, [1.0])
+
+
 @pytest.mark.parametrize("options", [{"num_steps": 0}, {"num_warmup": True}])
 def test_bad_numbers(options):
     with pytest.raises(ValueError, match="pass an integer, 1 or more"):

@@ -67,6 +67,9 @@ def test_everything_with_a_docstring():
         "linalg.lu_solve": "`jax.scipy.linalg.lu_solve`",
         "math.no_such_name": "docs/porting.md",
         "image.ssim": "dm-pix",
+        "Varable": "Did you mean 'Variable'?",
+        "distribute.MirorStrategy": "Did you mean 'MirroredStrategy'?",
+        "distribute.experimental.MultiWorkerMiroredStrategy": "Did you mean 'MultiWorkerMirroredStrategy'?",
     }.items(),
 )
 def test_a_missing_name_says_what_to_use(name, instead):

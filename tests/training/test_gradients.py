@@ -597,10 +597,23 @@ def test_a_pair_without_has_aux_is_refused_and_so_is_the_reverse():
         rx.grad(lambda: w**2, w, has_aux=True)()
 
 
-def test_a_loss_of_whole_numbers_is_refused():
+@pytest.mark.parametrize(("loss", "dtype"), [(3, "int32"), (True, "bool"), (1j, "complex64")])
+def test_a_loss_without_gradients_is_refused_by_its_dtype(loss, dtype):
     w = rx.Variable(1.0)
-    with pytest.raises(TypeError, match="real-valued"):
-        rx.grad(lambda: 3, w)()
+    with pytest.raises(TypeError, match=f"<lambda> must return a floating-point scalar, got {dtype}"):
+        rx.grad(lambda: loss, w)()
+
+
+def test_a_loss_function_without_return_is_named(mode):
+    w = rx.Variable(1.0)
+
+    def forgot_to_return():
+        w**2
+
+    with pytest.raises(TypeError, match="forgot_to_return returned None instead of a scalar loss"):
+        mode(rx.grad(forgot_to_return, w))()
+    with pytest.raises(TypeError, match="returned None instead of a scalar loss"):
+        rx.grad(lambda: (None, 3), w, has_aux=True)()
 
 
 @pytest.mark.parametrize("microbatches", [0, -1, 1.5, True, "2"])

@@ -1,12 +1,14 @@
 """Metrics: updated by replicas without communication, combined when they are read."""
 
+import contextlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.errors import CollectiveError, TracingError
+from replicax.errors import CollectiveError, TracingError, VariableError
 
 from .helpers import close, collectives, each, mirrored, parts, rid
 
@@ -376,3 +378,12 @@ def test_a_metric_in_jax_grad_is_refused_with_advice_that_works(mode):
         mode(lambda: strategy.run(lambda: jax.grad(loss)(w.value)))()
     mode(lambda: strategy.run(lambda: rx.value_and_grad(lambda: loss(w.value), w)()))()
     assert float(mean.result()) == 2.0
+
+
+def test_an_update_outside_of_replicas_says_how_to_run_it_in_them(mode):
+    strategy = mirrored(2)
+    with strategy.scope():
+        mean = rx.Mean("loss")
+    for where in (contextlib.nullcontext(), strategy.scope()):
+        with where, pytest.raises(VariableError, match=r"strategy\.run\(loss\.update_state, args="):
+            mode(lambda: mean.update_state(3.0))()

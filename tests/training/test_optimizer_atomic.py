@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from tests.threads import in_threads
 
 import replicax as rx
 from replicax.variables import Store
@@ -21,26 +22,6 @@ STRATEGIES = {
     "central": lambda: rx.CentralStorageStrategy(["CPU:0", "CPU:1"], "CPU:0"),
     "sharded": lambda: rx.ShardedStrategy(["CPU:0", "CPU:1"], min_shard_bytes=0, shard="all"),
 }
-
-
-def in_threads(*functions):
-    """Call each function in a thread of its own; raise what one of them raised."""
-    errors = []
-
-    def guarded(function):
-        try:
-            function()
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=guarded, args=(function,)) for function in functions]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-        assert not thread.is_alive(), "a thread hangs"
-    if errors:
-        raise errors[0]
 
 
 class Counting:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import importlib
 import logging
@@ -125,13 +126,13 @@ def finish_at_exit(writer: Writer) -> None:
 
     Orbax needs thread pools, which Python shuts down before it runs `atexit` handlers, so this uses the
     exit hooks of `threading`. They run in reverse order; importing the pools first makes ours run before
-    theirs.
+    theirs. A Python without these private hooks must shut pools down in another way: then `atexit` handlers
+    finish the write or, if it fails, log why.
     """
     importlib.import_module("concurrent.futures.thread")
     if not _writers:
-        register: Any = getattr(threading, "_register_atexit", None)
-        if register is not None:
-            register(_drop_all)
+        register: Any = getattr(threading, "_register_atexit", atexit.register)
+        register(_drop_all)
     _writers.add(writer)
 
 

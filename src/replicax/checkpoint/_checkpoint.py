@@ -14,7 +14,7 @@ import os
 import pathlib
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Never
 
 from replicax._recording import is_transforming
 from replicax.checkpoint._background import Writer
@@ -58,6 +58,7 @@ class Checkpoint:
     """Saves and restores the state of objects.
 
     Args:
+        *unnamed: not allowed: objects are saved under their names, `rx.Checkpoint(model=model)`.
         **objects: what to save, by name: models, optimizers, metrics, iterators, or structures of them.
             All attributes of an object are searched for variables. Arrays, random keys and numbers are
             saved, too; read them as attributes of the checkpoint after a restore.
@@ -73,7 +74,12 @@ class Checkpoint:
     (Array([1., 2.], dtype=float32), 3)
     """
 
-    def __init__(self, **objects: Any) -> None:
+    def __init__(self, *unnamed: Never, **objects: Any) -> None:
+        if unnamed:
+            raise TypeError(
+                "Checkpoint takes its objects by name, under which they are saved: "
+                "`rx.Checkpoint(model=model, optimizer=optimizer)`."
+            )
         self._restored: Restored | None = None
         self._warned: set[str] = set()
         for name, value in objects.items():

@@ -37,7 +37,8 @@ from replicax.checkpoint._pieces import (
     split_into_pieces,
 )
 from replicax.errors import CheckpointError, CheckpointMismatchError
-from replicax.values import is_key, is_number
+from replicax.topology import is_key
+from replicax.values import is_number
 from replicax.variables import Variable
 
 __all__ = [

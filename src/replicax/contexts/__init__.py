@@ -4,7 +4,7 @@ from replicax.contexts._axis import explain_unbound_axis
 from replicax.contexts._examples import BatchMask, Examples, Incomplete, Origins, Padding, Record
 from replicax.contexts._exchange import Exchange
 from replicax.contexts._protocol import StrategyProtocol
-from replicax.contexts._replica import MergePoint, ReplicaContext
+from replicax.contexts._replica import ReplicaContext
 from replicax.contexts._rows import Rows
 from replicax.contexts._stack import (
     Context,
@@ -30,7 +30,6 @@ __all__ = [
     "Exchange",
     "explain_unbound_axis",
     "Incomplete",
-    "MergePoint",
     "Origins",
     "Padding",
     "Record",

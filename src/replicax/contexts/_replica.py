@@ -30,7 +30,7 @@ from replicax.values import (
 if TYPE_CHECKING:
     from replicax.strategies import Strategy
 
-__all__ = ["MergePoint", "ReplicaContext"]
+__all__ = ["ReplicaContext"]
 
 
 class MergePoint(Protocol):

@@ -42,7 +42,15 @@ def unusable_argument(function: Any, leaves: list[Any]) -> str:
     return (
         f"{function!r} got an argument of type {type(odd).__name__}: {_short(odd)}. Arguments of a "
         "compiled step are arrays of numbers, per-replica values, structures of them, or hashable "
-        "constants. Devices can't hold text, so remove it from the batch first."
+        f"constants. {_advice(odd)}"
+    )
+
+
+def _advice(odd: Any) -> str:
+    if isinstance(odd, np.ndarray | np.generic):
+        return "Devices can't hold text or Python objects, so remove it from the batch first."
+    return (
+        "Pass a hashable constant instead, such as a tuple or a frozenset, or let the step close over it."
     )
 
 

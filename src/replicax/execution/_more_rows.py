@@ -19,6 +19,7 @@ import jax
 from replicax._jax import fresh_traces
 from replicax.contexts import Context, Incomplete, Padding, Record, StrategyProtocol, enter
 from replicax.execution._program import EagerCallNeeded, ProgramFrame, ReplicaFrame
+from replicax.topology import ReplicaMesh
 from replicax.values import Mirrored, PerReplica, batch_numbers, find_masks, flatten, is_array
 from replicax.variables import Frame
 
@@ -124,7 +125,7 @@ class _Argument:
         self._shapes = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays]
         self._rebuild, self._constant = rebuild, None
 
-    def _take_per_replica(self, leaf: PerReplica, mesh: Any) -> None:
+    def _take_per_replica(self, leaf: PerReplica, mesh: ReplicaMesh) -> None:
         if leaf.is_local:
             self._take([leaf.select(0)], lambda array: PerReplica.from_local(array, mesh))
         elif leaf.uniform is not None:

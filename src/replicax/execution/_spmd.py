@@ -171,7 +171,7 @@ def run_inline(
     return _as_values(result, strategy.mesh, alike=frame.alike)
 
 
-def _as_values(structure: Any, mesh: Any, *, alike: bool = True) -> Any:
+def _as_values(structure: Any, mesh: ReplicaMesh, *, alike: bool = True) -> Any:
     """A replica's values as seen from the cross-replica context."""
 
     def wrap(leaf: Any) -> Any:
@@ -312,7 +312,7 @@ class Traced:
             contributed = zip(update.arrays, update.layouts, strict=True)
             update.update([_outside(inside, layout, next(arrays)) for inside, layout in contributed])
 
-    def result(self, arrays: Any, sums: dict[int, Any], mesh: Any, shapes: Any = None) -> Any:
+    def result(self, arrays: Any, sums: dict[int, Any], mesh: ReplicaMesh, shapes: Any = None) -> Any:
         """The result of the replica function, as per-replica values.
 
         `shapes` has a shape for each array and replica, if the replicas are not alike.

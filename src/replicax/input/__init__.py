@@ -9,6 +9,7 @@ from replicax.input._dataset import (
     distribute_datasets_from_function,
 )
 from replicax.input._files import FileDataset, from_files
+from replicax.input._grain import GrainReader
 from replicax.input._host_batch import HostBatches
 from replicax.input._iterator import DistributedIterator, InputStats, OptionalBatch
 from replicax.input._options import AutoShardPolicy, InputContext, InputOptions, InputReplicationMode
@@ -33,6 +34,7 @@ __all__ = [
     "DistributedIterator",
     "FileDataset",
     "GivesSource",
+    "GrainReader",
     "HostBatches",
     "InputContext",
     "InputOptions",

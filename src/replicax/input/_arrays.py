@@ -17,6 +17,7 @@ from replicax.errors import InputError
 from replicax.input._batch import (
     Batch,
     aligned_empty,
+    check_batch_size,
     device_dtype,
     is_numeric,
     leaf_names,
@@ -25,7 +26,8 @@ from replicax.input._batch import (
 )
 from replicax.input._missing import length, no_attribute
 from replicax.input._source import INFINITE_CARDINALITY, GivesSource, Reader, Source
-from replicax.values import TensorSpec, is_key
+from replicax.topology import is_key
+from replicax.values import TensorSpec
 
 __all__ = ["ArrayDataset", "from_arrays"]
 
@@ -163,8 +165,7 @@ class ArrayDataset(GivesSource, Generic[_T]):
         >>> [batch.tolist() for batch in rx.from_arrays(np.arange(5)).batch(2, drop_remainder=True)]
         [[0, 1], [2, 3]]
         """
-        if isinstance(batch_size, bool) or not isinstance(batch_size, int | np.integer) or batch_size < 1:
-            raise InputError(f"ArrayDataset.batch({batch_size!r}): pass a batch size of at least 1.")
+        check_batch_size(batch_size, "ArrayDataset")
         if self._batch_size is not None:
             raise InputError(
                 f"ArrayDataset.batch was called twice, first with {self._batch_size}. Call it once."

@@ -18,12 +18,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax.errors import InputError
-from replicax.values import DistributedValues, TensorSpec, is_key
+from replicax.topology import is_key
+from replicax.values import DistributedValues, TensorSpec
 
 __all__ = [
     "Batch",
     "WholeBatch",
     "aligned_empty",
+    "check_batch_size",
     "device_dtype",
     "is_numeric",
     "leaf_names",
@@ -42,6 +44,18 @@ def aligned_empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     memory = np.empty(size + _ALIGNMENT, np.uint8)
     start = -memory.__array_interface__["data"][0] % _ALIGNMENT
     return memory[start : start + size].view(dtype).reshape(shape)
+
+
+def check_batch_size(batch_size: Any, owner: str) -> None:
+    """Raise if the argument of `owner.batch` is not a number of examples."""
+    is_count = isinstance(batch_size, int | np.integer) and not isinstance(batch_size, bool)
+    if not is_count:
+        raise InputError(
+            f"{owner}.batch({batch_size!r}) got a value of type {type(batch_size).__name__}: pass a batch "
+            "size of at least 1, an int."
+        )
+    if batch_size < 1:
+        raise InputError(f"{owner}.batch({batch_size!r}): pass a batch size of at least 1.")
 
 
 def is_numeric(array: Any) -> bool:

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from replicax.errors import InputError, MissingFilesError, NotADatasetError
-from replicax.input._batch import Batch, WholeBatch
+from replicax.input._batch import Batch, WholeBatch, check_batch_size
 from replicax.input._missing import length, no_attribute
 from replicax.input._source import UNKNOWN_CARDINALITY, GivesSource, NoFiles, Reader, Source
 
@@ -88,8 +88,7 @@ class FileDataset(GivesSource):
         >>> [batch.tolist() for batch in numbers]
         [[0, 1], [2, 3]]
         """
-        if isinstance(batch_size, bool) or not isinstance(batch_size, int | np.integer) or batch_size < 1:
-            raise InputError(f"FileDataset.batch({batch_size!r}): pass a batch size of at least 1.")
+        check_batch_size(batch_size, "FileDataset")
         if self.batch_size is not None:
             raise InputError(
                 f"FileDataset.batch was called twice, first with {self.batch_size}. Call it once."

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any, final
 
 from replicax.errors import InputError
 from replicax.input._batch import Batch, WholeBatch
 from replicax.input._source import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Reader, Source
 
-__all__ = ["grain_source"]
+__all__ = ["GrainReader", "grain_source"]
 
 # Grain reports a length of at least this for a dataset that repeats forever.
 _ENDLESS = 2**60
@@ -42,7 +43,7 @@ class _DatasetSource(Source):
         return INFINITE_CARDINALITY if length >= _ENDLESS else length
 
     def open(self, number: int) -> Reader:
-        return _DatasetReader(iter(self._dataset))
+        return GrainReader(iter(self._dataset))
 
 
 def _filters(dataset: Any) -> bool:
@@ -51,13 +52,20 @@ def _filters(dataset: Any) -> bool:
 
 
 @final
-class _DatasetReader(Reader):
-    def __init__(self, iterator: Any) -> None:
+class GrainReader(Reader):
+    """One pass over a Grain dataset.
+
+    Args:
+        iterator: Grain's iterator.
+        convert: makes a batch of what the iterator returns.
+    """
+
+    def __init__(self, iterator: Any, convert: Callable[[Any], Any] = lambda batch: batch) -> None:
         super().__init__()
-        self._iterator = iterator
+        self._iterator, self._convert = iterator, convert
 
     def _read(self) -> Batch:
-        return WholeBatch(next(self._iterator), private=False)
+        return WholeBatch(self._convert(next(self._iterator)), private=False)
 
     def _bookmark(self) -> dict[str, Any]:
         return {"grain": self._iterator.get_state()}
@@ -82,7 +90,7 @@ class _LoaderSource(Source):
 
 @final
 class _LoaderReader(Reader):
-    """Like `_DatasetReader`, but states are bytes and the iterator has no `close`."""
+    """Like `GrainReader`, but states are bytes and the iterator has no `close`."""
 
     def __init__(self, iterator: Any) -> None:
         super().__init__()

@@ -16,8 +16,8 @@ import numpy as np
 from replicax.errors import InputError
 from replicax.input._batch import Batch, aligned_empty, device_dtype, is_numeric, leaf_names
 from replicax.input._stream import Piece, Step
-from replicax.topology import ReplicaMesh
-from replicax.values import HostArray, PerReplica, is_key
+from replicax.topology import ReplicaMesh, is_key
+from replicax.values import HostArray, PerReplica
 
 __all__ = ["Placer"]
 

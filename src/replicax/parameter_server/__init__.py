@@ -17,7 +17,7 @@ and `_rows.py` are the messages. `_references.py` and `_pickling.py` pickle func
 from replicax.parameter_server._coordinator import ClusterCoordinator, KeptFunction
 from replicax.parameter_server._joining import Server
 from replicax.parameter_server._pickling import pickle_with
-from replicax.parameter_server._ray import cloudpickle
+from replicax.parameter_server._ray import actor_options, cloudpickle
 from replicax.parameter_server._references import recall, remember
 from replicax.parameter_server._servers import RayServers
 from replicax.parameter_server._strategy import ParameterServerStrategy
@@ -33,6 +33,7 @@ __all__ = [
     "RemoteValue",
     "RemoteValueStatus",
     "Server",
+    "actor_options",
     "cloudpickle",
     "get_current_worker_index",
     "pickle_with",

@@ -18,7 +18,7 @@ from replicax.cluster import ClusterSpec
 from replicax.errors import ClusterError
 from replicax.parameter_server._connection import Connection
 from replicax.parameter_server._handles import Call
-from replicax.parameter_server._ray import library
+from replicax.parameter_server._ray import actor_options, library
 from replicax.parameter_server._server_task import ServerTask
 
 __all__ = ["Cluster", "ClusterSize", "FaultOptions"]
@@ -117,7 +117,7 @@ class Cluster:
 
     def _options(self, job: str, index: int, resources: Mapping[str, float]) -> dict[str, Any]:
         task = job, self._indices[job][index]
-        return _actor_options(self._connection.resources(task, resources))
+        return actor_options(self._connection.resources(task, resources))
 
     def add_worker(self, task_index: int | None = None) -> Any:
         """Start one more worker, on the node of a task that has joined if `task_index` is given."""
@@ -196,10 +196,3 @@ class Cluster:
 
 def _indices(spec: ClusterSpec | None, job: str, count: int) -> list[int]:
     return spec.task_indices(job) if spec is not None else list(range(count))
-
-
-def _actor_options(resources: Mapping[str, float]) -> dict[str, Any]:
-    named = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
-    options: dict[str, Any] = {named[key]: value for key, value in resources.items() if key in named}
-    other = {key: value for key, value in resources.items() if key not in named}
-    return {"num_cpus": 0, **options, "resources": other, "max_restarts": 0}

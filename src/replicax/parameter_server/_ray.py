@@ -5,10 +5,18 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-__all__ = ["LOOPBACK", "START_NODE", "cloudpickle", "compute_with", "library", "on_loopback"]
+__all__ = [
+    "LOOPBACK",
+    "START_NODE",
+    "actor_options",
+    "cloudpickle",
+    "compute_with",
+    "library",
+    "on_loopback",
+]
 
 LOOPBACK = "127.0.0.1"
 START_NODE = """
@@ -34,6 +42,14 @@ def cloudpickle() -> Any:
     """Ray's pickle, which also takes functions of the main program."""
     library()
     return importlib.import_module("ray.cloudpickle")
+
+
+def actor_options(resources: Mapping[str, float]) -> dict[str, Any]:
+    """The options of an actor that is given these resources and never restarted by Ray."""
+    named = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
+    options: dict[str, Any] = {named[key]: value for key, value in resources.items() if key in named}
+    other = {key: value for key, value in resources.items() if key not in named}
+    return {"num_cpus": 0, **options, "resources": other, "max_restarts": 0}
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, get_args
 import jax
 
 from replicax._jax import with_source_lines
+from replicax._messages import brief
 from replicax.contexts import current, has_strategy
 from replicax.errors import ContextError
 from replicax.execution import CompiledStep, Function, StepMemory
@@ -57,6 +58,7 @@ def explain(
         kwargs: keyword arguments of the step.
 
     Raises:
+        TypeError: `step` is not a function.
         ContextError: `num_replicas` or `shard` was given, but the step has no strategy that supports them.
 
     >>> import optax
@@ -79,7 +81,7 @@ def explain(
     >>> [collective.kind for collective in many.collectives if collective.bytes > 1000]
     ['all-gather', 'reduce-scatter']
     """
-    _check(num_replicas, shard)
+    _check(step, num_replicas, shard)
     fn = step.python_function if isinstance(step, Function) else step
     arguments = Arguments(args, kwargs)
     first = CompiledStep(fn, *arguments.on(None))
@@ -91,7 +93,12 @@ def explain(
     )
 
 
-def _check(num_replicas: Any, shard: Any) -> None:
+def _check(step: Any, num_replicas: Any, shard: Any) -> None:
+    if not callable(step):
+        raise TypeError(
+            f"rx.explain takes a step, a function, got {brief(step)}. Pass the step first and then its "
+            "arguments: `rx.explain(step, batch)`."
+        )
     if shard is not None and shard not in _SETTINGS:
         raise ValueError(f"rx.explain(shard={shard!r}): pass one of {', '.join(map(repr, _SETTINGS))}.")
     is_count = isinstance(num_replicas, int) and not isinstance(num_replicas, bool) and num_replicas > 0

@@ -116,7 +116,7 @@ class Explanation:
     """
 
     step: str
-    """The name of the step."""
+    """The name of the step's function."""
     mesh_shape: dict[str, int]
     """The axes of the mesh and their sizes, the replicas first; empty if JAX chooses the device."""
     platform: str

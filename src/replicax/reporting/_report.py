@@ -67,7 +67,7 @@ class Report:
     """
 
     step: str
-    """The name of the step."""
+    """The name of the step's function."""
     platform: str
     """The platform of its devices, such as "cpu" or "gpu"."""
     num_steps: int

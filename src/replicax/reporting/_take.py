@@ -52,7 +52,7 @@ def report(
 
     Raises:
         ContextError: there were too few batches, or the step does not call a compiled function.
-        TypeError: `batches` is one batch.
+        TypeError: `step` is not a function, or `batches` is one batch.
 
     >>> strategy = rx.MirroredStrategy(["CPU:0", "CPU:1"])
     >>> @rx.function
@@ -66,6 +66,8 @@ def report(
     step on 2 CPU devices: ... a step, ... while 5 steps were recorded
     ...
     """
+    if not callable(step):
+        raise TypeError(f"rx.report(step, batches) takes a function, the step, got {brief(step)}.")
     _check(num_steps, "num_steps")
     _check(num_warmup, "num_warmup")
     _check_batches(batches)

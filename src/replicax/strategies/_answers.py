@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, Literal, final, get_args
 
+from replicax.cluster import ClusterResolver
 from replicax.collectives import Communicator
 from replicax.variables import NO_RULES, Layout, PartitionRules, Servers, Sharded, VariableSpec
 
@@ -68,7 +69,7 @@ class Answers:
     parameter_device: Any = None
     places_values: bool = True
     plain_values: bool = False
-    cluster_resolver: Any = None
+    cluster_resolver: ClusterResolver | None = None
     find_shards: Callable[[VariableSpec], Sharded | None] | None = None
     partition_rules: PartitionRules = NO_RULES
     shards: ShardOptions = ShardOptions()

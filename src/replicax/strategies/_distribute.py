@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from replicax import input as inputs
+from replicax._messages import brief
 from replicax.contexts import enter_default, require_cross_replica
 from replicax.input import ArrayDataset, DistributedDataset, InputContext, InputOptions
 from replicax.strategies._logical import on_all_devices
@@ -209,6 +210,11 @@ def distribute_values_from_function(self: StrategyBase, value_fn: Callable[[Valu
       1: 10
     }
     """
+    if not callable(value_fn):
+        raise TypeError(
+            "distribute_values_from_function takes a function of a replica's ValueContext, got "
+            f"{brief(value_fn)}. For the same value in all replicas, pass it to `strategy.run` as it is."
+        )
     total = self.num_replicas_in_sync
     contexts = [ValueContext(i, total) for i in self.mesh.local_replica_ids]
     with enter_default():

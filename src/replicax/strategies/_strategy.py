@@ -1,16 +1,10 @@
 """`Strategy`: what all strategies share.
 
-Strategies differ only in a few answers (see `Answers`):
-
-    which devices make up the mesh, and
-    how per-replica values are combined         communicator
-    how a variable is laid out                  choose_layout
-    where single-copy state is placed           parameter_device
-
-Everything else is shared. This file runs the replicas and combines their results. The input methods are in
-`_distribute`, the methods for replicas with several devices in `_logical`, the creation of variables in
-`_creation` and the lower-level API in `_extended`. `Strategy` adds to `StrategyBase` the methods that
-version 1 of `tf.distribute` defines differently (see `compat.v1`).
+Strategies differ only in their `Answers`, such as how per-replica values are combined and how a variable is
+laid out. Everything else is shared. This file runs the replicas and combines their results. The input
+methods are in `_distribute`, the methods for replicas with several devices in `_logical`, the creation of
+variables in `_creation` and the lower-level API in `_extended`. `Strategy` adds to `StrategyBase` the
+methods that version 1 of `tf.distribute` defines differently (see `compat.v1`).
 """
 
 from __future__ import annotations
@@ -26,6 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from replicax._jax import restore_trace
+from replicax._messages import brief
 from replicax.collectives import Communicator, gather_leaves, reduce_leaves_over
 from replicax.contexts import Scope, require_cross_replica
 from replicax.execution import Function, in_replicas, run
@@ -40,7 +35,16 @@ from replicax.strategies._run_options import RunOptions
 from replicax.strategies._signatures import Axes, Leaf, Structure, T, Value
 from replicax.topology import ReplicaMesh
 from replicax.types import ReduceOp, ReduceOpLike, Untyped
-from replicax.values import FIND, DistributedValues, Mirrored, PerReplica, flatten, map_leaves, masked
+from replicax.values import (
+    FIND,
+    DistributedValues,
+    Mirrored,
+    PerReplica,
+    flatten,
+    is_number,
+    map_leaves,
+    masked,
+)
 from replicax.variables import Servers, Sharded, Store, Variable, VariableCopy, VariableSpec
 
 __all__ = ["Strategy", "StrategyBase"]
@@ -430,9 +434,10 @@ def _checked_call(fn: Any, args: Any, kwargs: Any, options: Any) -> tuple[tuple[
         raise TypeError(f"strategy.run needs a function to call, got {fn!r}.")
     if not isinstance(args, list | tuple):
         as_kwargs = ", or kwargs=batch if its keys are the names of the function's arguments"
+        got = brief(args) if is_number(args) else f"a value of type {type(args).__name__}"
         raise ValueError(
-            f"strategy.run(fn, args=...) takes a tuple or list of arguments, got a "
-            f"{type(args).__name__}. For one argument write args=(x,)"
+            f"strategy.run(fn, args=...) takes a tuple or list of arguments, got {got}. For one argument "
+            "write args=(x,)"
             f"{as_kwargs if isinstance(args, Mapping) else ''}."
         )
     if not isinstance(kwargs, Mapping | None):

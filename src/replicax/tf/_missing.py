@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import importlib
 from collections.abc import Callable
 from typing import NoReturn
@@ -121,15 +122,15 @@ _HOW = "what JAX, Keras or Python has for it; docs/porting.md explains how to po
 def refuse(module: str, instead: dict[str, str]) -> Callable[[str], NoReturn]:
     """A module's `__getattr__` that raises, and says what to use instead.
 
-    A name that is not in `instead` is looked up in JAX and optax.
+    A name that is not in `instead` is looked up in JAX and optax, then among similar names of the module.
     """
 
     def __getattr__(name: str) -> NoReturn:
         if name.startswith("_"):
             raise AttributeError(f"replicax.{module} has no {name!r}.")
-        raise AttributeError(
-            f"replicax.{module} has no {name!r}.{_hint(instead.get(name) or _of_jax(name))}"
-        )
+        known = instead.get(name) or _of_jax(name)
+        hint = _hint(known) if known else _similar(f"replicax.{module}", name) or _hint(_HOW)
+        raise AttributeError(f"replicax.{module} has no {name!r}.{hint}")
 
     return __getattr__
 
@@ -139,7 +140,13 @@ def _of_jax(name: str) -> str:
         with contextlib.suppress(ImportError, AttributeError, DeprecationWarning):
             if callable(getattr(importlib.import_module(library), name)):
                 return f"`{library}.{name}`"
-    return _HOW
+    return ""
+
+
+def _similar(module: str, name: str) -> str:
+    names = getattr(importlib.import_module(module), "__all__", ())
+    found = difflib.get_close_matches(name, names, n=1, cutoff=0.8)
+    return f" Did you mean {found[0]!r}?" if found else ""
 
 
 def _hint(alternative: str) -> str:

@@ -35,7 +35,7 @@ class Module:
 
     @property
     def name(self) -> str:
-        """The name of the module."""
+        """The name that its ops have in profiles."""
         return self._name
 
     @property

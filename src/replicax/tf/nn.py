@@ -11,7 +11,7 @@ import numpy as np
 
 from replicax.tf._math import l2_normalize, sigmoid, softmax, tanh, top_k
 from replicax.tf._missing import refuse
-from replicax.tf._more_math import in_top_k, softsign, zero_fraction
+from replicax.tf._more_math import in_top_k, log_softmax, softsign, zero_fraction
 from replicax.tf._more_nn import (
     conv1d,
     conv2d_transpose,
@@ -109,12 +109,6 @@ def gelu(features: Any, approximate: bool = False) -> jax.Array:
 def leaky_relu(features: Any, alpha: float = 0.2) -> jax.Array:
     """`x`, or `alpha * x` where `x` is negative."""
     return jax.nn.leaky_relu(array(features), alpha)
-
-
-@op
-def log_softmax(logits: Any, axis: int = -1) -> jax.Array:
-    """The logarithm of the softmax."""
-    return jax.nn.log_softmax(array(logits), static(axis))
 
 
 @op

@@ -10,7 +10,7 @@ from replicax.topology._devices import (
     resolve_devices,
 )
 from replicax.topology._memory import largest_free_block, memory_in_use, memory_limit
-from replicax.topology._mesh import REPLICA_AXIS, ReplicaMesh, prime_factors
+from replicax.topology._mesh import REPLICA_AXIS, ReplicaMesh, is_key, prime_factors
 
 __all__ = [
     "REPLICA_AXIS",
@@ -20,6 +20,7 @@ __all__ = [
     "device_name",
     "find_device",
     "group_devices",
+    "is_key",
     "largest_free_block",
     "memory_in_use",
     "memory_limit",

@@ -30,7 +30,7 @@ from replicax._jax import put_parts
 from replicax.topology._cpu import collectives_must_wait
 from replicax.topology._devices import device_name
 
-__all__ = ["REPLICA_AXIS", "ReplicaMesh", "prime_factors"]
+__all__ = ["REPLICA_AXIS", "ReplicaMesh", "is_key", "prime_factors"]
 
 REPLICA_AXIS = "replica"
 """The default name of the replica axis."""
@@ -60,7 +60,7 @@ def prime_factors(number: int) -> list[int]:
 _meshes: weakref.WeakValueDictionary[Any, ReplicaMesh] = weakref.WeakValueDictionary()
 
 
-def _is_key(value: Any) -> bool:
+def is_key(value: Any) -> bool:
     """Whether `value` is an array of typed random keys; their buffers are accessible only as key data."""
     return isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
 
@@ -212,7 +212,7 @@ class ReplicaMesh:
 
     def assemble(self, components: Sequence[Any]) -> jax.Array:
         """The sharded global array with the local parts `components`, all of the same shape and dtype."""
-        if _is_key(components[0]):
+        if is_key(components[0]):
             keys = [key[None] if key.ndim == 0 else key for key in components]
             data = self.assemble([jax.random.key_data(key) for key in keys])
             return jax.random.wrap_key_data(data, impl=jax.random.key_impl(keys[0]))
@@ -248,7 +248,7 @@ class ReplicaMesh:
 
     def split(self, array: jax.Array, *, scalar: bool) -> tuple[jax.Array, ...]:
         """The local replicas' parts of a sharded global array."""
-        if _is_key(array):
+        if is_key(array):
             impl, data = jax.random.key_impl(array), self._split(jax.random.key_data(array), self.sharded)
             keys = tuple(jax.random.wrap_key_data(part, impl=impl) for part in data)
             return tuple(key[0] for key in keys) if scalar else keys

@@ -36,8 +36,10 @@ class GatheredValues:
     """
 
     def __init__(self, frame: Frame, variables: Sequence[Variable]) -> None:
-        cells = [frame.load(v) if v.layout.is_split and frame.is_one_replica else None for v in variables]
-        self._shards = [cell if isinstance(cell, Shard) else None for cell in cells]
+        self._shards = [
+            v.layout.shard(frame.load(v)) if v.layout.is_split and frame.is_one_replica else None
+            for v in variables
+        ]
         self._tables = [frame.table(v) for v in variables]
         values = [
             _input(v, shard, table)

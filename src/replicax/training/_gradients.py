@@ -279,10 +279,24 @@ def _split_result(fn: Callable[..., Any], result: Any, has_aux: bool) -> tuple[A
         raise TypeError(
             f"value_and_grad: {name} returned a tuple. If it returns (loss, aux), pass has_aux=True."
         )
+    return _scalar_loss(name, loss), aux
+
+
+def _scalar_loss(name: str, loss: Any) -> jax.Array:
+    """The loss as a scalar of at least 32 bits."""
+    if loss is None:
+        raise TypeError(
+            f"value_and_grad: {name} returned None instead of a scalar loss. Does it lack a `return`?"
+        )
     loss = jnp.asarray(loss)
     if loss.ndim:
         raise TypeError(
             f"value_and_grad: {name} must return a scalar loss, got shape {loss.shape}. Average it over "
             "the examples (`jnp.mean`, or `rx.compute_average_loss`)."
         )
-    return loss.astype(jnp.float32) if loss.dtype in (jnp.bfloat16, jnp.float16) else loss, aux
+    if not jnp.issubdtype(loss.dtype, jnp.floating):
+        raise TypeError(
+            f"value_and_grad: {name} must return a floating-point scalar, got {loss.dtype}. Only real "
+            "floating-point losses have gradients: compute the loss with such numbers."
+        )
+    return loss.astype(jnp.float32) if loss.dtype in (jnp.bfloat16, jnp.float16) else loss

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax.contexts import current
-from replicax.errors import CollectiveError
+from replicax.contexts import current, has_strategy, in_cross_replica_context
+from replicax.errors import CollectiveError, VariableError
 from replicax.training._losses import matched
 from replicax.training._padding import current_examples, rows_that_count
 from replicax.types import VariableAggregation, VariableSynchronization
@@ -145,7 +145,16 @@ def _receiving_mask(update_state: Callable[..., Any]) -> Callable[..., Any]:
                     "argument `example_mask=None`, and ignore the rows where it is False; see "
                     "rx.Metric."
                 )
-        return update_state(self, *args, **kwargs)
+        try:
+            return update_state(self, *args, **kwargs)
+        except VariableError as error:
+            outside = in_cross_replica_context() or not has_strategy()
+            if outside and any(variable.layout.differs for variable in self.variables):
+                error.add_note(
+                    "A metric is updated in the replicas: "
+                    f"`strategy.run({self.name}.update_state, args=(...))`."
+                )
+            raise
 
     return update_with_mask
 

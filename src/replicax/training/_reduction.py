@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from replicax.collectives import CommunicationOptions, map_each, reduce_leaves, sum_in_shards
 from replicax.contexts import StrategyProtocol, current
+from replicax.topology import ReplicaMesh
 from replicax.types import ReduceOp
 from replicax.values import IndexedSlices, Mirrored, PerReplica
 from replicax.variables import Divided, Variable
@@ -74,7 +75,7 @@ class GradientReduction:
             results[i] = value
         return results
 
-    def _cast_parts(self, gradient: Any, mesh: Any) -> Any:
+    def _cast_parts(self, gradient: Any, mesh: ReplicaMesh) -> Any:
         if isinstance(gradient, IndexedSlices):
             values = self._cast_parts(gradient.values, mesh)
             return IndexedSlices(values, gradient.indices, gradient.dense_shape)

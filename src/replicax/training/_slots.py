@@ -13,8 +13,8 @@ import jax
 
 from replicax._jax import is_tracer
 from replicax.errors import VariableError
+from replicax.topology import is_key
 from replicax.training._pairs import Parameters
-from replicax.values import is_key
 from replicax.variables import TracedValue, Variable, traced_results
 
 __all__ = [

@@ -1,6 +1,6 @@
 """Values that live on several replicas, and how structures of them are merged and split."""
 
-from replicax.values._arrays import free, is_array, is_key, is_number, on_first_replica, pad_to
+from replicax.values._arrays import free, is_array, is_number, on_first_replica, pad_to
 from replicax.values._distributed import DistributedValues, Leaf
 from replicax.values._equal import mirror_equal, remember_derived, remember_equal
 from replicax.values._host_array import HostArray
@@ -55,7 +55,6 @@ __all__ = [
     "free",
     "intersection",
     "is_array",
-    "is_key",
     "is_number",
     "map_leaves",
     "masked",

@@ -11,9 +11,9 @@ import numpy as np
 
 from replicax._jax import is_tracer, uncommitted
 from replicax._recording import followed
-from replicax.topology import ReplicaMesh
+from replicax.topology import ReplicaMesh, is_key
 
-__all__ = ["pad_to", "free", "is_array", "is_key", "is_number", "on_first_replica", "undivided"]
+__all__ = ["pad_to", "free", "is_array", "is_number", "on_first_replica", "undivided"]
 
 
 def is_array(value: Any) -> bool:
@@ -21,11 +21,6 @@ def is_array(value: Any) -> bool:
     if isinstance(value, jax.Array):
         return True
     return isinstance(value, np.ndarray | np.generic) and value.dtype.kind not in "OSUMm"
-
-
-def is_key(value: Any) -> bool:
-    """Whether `value` is an array of typed random keys, which have their own dtype in JAX."""
-    return isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
 
 
 def is_number(value: Any) -> bool:

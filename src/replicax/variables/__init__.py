@@ -29,7 +29,6 @@ from replicax.variables._out_of_memory import (
     advise,
     creating_state,
     is_out_of_memory,
-    memory_text,
     out_of_memory_in_step,
 )
 from replicax.variables._partition import NO_RULES, PartitionRules, check_partition
@@ -44,7 +43,7 @@ from replicax.variables._per_replica import OnePerReplica
 from replicax.variables._readable import is_variable
 from replicax.variables._recorded import watched_by
 from replicax.variables._replicated import Replicated
-from replicax.variables._rows import HasRows, VariableSlice
+from replicax.variables._rows import HasRows
 from replicax.variables._servers import Servers
 from replicax.variables._sharded import Shard, Sharded, axis_to_shard
 from replicax.variables._spec import VariableSpec
@@ -96,7 +95,6 @@ __all__ = [
     "Variable",
     "VariableCopy",
     "VariableKind",
-    "VariableSlice",
     "VariableSpec",
     "Write",
     "advise",
@@ -110,7 +108,6 @@ __all__ = [
     "is_variable",
     "journal",
     "kind_of",
-    "memory_text",
     "out_of_memory_in_step",
     "padded_rows",
     "prepare_variable",

@@ -13,14 +13,15 @@ import numpy as np
 from replicax._jax import is_staging
 from replicax._messages import user_line
 from replicax._recording import unrecorded
-from replicax.errors import VariableError
+from replicax.errors import VariableError, VariableTypeError
+from replicax.topology import is_key
 from replicax.types import (
     AggregationLike,
     SynchronizationLike,
     VariableAggregation,
     VariableSynchronization,
 )
-from replicax.values import Mirrored, PerReplica, TensorShape, is_key, is_number
+from replicax.values import Mirrored, PerReplica, TensorShape, is_number
 from replicax.variables._frames import current_frame
 from replicax.variables._partition import checked_parts
 from replicax.variables._readable import Readable
@@ -75,6 +76,12 @@ def prepare_variable(
     """
     synchronization = _member(VariableSynchronization, synchronization, "synchronization")
     aggregation = _member(VariableAggregation, aggregation or "NONE", "aggregation")
+    _check_dtype(dtype, name)
+    if not isinstance(trainable, bool | np.bool_ | None):
+        raise VariableTypeError(
+            f"The variable {name or 'Variable'!r} was given trainable={trainable!r}: pass True, False or "
+            "None."
+        )
     if initial_value is None:
         raise VariableError("A variable needs an initial_value: an array, or a function that returns one.")
     if in_parts and shape is not None and callable(initial_value) and not is_staging():
@@ -127,6 +134,18 @@ def _member(kind: type[_Enum], value: Any, argument: str) -> _Enum:
     if isinstance(value, str) and value.upper() in kind.__members__:
         return kind[value.upper()]
     raise VariableError(f"{argument} must be one of rx.{kind.__name__}.{{{names}}}, got {value!r}.")
+
+
+def _check_dtype(dtype: Any, name: str | None) -> None:
+    try:
+        is_numeric = dtype is None or np.dtype(dtype).kind not in "OSUmM"
+    except TypeError:
+        is_numeric = False
+    if not is_numeric:
+        raise VariableTypeError(
+            f"The variable {name or 'Variable'!r} was given dtype={dtype!r}, which is not the dtype of an "
+            "array of numbers. Pass one such as 'float32' or jnp.bfloat16, or leave it out."
+        )
 
 
 def _initial_array(initial_value: Any, dtype: Any) -> Any:

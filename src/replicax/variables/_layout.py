@@ -34,6 +34,7 @@ from replicax.variables._writes import Write
 if TYPE_CHECKING:
     from replicax.variables._divided import Divided
     from replicax.variables._servers import Servers
+    from replicax.variables._sharded import Shard
     from replicax.variables._variable import Variable
 
 __all__ = ["MAX_SPLIT_AXES", "Layout", "OnMesh", "spread_parts", "write_one_copy"]
@@ -126,6 +127,10 @@ class Layout(abc.ABC):
         """The replica's part of the array."""
         value = cell.select(0)
         return value if value.ndim else value.reshape((1,))
+
+    def shard(self, cell: Any) -> Shard | None:
+        """The cell if it is a shard, which is gathered when it is read; None for other cells."""
+        return None
 
     @property
     def of_gradients(self) -> Divided | None:

@@ -22,7 +22,6 @@ __all__ = [
     "advise",
     "creating_state",
     "is_out_of_memory",
-    "memory_text",
     "out_of_memory_in_step",
 ]
 

@@ -17,7 +17,7 @@ from replicax.values import IndexedSlices
 from replicax.variables._readable import Readable
 from replicax.variables._writes import Method, sliced
 
-__all__ = ["HasRows", "VariableSlice"]
+__all__ = ["HasRows"]
 
 
 class HasRows(Readable):

@@ -105,6 +105,9 @@ class Sharded(Divided):
     def part_cell(self, part: Any, spec: VariableSpec) -> Any:
         return Shard(part, self)
 
+    def shard(self, cell: Any) -> Shard | None:
+        return cell if isinstance(cell, Shard) else None
+
     def part(self, cell: Any) -> Any:
         if isinstance(cell, Shard):
             return cell.array

@@ -18,7 +18,7 @@ from replicax._jax import is_tracer
 from replicax.contexts import current, get_replica_context, get_strategy, in_cross_replica_context
 from replicax.errors import OutOfRangeError, TracingError
 from replicax.execution import Function
-from replicax.strategies import StrategyBase
+from replicax.strategies import Strategy, StrategyBase
 from replicax.types import ReduceOp, ReduceOpLike
 from replicax.values import PerReplica, flatten
 from replicax.variables import Deferred
@@ -75,7 +75,7 @@ class MultiStepContext:
         else:
             get_replica_context().merge_call(self._set_merged, args=(name, output, op))
 
-    def _set_merged(self, strategy: Any, name: str, output: Any, op: ReduceOp | None) -> None:
+    def _set_merged(self, strategy: Strategy, name: str, output: Any, op: ReduceOp | None) -> None:
         output = output if op is None else strategy.reduce(op, output, axis=None)
         self._check_outlives_the_trace(name, output)
         self._last_step_outputs_reduce_ops[name] = op

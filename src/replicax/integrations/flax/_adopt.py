@@ -26,8 +26,9 @@ import jax.numpy as jnp
 
 from replicax.contexts import current, has_strategy
 from replicax.errors import ContextError, VariableError
+from replicax.topology import is_key
 from replicax.types import VariableAggregation, VariableSynchronization
-from replicax.values import is_key, is_number
+from replicax.values import is_number
 from replicax.variables import Variable
 
 try:

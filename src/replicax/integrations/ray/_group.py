@@ -11,6 +11,7 @@ from replicax.errors import ClusterTimeoutError
 from replicax.integrations.ray._failure import Failure, Raised, choose_cause
 from replicax.integrations.ray._library import RayError, placement_groups, ray, scheduling
 from replicax.integrations.ray._worker import Worker
+from replicax.parameter_server import actor_options
 
 __all__ = ["Group", "place_group"]
 
@@ -28,7 +29,7 @@ class Group:
     def __init__(self, placement: Any, resources: Mapping[str, float]) -> None:
         """Start an actor in each bundle of the placement group."""
         self._placement = placement
-        options = _actor_options(resources)
+        options = actor_options(resources)
         self._workers = [
             ray.remote(Worker)
             .options(
@@ -70,13 +71,6 @@ class Group:
         for worker in self._workers:
             ray.kill(worker, no_restart=True)
         placement_groups.remove_placement_group(self._placement)
-
-
-def _actor_options(resources: Mapping[str, float]) -> dict[str, Any]:
-    named = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
-    options: dict[str, Any] = {named[key]: value for key, value in resources.items() if key in named}
-    other = {key: value for key, value in resources.items() if key not in named}
-    return {"num_cpus": 0, **options, "resources": other, "max_restarts": 0}
 
 
 def _wait_for(refs: list[Any]) -> list[Any] | Failure:

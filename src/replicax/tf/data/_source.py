@@ -8,7 +8,7 @@ from typing import Any, final
 import jax
 import numpy as np
 
-from replicax.input import AutoShardPolicy, Batch, NoFiles, Reader, Source, WholeBatch
+from replicax.input import AutoShardPolicy, GrainReader, NoFiles, Reader, Source
 from replicax.tf.data._node import Node, Opening, engine, walk
 from replicax.tf.data._options import Options
 from replicax.tf.data._sources import file_names
@@ -46,7 +46,8 @@ class DatasetSource(Source):
 
     def open(self, number: int) -> Reader:
         """Start a pass; each pass shuffles in its own order."""
-        return _DatasetReader(open_iterator(self._node, self._options, number))
+        iterator = open_iterator(self._node, self._options, number)
+        return GrainReader(iterator, lambda batch: jax.tree.map(_as_array, batch))
 
     def spec(self) -> Any:
         return self._node.spec
@@ -81,25 +82,6 @@ def _of_files(node: Node, num_shards: int, index: int, before: int) -> tuple[Nod
         own_parent, before = _of_files(parent, num_shards, index, before)
         parents.append(own_parent)
     return node.with_parents(*parents), before
-
-
-@final
-class _DatasetReader(Reader):
-    def __init__(self, iterator: Any) -> None:
-        super().__init__()
-        self._iterator = iterator
-
-    def _read(self) -> Batch:
-        return WholeBatch(jax.tree.map(_as_array, next(self._iterator)), private=False)
-
-    def _bookmark(self) -> dict[str, Any]:
-        return {"grain": self._iterator.get_state()}
-
-    def _seek(self, position: dict[str, Any]) -> None:
-        self._iterator.set_state(position["grain"])
-
-    def close(self) -> None:
-        self._iterator.close()
 
 
 def _as_array(leaf: Any) -> Any:
