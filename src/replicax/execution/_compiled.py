@@ -368,16 +368,14 @@ class CompiledStep:
         return list(itertools.chain(*map(self._arguments_of_call, _divided(leaves, self._repeats))))
 
     def _arguments_of_call(self, leaves: list[Any]) -> list[Any]:
-        mesh = self._mesh
-        if self._apart or self._plain:
-            leaves = list(leaves)
+        mesh, leaves = self._mesh, list(leaves)
+        if mesh is not None:
             for i in self._apart:
-                assert mesh is not None
                 leaves[i] = mesh.replicate(leaves[i])
-            for i in self._plain:
-                # Leave replicated arrays alone: another placement would recompile.
-                if mesh is None or getattr(leaves[i], "sharding", None) != mesh.replicated:
-                    leaves[i] = free(leaves[i])
+        for i in self._plain:
+            # Leave replicated arrays alone: another placement would recompile.
+            if mesh is None or getattr(leaves[i], "sharding", None) != mesh.replicated:
+                leaves[i] = free(leaves[i])
         return leaves if len(self._dynamic) == len(self._static) else [leaves[i] for i in self._dynamic]
 
     def _make_run(self) -> Callable[[list[Any]], Any]:
