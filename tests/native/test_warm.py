@@ -18,7 +18,7 @@ from tests.environment import of_programs
 
 import replicax as rx
 from replicax import _native
-from replicax.variables import Store
+from replicax.variables import Store, exclusive
 
 native = pytest.mark.skipif(not _native.is_built, reason="there was no C compiler at the installation")
 locks = pytest.mark.parametrize("make", [_native.Lock, threading.RLock], ids=["Lock", "RLock"])
@@ -93,6 +93,99 @@ def test_threads_take_turns(make):
     for thread in threads:
         thread.join(60)
     assert total == [8000]
+
+
+def is_free(lock):
+    return in_thread(lambda: lock.acquire(blocking=False) and (lock.release() or True))
+
+
+def test_several_locks_are_held_together():
+    locks, ready = (_native.Lock(), _native.Lock()), []
+    block = lambda: _native.hold(locks, ready=lambda: ready.append(list(map(is_free, locks))))  # noqa: E731
+    with block(), block():
+        assert not any(map(is_free, locks))
+    assert ready == [[False, False]] * 2
+    with pytest.raises(KeyError), block():
+        raise KeyError
+    assert all(map(is_free, locks))
+    with _native.hold(()):
+        pass
+
+
+def test_a_late_lock_may_be_waited_for_or_given_up():
+    first, second = _native.Lock(), _native.Lock()
+    calls, started, may_end = [], threading.Event(), threading.Event()
+
+    def late():
+        calls.append(is_free(first))
+        if len(calls) == 3:
+            raise TimeoutError("late")
+
+    def other():
+        with second:
+            started.set()
+            may_end.wait(30)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    started.wait(30)
+    with pytest.raises(TimeoutError, match="late"), _native.hold((first, second), 0.01, late):
+        raise AssertionError("not reached")
+    assert calls == [False] * 3
+    assert is_free(first)
+    threading.Timer(0.1, may_end.set).start()
+    with _native.hold((first, second), 0.01, lambda: None):
+        assert not is_free(second)
+    thread.join()
+
+
+def test_an_error_before_the_block_releases_the_locks():
+    lock = _native.Lock()
+    with pytest.raises(ZeroDivisionError), _native.hold((lock,), ready=lambda: 1 / 0):
+        raise AssertionError("not reached")
+    assert is_free(lock)
+
+
+@native
+@pytest.mark.parametrize("arguments", [([],), ((threading.RLock(),),), ((), "soon")])
+def test_what_can_not_be_held(arguments):
+    with pytest.raises(TypeError):
+        _native.hold(*arguments)
+
+
+def test_interrupts_leave_no_lock_locked():
+    """A signal handler raises at random points of a loop that does little but acquire and release."""
+    stores = [Store() for _ in range(3)]
+    blocks = [stores[0].exclusive, lambda: exclusive(stores)]
+
+    class Stop(Exception):
+        pass
+
+    is_armed = False
+
+    def handler(*_):
+        nonlocal is_armed
+        if is_armed:
+            is_armed = False
+            raise Stop
+
+    previous = signal.signal(signal.SIGALRM, handler)
+    gc.disable()  # Python ignores exceptions in JAX's callback for it
+    try:
+        for number in range(600):
+            try:
+                is_armed = True
+                signal.setitimer(signal.ITIMER_REAL, 1e-4 + number % 100 * 1e-6)
+                while True:
+                    with blocks[number % 2]():
+                        pass
+            except Stop:
+                pass
+            assert all(is_free(store.lock) for store in stores), number
+    finally:
+        is_armed = False
+        gc.enable()
+        signal.signal(signal.SIGALRM, previous)
 
 
 @locks

@@ -1,12 +1,13 @@
-/* Warm calls of compiled steps, and the lock of the variables' stores, in C.
+/* Warm calls of compiled steps, and the locks of the variables' stores, in C.
 
    A warm call looks up its program, takes the arrays of its variables out of the store, calls the program,
    puts the new arrays back and wraps the result. In Python this takes 4 to 20 microseconds, because a step
    leaves little of the interpreter's code and data in the processor's caches. Here it takes one or two.
 
-   `Program` runs a program, as `CompiledStep` does in Python. `Caller` is the base class of `Function`. It
-   handles the usual call: its arguments are arrays or per-replica arrays of a known kind, and it is neither
-   in a replica nor in a trace. Otherwise it calls the Python method `_call`, which can do everything.
+   A store has a `Lock`, and `hold` is a `with` block that holds some. `Program` runs a program, as
+   `CompiledStep` does in Python. `Caller` is the base class of `Function`. It handles the usual call: its
+   arguments are arrays or per-replica arrays of a known kind, and it is neither in a replica nor in a trace.
+   Otherwise it calls the Python method `_call`, which can do everything.
 
    `configure` tells which types and settings to look at. Between a program's return and the storing of its
    new arrays no Python code runs, so an interrupt finds either the old or the new arrays. */
@@ -207,6 +208,134 @@ static PyTypeObject LockType = {
     .tp_new = lock_new,
     .tp_dealloc = (destructor)lock_dealloc,
     .tp_methods = lock_methods,
+};
+
+/* Hold: a `with` block that holds several locks.
+
+   The `with` statement calls `__enter__`, and handles no signal before the block begins. So an exception of a
+   signal handler can't get between the two and leave a lock locked, as it could between lines of Python. */
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *locks; /* a tuple, in the order in which they are acquired */
+    double seconds;  /* how long to wait for each; forever if it is negative */
+    PyObject *late;  /* called after that time: it raises an exception, or returns to wait again */
+    PyObject *ready; /* called when all are acquired */
+} Hold;
+
+/* Acquire one of the locks: 1, or -1 with an exception. */
+static int hold_acquire(Hold *self, Lock *lock)
+{
+    for (;;) {
+        int acquired = lock_acquire(lock, self->seconds);
+        if (acquired != 0)
+            return acquired;
+        PyObject *done = PyObject_CallNoArgs(self->late);
+        if (done == NULL)
+            return -1;
+        Py_DECREF(done);
+    }
+}
+
+/* Release the first `count` locks; keeps the current exception. */
+static void hold_release(Hold *self, Py_ssize_t count)
+{
+    PyObject *type, *error, *traceback;
+    PyErr_Fetch(&type, &error, &traceback);
+    while (--count >= 0)
+        if (lock_release((Lock *)PyTuple_GET_ITEM(self->locks, count)) < 0)
+            PyErr_WriteUnraisable((PyObject *)self);
+    PyErr_Restore(type, error, traceback);
+}
+
+static PyObject *hold_enter(Hold *self, PyObject *Py_UNUSED(ignored))
+{
+    Py_ssize_t count = 0;
+    while (count < PyTuple_GET_SIZE(self->locks)) {
+        if (hold_acquire(self, (Lock *)PyTuple_GET_ITEM(self->locks, count)) < 0) {
+            hold_release(self, count);
+            return NULL;
+        }
+        count++;
+    }
+    if (self->ready == Py_None)
+        Py_RETURN_NONE;
+    PyObject *done = PyObject_CallNoArgs(self->ready);
+    if (done == NULL)
+        hold_release(self, count);
+    return done;
+}
+
+static PyObject *hold_exit(Hold *self, PyObject *Py_UNUSED(args))
+{
+    hold_release(self, PyTuple_GET_SIZE(self->locks));
+    Py_RETURN_NONE;
+}
+
+static PyObject *hold_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"locks", "seconds", "late", "ready", NULL};
+    PyObject *locks, *late = Py_None, *ready = Py_None;
+    double seconds = -1;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!|dOO:hold", names, &PyTuple_Type, &locks, &seconds,
+                                     &late, &ready))
+        return NULL;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(locks); i++) {
+        if (!Py_IS_TYPE(PyTuple_GET_ITEM(locks, i), &LockType)) {
+            PyErr_SetString(PyExc_TypeError, "hold() takes a tuple of Locks");
+            return NULL;
+        }
+    }
+    Hold *self = (Hold *)type->tp_alloc(type, 0);
+    if (self == NULL)
+        return NULL;
+    self->locks = Py_NewRef(locks);
+    self->seconds = seconds;
+    self->late = Py_NewRef(late);
+    self->ready = Py_NewRef(ready);
+    return (PyObject *)self;
+}
+
+static int hold_traverse(Hold *self, visitproc visit, void *arg)
+{
+    Py_VISIT(self->locks);
+    Py_VISIT(self->late);
+    Py_VISIT(self->ready);
+    return 0;
+}
+
+static int hold_clear(Hold *self)
+{
+    Py_CLEAR(self->late);
+    Py_CLEAR(self->ready);
+    return 0;
+}
+
+static void hold_dealloc(Hold *self)
+{
+    PyObject_GC_UnTrack(self);
+    hold_clear(self);
+    Py_CLEAR(self->locks);
+    Py_TYPE(self)->tp_free(self);
+}
+
+static PyMethodDef hold_methods[] = {
+    {"__enter__", (PyCFunction)hold_enter, METH_NOARGS, NULL},
+    {"__exit__", (PyCFunction)hold_exit, METH_VARARGS, NULL},
+    {NULL},
+};
+
+static PyTypeObject HoldType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "replicax._native._warm.hold",
+    .tp_doc = "A `with` block that holds several locks.",
+    .tp_basicsize = sizeof(Hold),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .tp_new = hold_new,
+    .tp_traverse = (traverseproc)hold_traverse,
+    .tp_clear = (inquiry)hold_clear,
+    .tp_dealloc = (destructor)hold_dealloc,
+    .tp_methods = hold_methods,
 };
 
 /* A list of indices. */
@@ -906,7 +1035,7 @@ static PyMethodDef functions[] = {
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT,
     .m_name = "replicax._native._warm",
-    .m_doc = "Warm calls of compiled steps, and the lock of the variables' stores, in C.",
+    .m_doc = "Warm calls of compiled steps, and the locks of the variables' stores, in C.",
     .m_size = -1,
     .m_methods = functions,
 };
@@ -928,8 +1057,8 @@ PyMODINIT_FUNC PyInit__warm(void)
     if (module == NULL)
         return NULL;
     if (PyModule_AddIntConstant(module, "source_checksum", SOURCE_CHECKSUM) < 0 ||
-        PyModule_AddType(module, &LockType) < 0 || PyModule_AddType(module, &ProgramType) < 0 ||
-        PyModule_AddType(module, &CallerType) < 0) {
+        PyModule_AddType(module, &LockType) < 0 || PyModule_AddType(module, &HoldType) < 0 ||
+        PyModule_AddType(module, &ProgramType) < 0 || PyModule_AddType(module, &CallerType) < 0) {
         Py_DECREF(module);
         return NULL;
     }

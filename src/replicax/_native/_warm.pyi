@@ -12,6 +12,18 @@ class Lock:
     def __exit__(self, *exc_info: object) -> None: ...
 
 @final
+class hold:
+    def __init__(
+        self,
+        locks: tuple[Lock, ...],
+        seconds: float = -1,
+        late: Callable[[], None] | None = None,
+        ready: Callable[[], None] | None = None,
+    ) -> None: ...
+    def __enter__(self) -> None: ...
+    def __exit__(self, *exc_info: object) -> None: ...
+
+@final
 class Program:
     def __init__(
         self,

@@ -39,7 +39,7 @@ from replicax.checkpoint._pieces import (
 from replicax.errors import CheckpointError, CheckpointMismatchError
 from replicax.topology import is_key
 from replicax.values import is_number
-from replicax.variables import Variable
+from replicax.variables import Variable, exclusive
 
 __all__ = [
     "FORMATS",
@@ -266,13 +266,11 @@ def _a(noun: str) -> str:
 def locked(things: Iterable[Any], *, may_take_long: bool = False) -> Iterator[None]:
     """A `with` block that locks the variables in `things`, for a consistent snapshot."""
     strategies = [thing.distribute_strategy for thing in things if isinstance(thing, Variable)]
-    stores = {strategy.store.number: strategy.store for strategy in strategies}
-    with contextlib.ExitStack() as stack:
-        for number in sorted(stores):  # the order in which compiled steps take the locks
-            stack.enter_context(stores[number].exclusive())
-            if may_take_long:
-                stack.callback(setattr, stores[number], "may_take_long", False)
-                stores[number].may_take_long = True
+    stores = {strategy.store for strategy in strategies}
+    with exclusive(stores), contextlib.ExitStack() as stack:
+        for store in stores if may_take_long else ():
+            stack.callback(setattr, store, "may_take_long", False)
+            store.may_take_long = True
         yield
 
 

@@ -8,11 +8,13 @@ afterwards.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, final
 
 import jax
 
+from replicax._native import hold
 from replicax.errors import ContextError
 from replicax.topology import ReplicaMesh
 from replicax.values import on_first_replica
@@ -36,8 +38,7 @@ class StepState:
         self.read, self.written = list(read), list(written)
         self._mesh = mesh
         self.stores = _in_order({v._store for v in (*read, *written)})
-        locks = [store.lock for store in self.stores]
-        self.lock: Any = locks[0] if len(locks) == 1 else _Locks(locks)
+        self._locks = tuple(store.lock for store in self.stores)
         self._read = _by_store(read)
         self._written = _by_store(written)
         self._read_copied = [i for i, v in enumerate(read) if self._is_copied(v)]
@@ -72,6 +73,11 @@ class StepState:
         return own.mesh.devices.tolist() != self._mesh.mesh.devices.tolist()
 
     @property
+    def lock(self) -> contextlib.AbstractContextManager[Any]:
+        """A `with` block that holds the locks of the stores."""
+        return self._locks[0] if len(self._locks) == 1 else hold(self._locks)
+
+    @property
     def only(self) -> Store | None:
         """The store that has all of the arrays, where the step needs them; None if there is none."""
         copied = self._read_copied or self._written_copied
@@ -80,8 +86,7 @@ class StepState:
     def make_ready(self) -> None:
         """Complete interrupted calls, and copy the arrays that have views. The caller holds the lock."""
         for store in self.stores:
-            if store.unfinished is not None:
-                store.unfinished()
+            store.complete()
         for store, places in self._written:
             store.detach_views(places.indices)
 
@@ -142,19 +147,3 @@ def _by_store(variables: Sequence[Variable]) -> list[tuple[Store, Places]]:
     """The indices of `variables`, which are in store order, by store."""
     stores = _in_order({v._store for v in variables})
     return [(store, Places([v._place for v in variables if v._store is store])) for store in stores]
-
-
-@final
-class _Locks:
-    """Acquires several locks, always in the same order, so that threads can't deadlock."""
-
-    def __init__(self, locks: Sequence[Any]) -> None:
-        self._locks = locks
-
-    def __enter__(self) -> None:
-        for lock in self._locks:
-            lock.acquire()
-
-    def __exit__(self, *exc_info: object) -> None:
-        for lock in reversed(self._locks):
-            lock.release()

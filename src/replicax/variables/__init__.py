@@ -47,7 +47,7 @@ from replicax.variables._rows import HasRows
 from replicax.variables._servers import Servers
 from replicax.variables._sharded import Shard, Sharded, axis_to_shard
 from replicax.variables._spec import VariableSpec
-from replicax.variables._store import Places, Store
+from replicax.variables._store import Places, Store, exclusive
 from replicax.variables._table import Table, padded_rows, row_numbers
 from replicax.variables._traced_value import TracedValue, traced_results
 from replicax.variables._variable import Variable
@@ -89,6 +89,7 @@ __all__ = [
     "Sharded",
     "ShardedVariable",
     "Store",
+    "exclusive",
     "SyncOnReadVariable",
     "Table",
     "TracedValue",

@@ -18,6 +18,7 @@ from replicax._recording import is_transforming
 from replicax.contexts import StrategyProtocol, current, enter
 from replicax.errors import TracingError
 from replicax.values import Mirrored, PerReplica
+from replicax.variables._store import exclusive
 
 if TYPE_CHECKING:
     from replicax.variables._servers import Servers
@@ -230,7 +231,7 @@ class EagerFrame(Frame):
     ) -> _T:
         # The first call may compile, so the stores are not locked yet.
         before, new = _arrays(variables), compute()
-        with _exclusive(variables):
+        with exclusive({variable._store for variable in variables}):
             if any(x is not y for x, y in zip(before, _arrays(variables), strict=True)):
                 new = compute()  # another thread has written a variable since
             cells: dict[Any, Cell] = {}
@@ -286,16 +287,6 @@ def _untraced() -> contextlib.AbstractContextManager[Any]:
 def _arrays(variables: Sequence[Variable]) -> list[Any]:
     """The arrays of variables, to see whether they have been replaced."""
     return [variable._store.arrays[variable._place] for variable in variables]
-
-
-@contextlib.contextmanager
-def _exclusive(variables: Sequence[Variable]) -> Iterator[None]:
-    """A `with` block in which no other thread reads or writes the stores of these variables."""
-    stores = {variable._store for variable in variables}
-    with contextlib.ExitStack() as locked:
-        for store in sorted(stores, key=lambda store: store.number):
-            locked.enter_context(store.exclusive())
-        yield
 
 
 def _holds_tracer(cell: Cell) -> bool:

@@ -19,19 +19,19 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, final
 
 import jax.numpy as jnp
 
-from replicax._native import Lock
+from replicax._native import Lock, hold
 from replicax.errors import ContextError
 
 if TYPE_CHECKING:
     from replicax.variables._frames import Cell
     from replicax.variables._layout import Layout
 
-__all__ = ["Places", "Store"]
+__all__ = ["Places", "Store", "exclusive"]
 
 _LOCK_SECONDS = 60
 _numbers = itertools.count()
@@ -107,23 +107,23 @@ class Store:
             self.views.pop(place, None)
             self.arrays[place] = array
 
-    @contextlib.contextmanager
-    def exclusive(self) -> Iterator[None]:
+    def exclusive(self) -> contextlib.AbstractContextManager[None]:
         """A `with` block in which no other thread reads or writes these variables."""
-        while not self.lock.acquire(timeout=_LOCK_SECONDS):
-            if self.may_take_long:
-                continue
+        return hold((self.lock,), _LOCK_SECONDS, self._late, self.complete)
+
+    def _late(self) -> None:
+        """Called when the lock could not be acquired for a while."""
+        if not self.may_take_long:
             raise ContextError(
                 f"A variable could not be accessed for {_LOCK_SECONDS} seconds, because a compiled step is "
                 "running in another thread. A host callback (jax.pure_callback, io_callback) in a step "
                 "must not read or write variables: pass it values as arguments."
             )
-        try:
-            if self.unfinished is not None:
-                self.unfinished()
-            yield
-        finally:
-            self.lock.release()
+
+    def complete(self) -> None:
+        """Complete a step that an exception interrupted. The caller holds the lock."""
+        if self.unfinished is not None:
+            self.unfinished()
 
     def compact(self) -> None:
         """Move arrays into gaps between others, so that a device's free memory is one block."""
@@ -139,6 +139,21 @@ class Store:
         for place in self.views.keys() & places:
             self.arrays[place] = jnp.copy(self.arrays[place])
             del self.views[place]
+
+
+def exclusive(stores: Iterable[Store]) -> contextlib.AbstractContextManager[None]:
+    """A `with` block in which no other thread reads or writes the variables of these stores."""
+    ordered = sorted(stores, key=lambda store: store.number)
+
+    def late() -> None:
+        for store in ordered:
+            store._late()
+
+    def ready() -> None:
+        for store in ordered:
+            store.complete()
+
+    return hold(tuple(store.lock for store in ordered), _LOCK_SECONDS, late, ready)
 
 
 def _address(array: Any) -> int:
