@@ -18,6 +18,7 @@ view stays valid.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, final
@@ -112,13 +113,7 @@ class Store:
         return hold((self.lock,), _LOCK_SECONDS, self._late, self.complete)
 
     def _late(self) -> None:
-        """Called when the lock could not be acquired for a while."""
-        if not self.may_take_long:
-            raise ContextError(
-                f"A variable could not be accessed for {_LOCK_SECONDS} seconds, because a compiled step is "
-                "running in another thread. A host callback (jax.pure_callback, io_callback) in a step "
-                "must not read or write variables: pass it values as arguments."
-            )
+        _refuse_unless_slow([self])
 
     def complete(self) -> None:
         """Complete a step that an exception interrupted. The caller holds the lock."""
@@ -145,15 +140,22 @@ def exclusive(stores: Iterable[Store]) -> contextlib.AbstractContextManager[None
     """A `with` block in which no other thread reads or writes the variables of these stores."""
     ordered = sorted(stores, key=lambda store: store.number)
 
-    def late() -> None:
-        for store in ordered:
-            store._late()
-
     def ready() -> None:
         for store in ordered:
             store.complete()
 
+    late = functools.partial(_refuse_unless_slow, ordered)
     return hold(tuple(store.lock for store in ordered), _LOCK_SECONDS, late, ready)
+
+
+def _refuse_unless_slow(stores: Sequence[Store]) -> None:
+    """Called when a lock of `stores` could not be acquired for a while."""
+    if not any(store.may_take_long for store in stores):
+        raise ContextError(
+            f"A variable could not be accessed for {_LOCK_SECONDS} seconds, because a compiled step is "
+            "running in another thread. A host callback (jax.pure_callback, io_callback) in a step "
+            "must not read or write variables: pass it values as arguments."
+        )
 
 
 def _address(array: Any) -> int:
