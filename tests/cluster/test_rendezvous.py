@@ -76,10 +76,19 @@ def test_who_times_out_later_does_not_blame_who_did_first():
 
 def test_two_workers_with_one_rank_are_named_at_once():
     with hub(["a", "b", "c"]) as address:
-        errors = meet(address, ["a", "b", "c"], [0, 1, 1])
+        host, port = address.split(":")
+        connection = Connection(socket.create_connection((host, int(port))))
+        connection.send({"rank": 0, "tasks": ["a", "b", "c"], "pid": 1, "host": "h"})
+        while {"kind": "present", "ranks": [0]} not in connection.receive(30):
+            pass
+        errors = meet(address, ["a", "b", "c"], [1, 1])
+        while not (refused := [m for m in connection.receive(30) if m["kind"] == "refused"]):
+            pass
+        connection.close()
     assert all(isinstance(error, ClusterError) for error in errors)
-    assert all("Two processes claim to be rank 1 (b)" in str(error) for error in errors)
-    assert str(os.getpid()) in str(errors[0])
+    for reason in [refused[0]["reason"], *map(str, errors)]:
+        assert "Two processes claim to be rank 1 (b)" in reason
+        assert str(os.getpid()) in reason
 
 
 def test_different_clusters_are_named_at_once():

@@ -102,10 +102,13 @@ class _Synchronous(keras.callbacks.Callback):
 
 @contextlib.contextmanager
 def _interrupted_after(seconds):
-    """SIGALRM handled like Ctrl-C: `signal.default_int_handler` is Python's own handler of SIGINT."""
+    """SIGALRM handled like Ctrl-C: `signal.default_int_handler` is Python's own handler of SIGINT.
+
+    Python ignores an exception that comes in a finalizer, so there is another one five seconds later.
+    """
     before = signal.signal(signal.SIGALRM, signal.default_int_handler)
     try:
-        signal.setitimer(signal.ITIMER_REAL, seconds)
+        signal.setitimer(signal.ITIMER_REAL, seconds, 5.0)
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -331,6 +334,7 @@ def test_values_that_were_read_stay_valid():
     assert float(value[0]) == float(read[0]) == -2 * _RATE and int(count) == 2
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_several_hundred_variables_of_a_megabyte():
     model, layer = _make(num_weights=200, shape=(256, 1024))
     model.fit(_X, _Y, batch_size=4, epochs=1, verbose=0)
