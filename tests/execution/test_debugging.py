@@ -58,3 +58,19 @@ def test_disable_jit_runs_the_step_eagerly(num_replicas):
     assert seen == [1.0]
     np.testing.assert_array_equal(w.numpy(), np.full(3, 1.0 + num_replicas))
     assert float(step(jnp.ones(3))) == 3.0 * num_replicas
+
+
+def test_checked_steps_take_arrays_from_anywhere():
+    strategy = rx.MirroredStrategy(DEVICES[2])
+    with strategy.scope():
+        v = rx.Variable(jnp.zeros(4), aggregation=SUM)
+    step = rx.function(lambda x: strategy.run(v.assign_add, args=(x,)))
+    drawn = rx.function(lambda key: jax.random.normal(key, (4,)) + v.value)
+    one, key = jnp.ones(4), jax.random.key(0)
+    elsewhere = [jax.devices("cpu")[1], strategy.mesh.replicated, strategy.mesh.sharded]
+    with jax.debug_nans(True):
+        for x in [one, np.ones(4, np.float32), *(jax.device_put(one, place) for place in elsewhere)] * 2:
+            step(x)
+        for _ in range(2):
+            drawn(key), drawn(strategy.mesh.replicate(key))
+    np.testing.assert_array_equal(v.value, [20.0] * 4)

@@ -102,7 +102,7 @@ class CompiledStep:
         self._is_compiled = False
         self.program: jax.stages.Compiled | None = None
         """The program, once it has been compiled."""
-        self._checked: jax.stages.Compiled | None = None
+        self._checked: dict[Any, jax.stages.Compiled] = {}  # without donation, by placement
         self._between: BetweenProcesses | None = None
         if found.mesh is not None and not found.mesh.is_local:
             self._between = BetweenProcesses(found.mesh, fn)
@@ -469,19 +469,24 @@ class CompiledStep:
 
     def _not_donating(self, arguments: list[Any]) -> jax.stages.Compiled:
         """The program without donation, compiled while the stores are not locked."""
-        compiled = self._checked
-        if compiled is None:
-            with self._state.lock:
-                read, written = self._state.take()
+        with self._state.lock:
+            read, written = self._state.take()
+        placement = tuple(map(_committed_to, (*read, *written, *arguments)))
+        if placement not in self._checked:
             with without_debugging():
-                compiled = self._checked = self._jit().lower(read, written, *arguments).compile()
-        return compiled
+                self._checked[placement] = self._jit().lower(read, written, *arguments).compile()
+        return self._checked[placement]
 
 
 def _divided(items: Sequence[Any], count: int) -> list[list[Any]]:
     """`items` in `count` parts of equal length, one for each call."""
     size = len(items) // count
     return [list(items[i * size : (i + 1) * size]) for i in range(count)]
+
+
+def _committed_to(leaf: Any) -> Any:
+    """The sharding of an array that JAX may not move; None for others."""
+    return leaf.sharding if isinstance(leaf, jax.Array) and leaf.committed else None
 
 
 def _is_traced(leaf: Any) -> bool:
