@@ -8,6 +8,7 @@ import importlib
 import traceback
 
 import jax
+from tests import quick_jax
 
 import replicax as rx
 from replicax.cluster import exchange_between_processes
@@ -41,6 +42,7 @@ def cases_of(modules, *, depending_on=None):
 
 def run_cases(names):
     """In a worker: run the cases, one after the other; returns the traceback of each that failed."""
+    quick_jax.install()
     strategy = rx.MultiWorkerMirroredStrategy()
     failures = {}
     for number, name in enumerate(names):

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from tests import quick_jax
 from tests.environment import xla_flags
 
 import replicax as rx
@@ -97,6 +98,7 @@ def train(strategy, dataset, compiled):
 
 def on_workers(cases):
     """The numbers of each case, and the batches of all workers together."""
+    quick_jax.install()
     strategy = rx.MultiWorkerMirroredStrategy()
     return {
         (name, compiled): train(strategy, DATASETS[name](strategy), compiled) for name, compiled in cases
