@@ -4,7 +4,8 @@
 # Another Python: `make clean && make test PYTHON=python3.12`. One test: `.venv/bin/pytest tests/test_types.py`.
 
 PYTHON ?= python3
-WORKERS ?= 2
+# On two cores, three are faster than two: some tests wait, for workers or disks.
+WORKERS ?= 3
 
 # Compiling takes half of the time of the tests, so ask XLA to optimize less, also in most programs that the tests
 # start. `make test TEST_XLA_FLAGS=` compiles everything as a user's programs are compiled.

@@ -54,12 +54,8 @@ def pytest_collection_modifyitems(config, items):
         items[:] = [item for item in items if not item.get_closest_marker("long")]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _garbage_of_this_module_only():
-    """Garbage collections leave out the collected tests, and what other modules left in caches.
-
-    With those they take a tenth of the time of all tests.
-    """
+def pytest_collection_finish(session):
+    """Keep the thousands of collected tests out of every later garbage collection."""
     gc.collect()
     gc.freeze()
 

@@ -11,6 +11,8 @@ import pytest
 
 import replicax as rx
 
+NUM_INTERRUPTS = 20
+
 
 class Interrupt(BaseException):
     """What the signal handler raises."""
@@ -65,13 +67,13 @@ def test_an_interrupted_save_leaves_a_manager_that_saves(asynchronous, interrupt
             step()
             manager.save()
 
-    for _ in range(30):
+    for _ in range(NUM_INTERRUPTS):
         num_interrupted += interrupts(train, chance.random() * 0.1 + 1e-4)
         manager.save()  # as in an exception handler
         manager.wait()
     manager.close()
-    assert num_interrupted == 30
-    assert len(manager.checkpoints) >= 30
+    assert num_interrupted == NUM_INTERRUPTS
+    assert len(manager.checkpoints) >= NUM_INTERRUPTS
     newest = float(w.read_value()[0])
     found = []
     for number in manager.checkpoints:

@@ -11,6 +11,7 @@ from tests.checkpoint.helpers import MEAN, ON_READ, SUM, mirrored
 import replicax as rx
 
 NUM_VARIABLES = 200
+NUM_SAVES = 4
 
 
 @contextlib.contextmanager
@@ -49,13 +50,13 @@ def test_a_checkpoint_saved_while_another_thread_trains_is_of_one_step(strategy,
     step()
     checkpoint = rx.Checkpoint(variables=variables)
     with training(step), rx.CheckpointManager(checkpoint, tmp_path, max_to_keep=None) as manager:
-        for _ in range(6):
+        for _ in range(NUM_SAVES):
             manager.save()
     found = []
     for number in manager.checkpoints:
         manager.restore(number).assert_consumed()
         found.append({float(x) for v in variables for x in np.asarray(v.read_value())})
-    assert [len(numbers) for numbers in found] == [1] * 6, found
+    assert [len(numbers) for numbers in found] == [1] * NUM_SAVES, found
     assert len(set.union(*found)) > 1, "the other thread made no step"
 
 

@@ -117,7 +117,7 @@ def _interrupted_after(seconds):
 
 # An exception that comes while Python runs a finalizer is reported, and ignored, by Python itself.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("wanted", [20, pytest.param(200, marks=pytest.mark.long)])
+@pytest.mark.parametrize("wanted", [12, pytest.param(200, marks=pytest.mark.long)])
 @pytest.mark.parametrize("kind", ["fit", "fit in groups", "evaluate", "predict", "train_on_batch"])
 def test_at_random_times(kind, wanted):
     model, layer = _make()

@@ -5,6 +5,7 @@ import importlib.metadata
 import logging
 import os
 import pkgutil
+import shutil
 import subprocess
 import sys
 import types
@@ -15,6 +16,7 @@ import pytest
 
 import replicax as rx
 import replicax.tf as tf
+from replicax.checkpoint import Store
 
 DEVICES = ["CPU:0", "CPU:1"]
 
@@ -259,6 +261,20 @@ def test_the_version_is_that_of_replicax():
 
 
 # tf.train.
+
+
+def test_the_newest_checkpoint_is_found_while_an_older_one_is_deleted(tmp_path, monkeypatch):
+    checkpoint = tf.train.Checkpoint(v=tf.Variable(1.0))
+    old, new = (checkpoint.save(tmp_path / "ckpt") for _ in range(2))
+    find = Store.others
+
+    def find_and_delete(store):
+        found = find(store)
+        shutil.rmtree(old)
+        return found
+
+    monkeypatch.setattr(Store, "others", find_and_delete)
+    assert tf.train.latest_checkpoint(tmp_path) == new
 
 
 def test_checkpoints_are_numbered_after_their_prefix(tmp_path):

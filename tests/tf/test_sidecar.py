@@ -73,6 +73,32 @@ def test_a_checkpoint_that_is_written_again_is_evaluated_again(data, tmp_path):
     assert not thread.is_alive() and len(evaluator.results) == 3
 
 
+def test_a_checkpoint_that_is_deleted_while_it_is_read_is_left_out(data, tmp_path, monkeypatch):
+    model = make_model()
+    evaluator = tf.keras.utils.SidecarEvaluator(model, data, tmp_path, max_evaluations=2)
+    first, second = (tmp_path / f"ckpt-{i}.weights.h5" for i in (1, 2))
+    model.save_weights(first)
+    load = model.load_weights
+
+    def load_slowly(path):
+        if path == first:
+            first.unlink()
+            model.save_weights(second)
+            raise OSError("truncated file")
+        load(path)
+
+    monkeypatch.setattr(model, "load_weights", load_slowly)
+    evaluator.start()
+    assert len(evaluator.results) == 1
+
+
+def test_a_damaged_checkpoint_is_an_error(data, tmp_path):
+    (tmp_path / "ckpt-1.weights.h5").write_bytes(b"damaged")
+    evaluator = tf.keras.utils.SidecarEvaluator(make_model(), data, tmp_path)
+    with pytest.raises(OSError, match="signature"):
+        evaluator.start()
+
+
 def test_a_model_must_be_compiled(tmp_path):
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     with pytest.raises(ValueError, match=r"call `model.compile"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import pathlib
@@ -40,11 +41,13 @@ def _check_filename(latest_filename: Any) -> None:
 
 def _checkpoints(folder: pathlib.Path) -> list[tuple[int, int, str]]:
     """Time, number and path of the numbered checkpoints in a folder."""
-    paths = [folder / name for name in Store(folder).others()]
-    named = [(path, re.fullmatch(r"(?:.*-)?(\d+)", path.name)) for path in paths]
-    return sorted(
-        (path.stat().st_mtime_ns, int(match[1]), str(path)) for path, match in named if match is not None
-    )
+    found = []
+    for path in (folder / name for name in Store(folder).others()):
+        if (match := re.fullmatch(r"(?:.*-)?(\d+)", path.name)) is None:
+            continue
+        with contextlib.suppress(FileNotFoundError):  # deleted by the program that saves
+            found.append((path.stat().st_mtime_ns, int(match[1]), str(path)))
+    return sorted(found)
 
 
 def latest_checkpoint(checkpoint_dir: str | os.PathLike[str], latest_filename: Any = None) -> str | None:

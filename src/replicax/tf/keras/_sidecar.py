@@ -103,7 +103,9 @@ class SidecarEvaluator:
                 self._model.load_weights(path)
             else:
                 Checkpoint(model=self._model).restore(os.fspath(path)).expect_partial()
-        except FileNotFoundError:
+        except Exception:
+            if path.exists():
+                raise
             _logger.info("%s was deleted before it could be evaluated.", path.name)
             return False
         return True
