@@ -1,6 +1,6 @@
 """Values that live on several replicas, and how structures of them are merged and split."""
 
-from replicax.values._arrays import free, is_array, is_number, on_first_replica, pad_to
+from replicax.values._arrays import copied, free, is_array, is_number, on_first_replica, owned, pad_to
 from replicax.values._distributed import DistributedValues, Leaf
 from replicax.values._equal import mirror_equal, remember_derived, remember_equal
 from replicax.values._host_array import HostArray
@@ -50,6 +50,7 @@ __all__ = [
     "batch_numbers",
     "check_signature",
     "converted",
+    "copied",
     "find_masks",
     "flatten",
     "free",
@@ -61,6 +62,7 @@ __all__ = [
     "mirror_equal",
     "num_rows",
     "on_first_replica",
+    "owned",
     "pad_to",
     "regroup",
     "regroup_apart",

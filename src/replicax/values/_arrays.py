@@ -13,7 +13,7 @@ from replicax._jax import is_tracer, uncommitted
 from replicax._recording import followed
 from replicax.topology import ReplicaMesh, is_key
 
-__all__ = ["pad_to", "free", "is_array", "is_number", "on_first_replica", "undivided"]
+__all__ = ["copied", "pad_to", "free", "is_array", "is_number", "on_first_replica", "owned", "undivided"]
 
 
 def is_array(value: Any) -> bool:
@@ -26,6 +26,22 @@ def is_array(value: Any) -> bool:
 def is_number(value: Any) -> bool:
     """Whether `value` is an array or a Python number."""
     return is_array(value) or isinstance(value, bool | int | float | complex)
+
+
+def owned(array: np.ndarray, dtype: Any = None) -> jax.Array:
+    """NumPy's array in JAX, as a copy: JAX may alias the memory, and the caller may change it.
+
+    Unlike `jnp.array`, this does not compile a program for every shape.
+    """
+    dtype = jax.dtypes.canonicalize_dtype(array.dtype if dtype is None else dtype)
+    return jnp.asarray(np.array(array, dtype), dtype)
+
+
+def copied(array: jax.Array) -> jax.Array:
+    """A copy on the same devices. Unlike `jnp.copy`, this does not compile a program for every shape."""
+    if not array.is_fully_addressable:
+        return jnp.copy(array)  # `device_put` would return the array itself
+    return jax.device_put(array, may_alias=False)
 
 
 def free(value: Any) -> Any:

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -21,7 +22,7 @@ from replicax.types import (
     VariableAggregation,
     VariableSynchronization,
 )
-from replicax.values import Mirrored, PerReplica, TensorShape, is_number
+from replicax.values import Mirrored, PerReplica, TensorShape, is_number, owned
 from replicax.variables._frames import current_frame
 from replicax.variables._partition import checked_parts
 from replicax.variables._readable import Readable
@@ -169,9 +170,11 @@ def _initial_array(initial_value: Any, dtype: Any) -> Any:
         )
     try:
         array = value if is_number(value) else np.asarray(value, dtype)
-        # Copy: JAX may alias NumPy memory, and the caller may change it later.
-        make = jnp.array if isinstance(array, np.ndarray) else jnp.asarray
-        return make(array, dtype or jnp.result_type(array))
+        dtype = dtype or jnp.result_type(array)
+        # JAX itself warns that it makes 64 bits 32.
+        if isinstance(array, np.ndarray) and jax.dtypes.canonicalize_dtype(dtype) == np.dtype(dtype):
+            return owned(array, dtype)
+        return jnp.asarray(array, dtype)
     except TypeError as error:
         raise VariableError(
             f"The initial value of a variable must be an array or convert to one, got {value!r}."

@@ -26,7 +26,7 @@ from replicax._jax import is_tracer
 from replicax.collectives import Communicator, Spread, spread
 from replicax.contexts import current
 from replicax.topology import ReplicaMesh
-from replicax.values import Mirrored, PerReplica, free
+from replicax.values import Mirrored, PerReplica, copied, free
 from replicax.variables._frames import Cell
 from replicax.variables._spec import VariableSpec
 from replicax.variables._writes import Write
@@ -87,7 +87,7 @@ class Layout(abc.ABC):
 
     def initial(self, spec: VariableSpec, value: Any) -> Any:
         """The array of a new variable; None if this process has none yet."""
-        return jnp.copy(self.place(value))
+        return copied(self.place(value))  # steps donate it
 
     def array_shape(self, spec: VariableSpec) -> tuple[int, ...]:
         """The shape of the array."""

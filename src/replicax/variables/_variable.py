@@ -27,7 +27,7 @@ from replicax.types import (
     VariableAggregation,
     VariableSynchronization,
 )
-from replicax.values import IndexedSlices, Mirrored, PerReplica, TensorShape, is_number
+from replicax.values import IndexedSlices, Mirrored, PerReplica, TensorShape, copied, is_number, owned
 from replicax.variables._aggregation import aggregate, check_same_method
 from replicax.variables._copy import VariableCopy
 from replicax.variables._frames import Cell, RecordingFrame
@@ -304,7 +304,7 @@ class Variable(HasRows):
             )
         if self._layout.servers is not None:
             spec = self._spec
-            memo[id(self)] = copied = self._strategy.create_variable(
+            memo[id(self)] = new = self._strategy.create_variable(
                 array,
                 spec.trainable,
                 spec.name,
@@ -314,9 +314,9 @@ class Variable(HasRows):
                 None,
                 spec.constraint,
             )
-            return copied
-        memo[id(self)] = copied = self._make(self._spec, self._layout, self._strategy, jnp.copy(array))
-        return copied
+            return new
+        memo[id(self)] = new = self._make(self._spec, self._layout, self._strategy, copied(array))
+        return new
 
     def __copy__(self) -> Variable:
         """Also a new variable: two variables never share their state."""
@@ -552,6 +552,5 @@ def _is_row_number(index: Any) -> bool:
 
 
 def _own(value: Any) -> Any:
-    """Copy NumPy arrays: JAX may alias their memory, and the caller may change it."""
     value = unrecorded(value)
-    return jnp.array(value) if isinstance(value, np.ndarray) else value
+    return owned(value) if isinstance(value, np.ndarray) else value
