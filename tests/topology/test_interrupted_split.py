@@ -4,6 +4,7 @@ import sys
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import replicax as rx
@@ -39,3 +40,30 @@ def test_copies_of_a_replicated_array_whose_shards_were_interrupted():
     array = jax.jit(lambda: jnp.arange(3.0), out_shardings=mesh.replicated)()
     _interrupt_after_the_first_shard(array)
     assert [part.tolist() for part in mesh.split_replicated(array)] == [[0, 1, 2]] * 3
+
+
+@pytest.mark.parametrize(
+    "read",
+    [lambda v, _: v.numpy(), lambda v, _: np.asarray(v), lambda v, folder: saved(v, folder)],
+    ids=["numpy", "asarray", "checkpoint"],
+)
+def test_a_sharded_variable_whose_shards_were_interrupted(read, tmp_path):
+    strategy = rx.ShardedStrategy(["CPU:0", "CPU:1", "CPU:2"], shard="all", min_shard_bytes=1)
+    with strategy.scope():
+        v = rx.Variable(jnp.zeros((6, 2)), aggregation=rx.VariableAggregation.MEAN)
+
+    @rx.function
+    def step():
+        strategy.run(lambda: v.assign_add(jnp.arange(12.0).reshape(6, 2), read_value=False))
+
+    step()
+    _interrupt_after_the_first_shard(v._stored_array())
+    np.testing.assert_array_equal(read(v, tmp_path), np.arange(12.0).reshape(6, 2))
+
+
+def saved(v, folder):
+    """The value that a checkpoint of `v` has."""
+    path = rx.Checkpoint(v=v).save(folder)
+    other = rx.Variable(jnp.zeros((6, 2)))
+    rx.Checkpoint(v=other).restore(path).assert_consumed()
+    return other.numpy()

@@ -14,6 +14,7 @@ from replicax._jax._arrays import (
     put_parts,
     uncommit_outputs,
     uncommitted,
+    with_all_shards,
 )
 from replicax._jax._collectives import wrap_collectives
 from replicax._jax._programs import (
@@ -132,6 +133,7 @@ __all__ = [
     "traces_of",
     "uncommit_outputs",
     "uncommitted",
+    "with_all_shards",
     "unknown",
     "unsupported",
     "use_gloo_at",

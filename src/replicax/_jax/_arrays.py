@@ -24,6 +24,7 @@ __all__ = [
     "put_parts",
     "uncommit_outputs",
     "uncommitted",
+    "with_all_shards",
 ]
 
 ArrayImpl = private("array", "ArrayImpl")
@@ -47,6 +48,17 @@ def put_parts(
 @functools.lru_cache(maxsize=4096)
 def _abstract_array(shape: tuple[int, ...], dtype: Any) -> Any:
     return ShapedArray(shape, dtype)
+
+
+def with_all_shards(array: Any) -> Any:
+    """An array whose shards can be read: `array`, or a copy.
+
+    If JAX is interrupted while it lists the shards of an array, it keeps the incomplete list.
+    """
+    if not isinstance(array, ArrayImpl):
+        return array
+    is_complete = len(array._arrays) == len(array.sharding.addressable_devices)
+    return array if is_complete else jnp.copy(array)
 
 
 def uncommitted(array: Any) -> jax.Array:

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 from jax.sharding import Sharding
 
+from replicax._jax import with_all_shards
 from replicax.checkpoint._boxes import (
     Box,
     assemble,
@@ -87,7 +88,7 @@ def _owners(array: jax.Array, shape: Sequence[int]) -> dict[Box, int]:
 
 def read_piece(array: jax.Array, shape: Sequence[int], box: Box) -> np.ndarray:
     """Copy a box of the value from this process's shards."""
-    shards = {box_of(shard.index, shape): shard.data for shard in array.addressable_shards}
+    shards = {box_of(shard.index, shape): shard.data for shard in with_all_shards(array).addressable_shards}
     parts = [(own, lambda data=data: _on_host(data)) for own, data in shards.items()]
     return assemble(box, array.dtype, parts)
 

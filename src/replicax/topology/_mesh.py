@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
-from replicax._jax import put_parts
+from replicax._jax import put_parts, with_all_shards
 from replicax.topology._cpu import collectives_must_wait
 from replicax.topology._devices import device_name
 
@@ -198,7 +198,7 @@ class ReplicaMesh:
         if isinstance(value, jax.Array) and value.committed and value.sharding == self.replicated:
             return value
         if self.is_local or (isinstance(value, jax.Array) and not value.is_fully_addressable):
-            return jax.device_put(value, self.replicated)
+            return jax.device_put(with_all_shards(value), self.replicated)
         return self.assemble_replicated([value] * len(self.local_replica_ids))
 
     def put(self, value: Any, sharding: Sharding) -> jax.Array:
@@ -260,15 +260,12 @@ class ReplicaMesh:
         return self._split(array, self.replicated)
 
     def _split(self, array: jax.Array, sharding: Sharding) -> tuple[jax.Array, ...]:
+        array = with_all_shards(array)
         if self.num_logical_devices > 1:
             array = jax.device_put(array, sharding)  # eager code may have partitioned it differently
         elif self.is_local and not array.sharding.device_set.issuperset(self.local_devices):
             array = jax.device_put(array, sharding)  # jax.tree.map may have moved it
-        shards = array.addressable_shards
-        if len(shards) < len(array.sharding.addressable_devices):
-            # JAX caches an incomplete list if it is interrupted while it makes the shards.
-            shards = jnp.copy(array).addressable_shards
-        by_device = {next(iter(s.data.devices())): s.data for s in shards}
+        by_device = {next(iter(s.data.devices())): s.data for s in array.addressable_shards}
         return tuple(
             self._join([by_device[d] for d in self.replica_devices[replica]], i)
             for i, replica in enumerate(self.local_replica_ids)
