@@ -622,5 +622,9 @@ def test_iterators_that_are_collected_in_any_thread_leave_no_thread_behind(two):
             del trainer
     finally:
         gc.set_threshold(*threshold)
-        gc.collect()
-    assert wait_until(lambda: set(threading.enumerate()) <= before)
+
+    def have_ended():
+        gc.collect()  # does nothing while another thread collects
+        return set(threading.enumerate()) <= before
+
+    assert wait_until(have_ended), set(threading.enumerate()) - before

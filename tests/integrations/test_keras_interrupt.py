@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 
 import jax.numpy as jnp
 import numpy as np
@@ -142,6 +143,10 @@ def test_at_random_times(kind, wanted):
                 for _ in range(50):
                     run()
         except KeyboardInterrupt:
+            num_interrupted += 1
+        except IndexError as error:
+            # NumPy ignored the interrupt, which left JAX's list of the shards of an output incomplete.
+            assert kind == "predict" and traceback.extract_tb(error.__traceback__)[-1].name == "_value"
             num_interrupted += 1
         steps.append(_check(model, layer))
     assert num_interrupted >= 10
